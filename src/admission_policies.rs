@@ -1,6 +1,6 @@
-//! Whether the admission policies are in force: each policy and its binding exist, with the spec that this version ships.
+//! Checks that the admission policies are in force: each policy and its binding exist, with the spec of this version.
 //!
-//! A policy that is absent hinders nobody, so nothing else would tell.
+//! A missing policy rejects nothing, so only this check reveals it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,22 +18,21 @@ use serde::Serialize;
 use serde_json::Value;
 use tracing::{info, warn};
 
-use crate::cli::{Config, POLICY_PREFIX};
+use crate::cli::{POLICY_PREFIX, RunConfig};
 
 /// Policies and bindings as this version installs them.
 const SHIPPED: &str = include_str!("../deploy/admission_policies.yaml");
 
 /// A policy and its binding, as shipped.
 pub struct Shipped {
-    /// Name of the policy, without what an installation puts before it.
+    /// Name of the policy, without the prefix of the installation.
     pub name: String,
     /// The policy.
     pub policy: ValidatingAdmissionPolicy,
-    /// Its binding.
     pub binding: ValidatingAdmissionPolicyBinding,
 }
 
-/// Returns the name of the binding of the policy of this name.
+/// Returns the name of the policy's binding.
 pub fn binding_name(policy: &str) -> String {
     format!("{policy}binding")
 }
@@ -45,7 +44,7 @@ pub fn policy_name(controller: &str) -> String {
 
 /// Returns every policy and its binding, as this version installs them.
 pub fn shipped() -> Vec<Shipped> {
-    // A test reads the same text, so that this cannot fail.
+    // A test reads the same text, so this cannot fail.
     let objects: Vec<Value> = serde_saphyr::from_multiple(SHIPPED).unwrap_or_default();
     let (policies, bindings): (Vec<_>, Vec<_>) = objects
         .into_iter()
@@ -81,8 +80,8 @@ pub enum PolicyState {
     Unknown(String),
 }
 
-/// Judges a policy and its binding, called by these names. `operator_namespace`: where the account lies that the operator's
-/// policy binds, if that is known.
+/// Compares a policy and its binding, which have these names. `operator_namespace`: namespace of the `ServiceAccount`
+/// that the operator's policy binds, if known.
 pub fn judge(
     shipped: &Shipped,
     name: &str,
@@ -103,19 +102,19 @@ pub fn judge(
         return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicy {name}")));
     }
     let found = binding.spec.as_ref();
-    let wanted = shipped.binding.spec.clone().map(|mut spec| {
+    let expected = shipped.binding.spec.clone().map(|mut spec| {
         spec.policy_name = Some(name.into());
-        if let Some(wanted) = &mut spec.param_ref {
+        if let Some(param) = &mut spec.param_ref {
             let found = found
                 .and_then(|spec| spec.param_ref.clone())
                 .unwrap_or_default();
-            // The account's name is the installation's.
-            wanted.name = found.name.or(wanted.name.take());
-            wanted.namespace = operator_namespace.map(str::to_owned).or(found.namespace);
+            // The installation names the ServiceAccount.
+            param.name = found.name.or(param.name.take());
+            param.namespace = operator_namespace.map(str::to_owned).or(found.namespace);
         }
         spec
     });
-    if !is_as_shipped(wanted.as_ref(), found) {
+    if !is_as_shipped(expected.as_ref(), found) {
         let name = binding.name_any();
         return PolicyState::NotInForce(differs(&format!(
             "ValidatingAdmissionPolicyBinding {name}"
@@ -126,7 +125,7 @@ pub fn judge(
     PolicyState::InForce(since.into_iter().max().flatten())
 }
 
-/// `kubectl apply` leaves fields that somebody else added.
+/// Returns the message about a difference. `kubectl apply` keeps fields that others added.
 fn differs(what: &str) -> String {
     format!(
         "{what} differs from this version's: install it again, and if it still differs, delete it before"
@@ -191,7 +190,7 @@ impl PolicyMetrics {
 }
 
 /// Adds the check to the manager.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     if let Some(prefix) = config.policy_prefix.clone() {
         let check = Check {
             client: manager.client.clone(),
@@ -201,12 +200,12 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             timeout: config.timings.api_timeout,
         };
         let metrics = manager.metrics.register(PolicyMetrics::register);
-        manager.spawn("the check of the admission policies", check.run(metrics));
+        manager.spawn("admission policy check", check.run(metrics));
     }
     Ok(())
 }
 
-/// Where the operator reads its policies.
+/// Check of the admission policies.
 struct Check {
     /// Client for the reads.
     client: Client,
@@ -221,7 +220,7 @@ struct Check {
 }
 
 impl Check {
-    /// Checks the policies at once and then every `period`: logs each state that is new, and shows it as a metric.
+    /// Checks the policies at once and then every `period`: logs each new state, and sets the metric.
     async fn run(self, metrics: PolicyMetrics) {
         let mut known = BTreeMap::new();
         loop {
@@ -290,7 +289,7 @@ mod tests {
 
     const NAME: &str = "a-configmapsync-policy";
 
-    /// What an apiserver returns for what is shipped, with its defaults, and with `change` made.
+    /// Returns the state of the shipped policy with the apiserver's defaults, changed by `change`.
     fn state(change: impl FnOnce(&mut Value, &mut Value)) -> PolicyState {
         let shipped = shipped()
             .into_iter()
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_that_is_installed_is_known() {
+    fn every_installed_policy_is_checked() {
         let installed = SHIPPED
             .matches("\nkind: ValidatingAdmissionPolicy\n")
             .count();
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_with_the_apiservers_defaults_is_in_force_since_the_younger_of_both() {
+    fn policy_with_defaults_is_in_force_since_the_later_creation() {
         assert_eq!(
             state(|_, _| {}),
             PolicyState::InForce(Some("2026-01-02T00:00:00Z".parse().unwrap()))
@@ -346,13 +345,11 @@ mod tests {
     #[case::excluded(|policy: &mut Value, _: &mut Value| policy["spec"]["matchConstraints"]["excludeResourceRules"] = json!([{ "resources": ["*"] }]))]
     #[case::selected(|policy: &mut Value, _: &mut Value| policy["spec"]["matchConstraints"]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } }))]
     #[case::fails_open(|policy: &mut Value, _: &mut Value| policy["spec"]["failurePolicy"] = "Ignore".into())]
-    #[case::rule_gone(|policy: &mut Value, _: &mut Value| { policy["spec"]["validations"].as_array_mut().unwrap().pop(); })]
+    #[case::rule_removed(|policy: &mut Value, _: &mut Value| { policy["spec"]["validations"].as_array_mut().unwrap().pop(); })]
     #[case::warns_only(|_: &mut Value, binding: &mut Value| binding["spec"]["validationActions"] = json!(["Warn"]))]
     #[case::narrowed(|_: &mut Value, binding: &mut Value| binding["spec"]["matchResources"] = json!({ "namespaceSelector": { "matchLabels": { "a": "b" } } }))]
     #[case::binds_another(|_: &mut Value, binding: &mut Value| binding["spec"]["policyName"] = "other".into())]
-    fn a_policy_or_binding_that_differs_is_not_in_force(
-        #[case] change: fn(&mut Value, &mut Value),
-    ) {
+    fn different_policy_or_binding_is_not_in_force(#[case] change: fn(&mut Value, &mut Value)) {
         let state = state(change);
         assert!(
             matches!(&state, PolicyState::NotInForce(problem) if problem.contains("differs")),

@@ -1,6 +1,6 @@
-//! Flags and environment, turned once into a typed [`Config`].
+//! Parses flags and environment variables into a typed [`RunConfig`].
 
-#![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
+#![allow(clippy::doc_markdown)] // --help prints these comments, with backticks unchanged
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -14,24 +14,24 @@ use secrecy::SecretString;
 pub mod commands;
 mod lease;
 mod metrics;
+mod parse;
 mod timings;
-mod value;
 
 pub use commands::ClusterCommand;
 pub use lease::{LEASE, LeaseArgs, OPERATOR_NAMESPACE};
+pub use parse::ListenAddresses;
 pub use timings::Timings;
-pub use value::Listen;
 
 use qm_notify::resolve::Dns;
 use qm_runtime::settings::{LogFormat, LogSettings, Settings};
 
-/// Name of the `ClusterRole` that says what may be tracked, as installed.
+/// Default of `--tracker-role`: the `ClusterRole` for trackable resources, as installed.
 pub const TRACKER_ROLE: &str = "quartermaster-tracker-role";
 
 /// Default prefix of the names of the admission policies.
 pub const POLICY_PREFIX: &str = "quartermaster";
 
-/// The flag that refuses references to other namespaces.
+/// The flag that rejects references to other namespaces.
 pub const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
 
 const AFTER_HELP: &str = "\
@@ -61,13 +61,13 @@ Exit codes: 0 told to stop, and drained; 1 failed or lost the lease; 2 a flag or
 #[derive(Debug, Parser)]
 #[command(name = "quartermaster", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
 impl Cli {
-    /// Reads the arguments of the process. Help and errors name the program as its user runs it.
+    /// Parses the arguments of the process. Help and errors name the program as the user runs it.
     pub fn from_arguments() -> Self {
         let program = commands::Program::default();
         let command = Self::command()
@@ -91,7 +91,7 @@ pub enum Command {
     /// Run the operator until it is told to stop (SIGTERM, Ctrl-C)
     #[command(after_help = RUN_AFTER_HELP)]
     Run(Box<RunArgs>),
-    /// What people ask of a cluster.
+    /// Commands that users run against a cluster.
     #[command(flatten)]
     Cluster(ClusterCommand),
     /// Print the completions of a shell, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
@@ -112,12 +112,12 @@ pub struct RunArgs {
     /// Act only while holding the Lease; needed with two replicas or more
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean, help_heading = "Leader election")]
+        value_parser = parse::Boolean, help_heading = "Leader election")]
     leader_elect: bool,
 
     /// Name of the Lease, in the operator's namespace; installs that share that namespace need one each
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", default_value = LEASE,
-        value_parser = value::lease, help_heading = "Leader election")]
+        value_parser = parse::lease, help_heading = "Leader election")]
     leader_election_id: String,
 
     #[command(flatten)]
@@ -134,12 +134,12 @@ pub struct RunArgs {
 
     /// Namespace that the operator runs in: its Lease is there, and the Secrets that it may share
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE,
-        value_parser = value::namespace)]
+        value_parser = parse::namespace)]
     operator_namespace: String,
 
     /// Act in this namespace only; give it several times, or separate names by commas. Default: every namespace
     #[arg(long = "watch-namespace", env = "QUARTERMASTER_WATCH_NAMESPACE", value_name = "NAMESPACE",
-        value_delimiter = ',', value_parser = value::namespace)]
+        value_delimiter = ',', value_parser = parse::namespace)]
     watch_namespaces: Vec<String>,
 
     /// Kinds to act on: * for all, NAME for one, -NAME to leave one out
@@ -155,17 +155,17 @@ pub struct RunArgs {
 
     /// Name of the ClusterRole that grants what may be tracked; the operator's other permissions do not count
     #[arg(long, env = "QUARTERMASTER_TRACKER_ROLE", value_name = "NAME", default_value = TRACKER_ROLE,
-        value_parser = value::cluster_role)]
+        value_parser = parse::cluster_role)]
     tracker_role: String,
 
     /// A name of this cluster, which then stands in every message
     #[arg(long, env = "QUARTERMASTER_CLUSTER_NAME", value_name = "NAME", default_value = "",
-        hide_default_value = true, value_parser = value::cluster_name)]
+        hide_default_value = true, value_parser = parse::cluster_name)]
     cluster_name: String,
 
     /// Prefix of the names of the admission policies that the operator checks; empty: it checks none
     #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICY_PREFIX", value_name = "PREFIX", default_value = POLICY_PREFIX,
-        value_parser = value::policy_prefix)]
+        value_parser = parse::policy_prefix)]
     admission_policy_prefix: String,
 
     /// Act in a resource's own namespace only: refuse targets, sources and destinations in another one and cluster-scoped
@@ -174,7 +174,7 @@ pub struct RunArgs {
     /// The operator enforces this flag itself and does not rely on admission policies.
     #[arg(long, env = "QUARTERMASTER_NO_CROSS_NAMESPACE_REFS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean)]
+        value_parser = parse::Boolean)]
     no_cross_namespace_refs: bool,
 
     /// Let copies of ConfigMaps be written where Kubernetes itself lives (kube-system and the like), and under names that
@@ -183,7 +183,7 @@ pub struct RunArgs {
     /// Whoever may create a ConfigMapSync can then change what the whole cluster relies on.
     #[arg(long, env = "QUARTERMASTER_ALLOW_PROTECTED_DESTINATIONS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean, help_heading = "Copies")]
+        value_parser = parse::Boolean, help_heading = "Copies")]
     allow_protected_destinations: bool,
 
     /// Base URL of the Telegram Bot API, for those who run a server of their own
@@ -210,19 +210,19 @@ pub struct RunArgs {
     /// Let webhooks go to loopback addresses: for trying it out on one machine
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean, help_heading = "Notifications")]
+        value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_allow_loopback: bool,
 
     /// Network that webhooks must not go to, such as 10.0.0.0/8; may be given several times
     ///
     /// Link-local and metadata addresses are always refused.
     #[arg(long = "webhook-deny-cidr", env = "QUARTERMASTER_WEBHOOK_DENY_CIDR", value_name = "CIDR",
-        value_delimiter = ',', value_parser = value::network, help_heading = "Notifications")]
+        value_delimiter = ',', value_parser = parse::network, help_heading = "Notifications")]
     webhook_deny_cidrs: Vec<IpNet>,
 
     /// Port that webhooks may go to, such as 443; may be given several times. Default: every port
     #[arg(long = "webhook-allow-port", env = "QUARTERMASTER_WEBHOOK_ALLOW_PORT", value_name = "PORT",
-        value_delimiter = ',', value_parser = value::port, help_heading = "Notifications")]
+        value_delimiter = ',', value_parser = parse::port, help_heading = "Notifications")]
     webhook_allow_ports: Vec<u16>,
 
     /// Quote answers and connection errors of private addresses in status and Events, and of every address behind a proxy
@@ -230,7 +230,7 @@ pub struct RunArgs {
     /// Authors of ContactPoints can then read the beginning of answers from inside the cluster.
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_QUOTE_PRIVATE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean, help_heading = "Notifications")]
+        value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_quote_private: bool,
 
     /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram and AWS)
@@ -275,7 +275,7 @@ pub struct RunArgs {
 
     /// error, warn, info, debug, trace, or directives such as info,qm_notify=debug
     #[arg(long, env = "QUARTERMASTER_LOG_LEVEL", value_name = "LEVEL", default_value = "info",
-        value_parser = value::log_level, help_heading = "Logs")]
+        value_parser = parse::log_level, help_heading = "Logs")]
     log_level: String,
 
     /// How log lines look
@@ -306,7 +306,7 @@ pub struct RunArgs {
     timings: Timings,
 }
 
-/// Which contact points may use a Secret of the operator's namespace when their own namespace has none of that name.
+/// Contact points that may use a Secret of the operator's namespace if their own namespace has none with that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharedSecrets {
     /// Telegram ones: their token goes to the configured Bot API alone
@@ -328,79 +328,79 @@ enum LogFormatArg {
     Json,
 }
 
-/// All that `run` needs to know, checked.
+/// Configuration of `run`, checked.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct RunConfig {
     /// Settings of the runtime.
     pub runtime: Settings,
-    /// Where `/metrics` is served; empty: nowhere.
-    pub metrics: Listen,
-    /// Where `/livez` and `/readyz` are served; empty: nowhere.
-    pub probes: Listen,
-    /// Prefix of the names of the admission policies; none: the operator checks none.
+    /// Addresses of `/metrics`; empty if it is off.
+    pub metrics: ListenAddresses,
+    /// Addresses of `/livez` and `/readyz`; empty if they are off.
+    pub probes: ListenAddresses,
+    /// Prefix of the names of the admission policies; `None` checks none.
     pub policy_prefix: Option<String>,
-    /// Refuse references to other namespaces.
+    /// Whether to reject references to other namespaces.
     pub no_cross_namespace_refs: bool,
-    /// Name of the `ClusterRole` that says what may be tracked.
+    /// Name of the `ClusterRole` that grants trackable resources.
     pub tracker_role: String,
-    /// A line in every message.
+    /// Name of the cluster, a line in every message.
     pub cluster_name: Option<String>,
-    /// Copies may be written where Kubernetes itself lives.
+    /// Whether copies may go to the namespaces of Kubernetes itself.
     pub protected_destinations: bool,
-    /// What is sent, and where to.
-    pub notifications: Notifications,
-    /// What is logged, and how.
+    /// Settings of notifications.
+    pub notifications: NotificationConfig,
+    /// Settings of logs.
     pub log: LogSettings,
-    /// Every time.
+    /// Intervals and limits.
     pub timings: Timings,
 }
 
-/// The operator's settings for what it sends.
+/// Settings of notifications.
 #[derive(Clone, Debug)]
-pub struct Notifications {
-    /// Base of the Bot API, without a slash at its end.
+pub struct NotificationConfig {
+    /// Base URL of the Bot API, without a trailing slash.
     pub telegram_api_url: String,
-    /// Who may use a Secret of the operator's namespace.
+    /// Contact points that may use a Secret of the operator's namespace.
     pub shared_secrets: SharedSecrets,
-    /// Webhooks may go to loopback addresses.
+    /// Whether webhooks may go to loopback addresses.
     pub allow_loopback: bool,
-    /// Webhooks must not go here.
+    /// Networks that webhooks must not go to.
     pub deny: Vec<IpNet>,
-    /// Ports that webhooks may go to; empty: every one.
+    /// Ports that webhooks may go to; empty allows every port.
     pub allow_ports: Vec<u16>,
     /// The operator's own addresses, which no webhook may go to.
     pub own_addresses: Vec<IpAddr>,
-    /// Messages quote answers of private addresses.
+    /// Whether messages may quote answers of private addresses.
     pub quote_private: bool,
-    /// Webhooks go through this proxy; its URL may hold a password.
+    /// Proxy of webhooks; its URL may contain a password.
     pub webhook_proxy: Option<SecretString>,
     /// DNS settings for webhook names.
     pub dns: Dns,
 }
 
 impl RunArgs {
-    /// Checks what clap alone cannot, given the kinds that there are.
+    /// Checks the flags beyond clap's rules; `kinds` are the existing kinds.
     ///
     /// # Errors
-    /// A clap error (exit code 2) whose words say what to write instead.
-    pub fn config(self, kinds: &[&'static str]) -> Result<Config, clap::Error> {
-        self.checked(kinds).map_err(|words| {
+    /// Returns a clap error (exit code 2) that says what to write instead.
+    pub fn config(self, kinds: &[&'static str]) -> Result<RunConfig, clap::Error> {
+        self.checked(kinds).map_err(|message| {
             let mut program = Cli::command();
             program.build();
             let run = program.find_subcommand("run").cloned();
             run.unwrap_or(program)
-                .error(ErrorKind::ValueValidation, words)
+                .error(ErrorKind::ValueValidation, message)
         })
     }
 
-    fn checked(self, kinds: &[&'static str]) -> Result<Config, String> {
+    fn checked(self, kinds: &[&'static str]) -> Result<RunConfig, String> {
         use secrecy::ExposeSecret;
 
         self.timings.check()?;
-        // clap would repeat a refused value in its error, so values that may hold a password are checked here.
+        // clap would repeat a rejected value in its error, so values that may contain a password are checked here.
         let webhook_proxy = match self.webhook_proxy.as_ref().map(SecretString::expose_secret) {
             None | Some("") => None,
-            Some(url) => Some(SecretString::from(value::webhook_proxy(url)?)),
+            Some(url) => Some(SecretString::from(parse::webhook_proxy(url)?)),
         };
         let not_empty = |text: &String| !text.is_empty();
         if self.operator_namespace.is_empty() {
@@ -408,7 +408,7 @@ impl RunArgs {
                 "--operator-namespace: write the namespace that the operator runs in".into(),
             );
         }
-        Ok(Config {
+        Ok(RunConfig {
             runtime: Settings {
                 program: crate::PROGRAM,
                 leader_elect: self.leader_elect,
@@ -420,20 +420,20 @@ impl RunArgs {
                     .into_iter()
                     .filter(not_empty)
                     .collect(),
-                controllers: Some(value::controllers(&self.controllers, kinds)?),
+                controllers: Some(parse::controllers(&self.controllers, kinds)?),
                 metrics_certificate: self.metrics.certificate()?,
                 timings: self.timings.runtime(),
             },
             metrics: self.metrics.listen()?,
-            probes: value::listen(&self.health_probe_bind_address)
+            probes: parse::listen(&self.health_probe_bind_address)
                 .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
             tracker_role: self.tracker_role,
             cluster_name: Some(self.cluster_name).filter(not_empty),
             policy_prefix: Some(self.admission_policy_prefix).filter(not_empty),
             no_cross_namespace_refs: self.no_cross_namespace_refs,
             protected_destinations: self.allow_protected_destinations,
-            notifications: Notifications {
-                telegram_api_url: value::telegram_api_url(&self.telegram_api_url)?,
+            notifications: NotificationConfig {
+                telegram_api_url: parse::telegram_api_url(&self.telegram_api_url)?,
                 shared_secrets: if self.no_cross_namespace_refs {
                     SharedSecrets::Off
                 } else {
@@ -442,7 +442,7 @@ impl RunArgs {
                 allow_loopback: self.webhook_allow_loopback,
                 deny: self.webhook_deny_cidrs,
                 allow_ports: self.webhook_allow_ports,
-                own_addresses: value::pod_ips(&self.pod_ips)?,
+                own_addresses: parse::pod_ips(&self.pod_ips)?,
                 quote_private: self.webhook_quote_private,
                 webhook_proxy,
                 dns: Dns {

@@ -1,7 +1,6 @@
 //! Quartermaster: one small binary for the everyday chores of a Kubernetes cluster.
 //!
-//! [`registry`] is the list of kinds, [`controllers`] reconciles them, and [`commands`] are run by people beside
-//! the operator.
+//! [`kinds`] lists the kinds, [`controllers`] reconcile them, and users run [`commands`].
 
 use qm_runtime::settings::{Hints, Program};
 
@@ -9,15 +8,16 @@ pub mod admission_policies;
 pub mod cli;
 pub mod commands;
 pub mod controllers;
-pub mod registry;
+pub mod kinds;
+pub mod permissions;
 
-/// Command that installs the CRDs of this version where there are none.
+/// Command that installs this version's CRDs.
 pub const INSTALL_CRDS: &str = "quartermaster crds | kubectl apply --server-side -f -";
-/// Command that replaces existing CRDs by those of this version.
+/// Command that replaces existing CRDs with this version's.
 pub const REPLACE_CRDS: &str =
     "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
 
-/// The program, as the runtime knows it.
+/// Description of the program for the runtime.
 pub const PROGRAM: Program = Program {
     log_targets: &["quartermaster", "qm_"],
     hints: Hints {

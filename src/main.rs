@@ -1,4 +1,4 @@
-//! The program: what is asked for, and how it ended.
+//! The program: runs a subcommand and returns its exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,19 +8,19 @@ use clap::CommandFactory as _;
 use qm_runtime::tasks::Tasks;
 use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, signals, telemetry};
 use quartermaster::PROGRAM;
-use quartermaster::cli::{Cli, Command, Config};
+use quartermaster::cli::{Cli, Command, RunConfig};
 use quartermaster::commands::printer::Printer;
-use quartermaster::{commands, registry};
+use quartermaster::{commands, kinds};
 use tokio::net::TcpListener;
 use tracing::{error, info};
 
-/// The CRDs, after a line on where they come from.
+/// The CRDs, after a line about their source.
 const CRDS: &str = include_str!("../deploy/crd.yaml");
 
 fn main() -> ExitCode {
     match execute(Cli::from_arguments().command) {
         Ok(code) => code,
-        // A pipe that was closed early (`| head`) is no failure. What changes a cluster goes on without it.
+        // A pipe that was closed early (`| head`) is no failure. Commands that change a cluster continue without it.
         Err(error)
             if error
                 .downcast_ref()
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // Nobody is left to tell when standard error is gone.
+            // Nothing is left to report to if standard error is closed.
             let _ = Printer::new(io::stderr(), false)
                 .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
@@ -41,11 +41,11 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
-            let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+            let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             install_tls()?;
-            // Two threads carry the load that this program is made for. Each one more costs memory at rest: glibc
-            // gives every thread that allocates an arena of its own. Stacks cost only what of them is used.
+            // Two threads handle the load. Each further thread costs memory at rest: glibc gives every allocating
+            // thread an arena. Stacks cost only their used part.
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .max_blocking_threads(BLOCKING_THREADS)
@@ -54,7 +54,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             let traces = runtime.block_on(async { telemetry::init(&PROGRAM, &config.log) })?;
             let result = runtime.block_on(run(config));
             traces.shutdown();
-            // A name that is being resolved would hold up the exit.
+            // A blocking name lookup would delay the exit.
             runtime.shutdown_background();
             Ok(match result {
                 Ok(()) => ExitCode::SUCCESS,
@@ -92,11 +92,11 @@ fn install_tls() -> anyhow::Result<()> {
     installed.map_err(|_| anyhow::anyhow!("another TLS provider is installed"))
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(config: RunConfig) -> anyhow::Result<()> {
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new(&PROGRAM);
-    let health = health::Health::new();
+    let health = health::Probes::new();
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
@@ -108,18 +108,18 @@ async fn run(config: Config) -> anyhow::Result<()> {
         )
         .await
         .context("--metrics-secure, --metrics-cert-path")?;
-        tokio::spawn(tasks.guard("the server of /metrics", served(server)));
+        tokio::spawn(tasks.guard("/metrics server", served(server)));
     }
     if !config.probes.is_empty() {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
         tokio::spawn(tasks.guard(
-            "the server of the probes",
+            "probe server",
             served(health::serve(listener, health.clone())),
         ));
     }
-    let Config { runtime, .. } = config.clone();
+    let RunConfig { runtime, .. } = config.clone();
     let start = move |manager: &mut manager::Manager| {
-        registry::START
+        kinds::START
             .iter()
             .try_for_each(|start| start(manager, &config))
     };
@@ -128,7 +128,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
 async fn served(server: impl Future<Output = io::Result<()>>) {
     if let Err(error) = server.await {
-        error!(error = telemetry::causes(&error), "a server broke");
+        error!(error = telemetry::causes(&error), "server failed");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the whole suite used of the rights that we ship: cargo runs this after `tests/it`, whose clusters have left their logs.
+//! Permissions used by the whole suite: cargo runs this after `tests/it`, whose clusters have left their logs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -15,22 +15,22 @@ const NAMESPACE: &str = "quartermaster-system";
 const OPERATOR: &str =
     "system:serviceaccount:quartermaster-system:quartermaster-controller-manager";
 
-/// What is never asked for by a request of its own: the apiserver looks whether it may be while it answers another one, for
+/// Permissions without a request of their own: the apiserver checks them while it answers another request, for
 /// `OwnerReferencesPermissionEnforcement`.
-const LOOKED_FOR: [&str; 4] = [
+const CHECKED_INDIRECTLY: [&str; 4] = [
     "update appservices/finalizers.kosmos.io",
     "update configmapsyncs/finalizers.apps.bixbite.io",
     "update myapps/finalizers.demo.rtfm.co.ua",
     "delete deployments.apps",
 ];
 
-/// The requests of the operator's processes, to whatever cluster of this run, each with whether what is granted may be refused there.
-/// What runs the tests, cargo, was there before the first of them.
+/// The requests of the operator's processes, to whatever cluster of this run, each with whether a granted permission may be
+/// refused there. The process that runs the tests, cargo, started before the first of them.
 static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
     let folder = PathBuf::from(std::env::var_os(audit::KEPT_IN).expect("cargo sets it"));
     let began = usage::started(parent_id()).unwrap();
     let logs = audit::logs(&folder, began).expect("run the whole suite first: make test");
-    let ours = |request: &Request| {
+    let from_operator = |request: &Request| {
         request.subject.user == OPERATOR && request.user_agent.starts_with("quartermaster/")
     };
     let of_log = |log: PathBuf| {
@@ -38,13 +38,13 @@ static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
         audit::kept(&log)
             .unwrap()
             .into_iter()
-            .filter(ours)
+            .filter(from_operator)
             .map(move |request| (request, refuses))
     };
     logs.into_iter().flat_map(of_log).collect()
 });
 
-/// A rule of ours, and where it holds: everywhere, or in one namespace.
+/// A shipped rule, and where it holds: everywhere, or in one namespace.
 struct Rule {
     rule: PolicyRule,
     namespace: Option<&'static str>,
@@ -52,7 +52,7 @@ struct Rule {
 
 /// The rules that grant the operator something.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let ours = [
+    let from_operator = [
         "role",
         "leader_election_role",
         "tracker_targets_role",
@@ -60,7 +60,7 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     ];
     let roles = rbac::objects()
         .into_iter()
-        .filter(|(name, _)| ours.contains(&name.as_str()));
+        .filter(|(name, _)| from_operator.contains(&name.as_str()));
     roles
         .flat_map(|(_, role)| {
             let namespace = (role["kind"] == "Role").then_some(NAMESPACE);
@@ -81,7 +81,7 @@ impl Rule {
             verbs,
             ..
         } = &self.rule;
-        // A rule names a role of ours without the prefix that config/default adds.
+        // A rule names a role without the prefix that config/default adds.
         let unprefixed = subject
             .name
             .strip_prefix("quartermaster-")
@@ -99,21 +99,21 @@ impl Rule {
     }
 }
 
-fn right(subject: &Subject) -> String {
+fn permission(subject: &Subject) -> String {
     format!("{} {}.{}", subject.verb, subject.resource, subject.group)
 }
 
-/// With all that a rule can be about.
+/// Returns verb, resource and all else that a rule can name.
 fn call(subject: &Subject) -> String {
     format!(
         "{} {:?} in namespace {:?}",
-        right(subject),
+        permission(subject),
         subject.name,
         subject.namespace
     )
 }
 
-/// Every verb on every resource that a rule of ours grants the operator.
+/// Returns every verb on every resource that a shipped rule grants the operator.
 fn granted() -> BTreeSet<String> {
     let mut granted = BTreeSet::new();
     for Rule { rule, .. } in &*RULES {
@@ -131,45 +131,47 @@ fn granted() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_right_is_used() {
+fn every_permission_is_used() {
     let used: BTreeSet<_> = REQUESTS
         .iter()
         .filter(|(it, _)| !it.lacked_right)
-        .map(|(it, _)| right(&it.subject))
+        .map(|(it, _)| permission(&it.subject))
         .collect();
     let mut unused: Vec<_> = granted().difference(&used).cloned().collect();
-    // Where the apiserver can, a watch begins with what a list would have (it needs both rights).
-    let is_listed = |right: &str| {
-        right
+    // If the apiserver supports it, a watch starts with the objects of a list (which needs both permissions).
+    let is_listed = |permission: &str| {
+        permission
             .strip_prefix("list ")
             .is_some_and(|it| used.contains(&format!("watch {it}")))
     };
-    unused.retain(|right| !LOOKED_FOR.contains(&right.as_str()) && !is_listed(right));
+    unused.retain(|permission| {
+        !CHECKED_INDIRECTLY.contains(&permission.as_str()) && !is_listed(permission)
+    });
     assert!(
         unused.is_empty(),
         "no test uses these; if not all were run: make test\n{}",
         unused.join("\n")
     );
-    let really = LOOKED_FOR
+    let really = CHECKED_INDIRECTLY
         .iter()
-        .filter(|right| used.contains(**right))
+        .filter(|permission| used.contains(**permission))
         .collect::<Vec<_>>();
     assert!(
         really.is_empty(),
-        "these are asked for after all: {really:?}"
+        "these are requested after all: {really:?}"
     );
 }
 
-/// By verb, resource, namespace and name. No test excuses that.
+/// Compares by verb, resource, namespace and name. No test excuses a failure.
 #[test]
-fn nothing_is_asked_for_that_no_rule_grants() {
-    // What is tracked without a right: a test's own kind, and the pages' example.
+fn every_request_is_granted_by_a_rule() {
+    // Kinds tracked without permission: a test's own, and the pages' example.
     let is_tracked = |subject: &Subject| {
         ["list", "watch"].contains(&&*subject.verb)
             && (subject.group.ends_with("example.com")
-                || right(subject).ends_with(" cronjobs.batch"))
+                || permission(subject).ends_with(" cronjobs.batch"))
     };
-    // Every account may read /readyz and /version by default, except of an apiserver that has not loaded its rules yet.
+    // Every account may read /readyz and /version by default, except from an apiserver that has not loaded its rules yet.
     let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";
     let refused = REQUESTS
         .iter()
@@ -181,13 +183,13 @@ fn nothing_is_asked_for_that_no_rule_grants() {
         .collect();
     assert!(
         in_vain.is_empty(),
-        "no rule of ours grants these: {in_vain:#?}"
+        "no shipped rule grants these: {in_vain:#?}"
     );
 }
 
-/// Where a test takes a right away it says so: `expect_refusals` of the control plane's audit log.
+/// A test that removes a permission declares it: `expect_refusals` of the control plane's audit log.
 #[test]
-fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
+fn granted_request_is_refused_only_after_removal() {
     let refused = REQUESTS
         .iter()
         .filter(|(it, refuses)| it.lacked_right && !refuses)
@@ -198,14 +200,14 @@ fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
         .collect();
     assert!(
         refused.is_empty(),
-        "these rights were there and did not hold: {refused:#?}"
+        "these permissions were granted and did not hold: {refused:#?}"
     );
 }
 
 /// A rule for one object, and one for a namespace, do not grant the same elsewhere.
 #[test]
-fn a_rule_grants_what_it_names_where_it_holds() {
-    let asked = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
+fn rule_grants_named_objects_in_its_scope() {
+    let granted_here = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
         let [verb, resource, group, namespace, name] =
             [verb, resource, group, namespace, name].map(str::to_owned);
         let subject = Subject {
@@ -218,13 +220,14 @@ fn a_rule_grants_what_it_names_where_it_holds() {
         };
         RULES.iter().any(|rule| rule.grants(&subject))
     };
-    let lease =
-        |verb, namespace, name| asked(verb, "leases", "coordination.k8s.io", namespace, name);
+    let lease = |verb, namespace, name| {
+        granted_here(verb, "leases", "coordination.k8s.io", namespace, name)
+    };
     assert!(lease("create", NAMESPACE, "") && lease("update", NAMESPACE, "quartermaster"));
     assert!(!lease("create", "default", "") && !lease("update", "default", "quartermaster"));
     assert!(!lease("update", NAMESPACE, "another") && !lease("delete", NAMESPACE, "quartermaster"));
     let crds = |verb, name| {
-        asked(
+        granted_here(
             verb,
             "customresourcedefinitions",
             "apiextensions.k8s.io",
@@ -238,7 +241,7 @@ fn a_rule_grants_what_it_names_where_it_holds() {
             && !crds("list", "widgets.example.com")
     );
     assert!(
-        asked("get", "secrets", "", "anywhere", "any")
-            && !asked("list", "secrets", "", "anywhere", "")
+        granted_here("get", "secrets", "", "anywhere", "any")
+            && !granted_here("list", "secrets", "", "anywhere", "")
     );
 }

@@ -1,5 +1,5 @@
-//! The floor: a bare watch that posts what it sees at once, without history, retries or a thought. A process of its
-//! own, with the operator's rights, so that all that the operator costs can be seen beside what it costs.
+//! The floor: a bare watch that posts each event at once, without history or retries. A separate process with the
+//! operator's permissions, so that the operator's costs can be compared with it.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use testbed::receiver::Receiver;
 use crate::stage::{FLOOR_PATH, PATIENCE, Stage, index};
 use crate::support::{ACCOUNT, SYSTEM};
 
-/// Given to the process that is the floor, before the receivers' URLs.
+/// Flag of the floor process, before the receivers' URLs.
 pub const FLAG: &str = "--floor";
 
-/// What it says when it has seen what is there.
+/// Output of the floor once it has listed the Deployments.
 const LISTED: &str = "listed";
 
 /// Watches every Deployment and posts its replicas to one of the receivers, until it is killed.
@@ -46,14 +46,14 @@ pub async fn run(receivers: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The process. Killed when dropped.
+/// The floor process, killed when dropped.
 pub struct Floor {
     child: Child,
     _folder: Folder,
 }
 
 impl Floor {
-    /// Starts it; returns when it has listed what is there, and says how long that took.
+    /// Starts the floor, and waits until it has listed the Deployments. Returns how long that took.
     pub async fn start(stage: &Stage) -> Result<(Self, Duration)> {
         let kubeconfig = stage
             .bed
@@ -83,7 +83,6 @@ impl Floor {
         Ok((floor, began.elapsed()))
     }
 
-    /// Its id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -1,10 +1,10 @@
-//! The table, and the arithmetic of its figures.
+//! Table of figures, and their arithmetic.
 
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// One line of the table: one number, what is promised of it, and its floor.
+/// A line of the table: a figure, its promised limit and its floor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Line {
     what: String,
@@ -15,22 +15,22 @@ pub struct Line {
     note: String,
 }
 
-/// What is promised of a number.
+/// Promised limit of a figure.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Must {
-    /// Less than this.
+    /// Less than this limit.
     Below(f64),
-    /// This at the most.
+    /// At most this limit.
     AtMost(f64),
-    /// This at the least.
+    /// At least this limit.
     AtLeast(f64),
 }
 
 impl Line {
-    /// A figure of which nothing is promised yet.
+    /// Creates a figure without a promise.
     pub fn new(what: &str, measured: f64, unit: &str) -> Self {
         let (what, unit) = (what.into(), unit.into());
-        // JSON has no word for what is not a number.
+        // JSON cannot represent NaN.
         let measured = Some(measured).filter(|measured| measured.is_finite());
         Self {
             what,
@@ -42,7 +42,7 @@ impl Line {
         }
     }
 
-    /// A row that could not be measured.
+    /// Creates the line of a row that could not be measured.
     pub fn broken(row: &str) -> Self {
         Self {
             note: "could not be measured".into(),
@@ -50,7 +50,7 @@ impl Line {
         }
     }
 
-    /// It is promised to be less than this.
+    /// Promises a figure below the limit.
     pub fn below(self, limit: f64) -> Self {
         Self {
             must: Some(Must::Below(limit)),
@@ -58,7 +58,7 @@ impl Line {
         }
     }
 
-    /// It is promised to be no more than this.
+    /// Promises a figure of at most the limit.
     pub fn at_most(self, limit: f64) -> Self {
         Self {
             must: Some(Must::AtMost(limit)),
@@ -66,7 +66,7 @@ impl Line {
         }
     }
 
-    /// It is promised to be no less than this.
+    /// Promises a figure of at least the limit.
     pub fn at_least(self, limit: f64) -> Self {
         Self {
             must: Some(Must::AtLeast(limit)),
@@ -74,7 +74,7 @@ impl Line {
         }
     }
 
-    /// What the floor came to, in the same unit.
+    /// Sets the floor, in the same unit.
     pub fn floor(self, floor: f64) -> Self {
         Self {
             floor: Some(floor).filter(|floor| floor.is_finite()),
@@ -82,7 +82,7 @@ impl Line {
         }
     }
 
-    /// What else is good to know.
+    /// Sets the note.
     pub fn note(self, note: impl Into<String>) -> Self {
         Self {
             note: note.into(),
@@ -90,7 +90,7 @@ impl Line {
         }
     }
 
-    /// Whether the promise is broken. What is promised and could not be measured is not kept.
+    /// Returns whether the promise is broken; a promised figure that could not be measured is missed.
     pub fn missed(&self) -> bool {
         match (self.must, self.measured) {
             (None, measured) => measured.is_none(),
@@ -135,7 +135,7 @@ impl Line {
     }
 }
 
-/// Three digits where there is a fraction: more would be noise.
+/// Formats three digits if there is a fraction: more would be noise.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         _ if value.fract() == 0.0 => 0,
@@ -146,7 +146,7 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// The lines as a table in Markdown, aligned for a terminal. Numbers stand at the right.
+/// Formats the lines as a Markdown table, aligned for a terminal, with numbers to the right.
 pub fn table(lines: &[Line]) -> String {
     const TITLES: [&str; 7] = [
         "figure", "promise", "measured", "floor", "ratio", "verdict", "note",
@@ -185,7 +185,7 @@ pub fn table(lines: &[Line]) -> String {
     text
 }
 
-/// Several measurements of one thing, of whatever unit.
+/// Measurements of one figure, in any unit.
 #[derive(Clone, Debug, Default)]
 pub struct Sample(Vec<f64>);
 
@@ -198,17 +198,17 @@ impl FromIterator<f64> for Sample {
 }
 
 impl Sample {
-    /// These and those.
+    /// Joins two samples.
     pub fn and(self, other: Self) -> Self {
         self.0.into_iter().chain(other.0).collect()
     }
 
-    /// How many.
+    /// Returns the number of measurements.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The value that this share of all does not exceed (nearest rank); not a number where there is none.
+    /// Returns the value that this share of all does not exceed (nearest rank); NaN for an empty sample.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -222,23 +222,23 @@ impl Sample {
             .unwrap_or(f64::NAN)
     }
 
-    /// The middle.
+    /// Returns the median.
     pub fn p50(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// What one in a hundred exceeds.
+    /// Returns the 99th percentile.
     pub fn p99(&self) -> f64 {
         self.quantile(0.99)
     }
 
-    /// The greatest.
+    /// Returns the maximum.
     pub fn max(&self) -> f64 {
         self.quantile(1.0)
     }
 
-    /// Each of them, the least first.
-    pub fn words(&self) -> String {
+    /// Lists the measurements in ascending order.
+    pub fn list(&self) -> String {
         let each: Vec<String> = self.0.iter().map(|value| number(*value)).collect();
         each.join(", ")
     }

@@ -1,14 +1,14 @@
-//! `make bench`: every figure that the product promises, measured on a real control plane, beside the floor of this
+//! `make bench`: every figure that the product promises, measured on a real control plane, with the floor of this
 //! machine in the same run.
 //!
 //!     cargo bench                          all rows, about ten minutes
 //!     cargo bench -- latency cpu           these rows
 //!     cargo bench -- --strict              a figure that is missed is a failure
 //!
-//! What is measured is the release build, run as users run it, with its `ServiceAccount`'s rights. Each row is measured
-//! by a process of its own on a control plane of its own (etcd and kube-apiserver alone: nobody else writes). The
-//! targets are Deployments, of which `replicas` is tracked; their changes are merge patches. The floor is a bare watch
-//! that posts at once ([`floor`]), or what a note says. Everything dies with this process.
+//! The release build is measured, run as users run it, with its `ServiceAccount`'s permissions. Each row is measured by
+//! a separate process on a separate control plane (etcd and kube-apiserver alone: no other client writes). The targets
+//! are Deployments, whose `replicas` are tracked; their changes are merge patches. The floor is a bare watch that posts
+//! at once ([`floor`]), or what a note describes. All processes end with this one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ mod support;
 use self::line::Line;
 
 /// The rows, in the order of the table.
-#[rustfmt::skip] // a line for what belongs together
+#[rustfmt::skip] // related rows share a line
 const ROWS: [&str; 15] = [
     "latency", "hang", "costly", "appear", "memory", "failover", "slow", "cpu", "start",
     "copies", "crowd",
@@ -37,12 +37,12 @@ const ROWS: [&str; 15] = [
 
 const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
 
-/// Given before a row's name to the process that measures it.
+/// Flag of the process that measures a row, before the row's name.
 const MEASURE: &str = "--measure";
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // cargo gives `--bench` to whatever it benches with.
+    // cargo passes `--bench` to every bench.
     let args: Vec<String> = std::env::args()
         .skip(1)
         .filter(|arg| arg != "--bench")
@@ -94,7 +94,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Measures the rows that are asked for and prints the table. Whether that is a success.
+/// Measures the requested rows and prints the table. Returns whether all promises were kept.
 async fn all(args: &[String]) -> Result<bool> {
     let strict = args.iter().any(|arg| arg == "--strict");
     let named: Vec<&str> = args
@@ -117,7 +117,7 @@ async fn all(args: &[String]) -> Result<bool> {
         .filter(|row| named.is_empty() || named.contains(row))
     {
         eprintln!("measuring {row} (load average {})", load());
-        match in_a_process_of_its_own(row, &program).await {
+        match in_separate_process(row, &program).await {
             Ok(more) => lines.extend(more),
             Err(error) => {
                 eprintln!("{row}: {error:#}");
@@ -139,7 +139,7 @@ async fn all(args: &[String]) -> Result<bool> {
     Ok(!broken && (missed == 0 || !strict))
 }
 
-/// The program that is shipped. The one that cargo builds for a bench has the features of the tests' dependencies.
+/// Builds the released program. The build of `cargo bench` has the features of the tests' dependencies.
 async fn release_build() -> Result<PathBuf> {
     eprintln!("building the release");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -169,8 +169,8 @@ async fn release_build() -> Result<PathBuf> {
     program.context("cargo names no executable")
 }
 
-/// Its servers die with it, and its memory is no other row's.
-async fn in_a_process_of_its_own(row: &str, program: &Path) -> Result<Vec<Line>> {
+/// Measures a row in a separate process, so that its servers end with it and its memory is separate.
+async fn in_separate_process(row: &str, program: &Path) -> Result<Vec<Line>> {
     let output = Command::new(std::env::current_exe()?)
         .args([MEASURE, row])
         .arg(program)

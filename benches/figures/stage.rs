@@ -21,24 +21,24 @@ use tokio::task::JoinSet;
 use crate::line::Sample;
 use crate::support::{Bed, Operator, Settings};
 
-/// How many contact points the tracked fields are spread over, each with a receiver of its own.
+/// Number of contact points that the tracked fields are spread over, each with a separate receiver.
 pub const POINTS: usize = 5;
-/// How many tracked fields most figures are for.
+/// Number of tracked fields of most figures.
 pub const FIELDS: usize = 1_000;
-/// Changes a second, where they come at a pace.
+/// Changes per second of a paced load.
 pub const RATE: u32 = 50;
-/// How long it is left alone before its memory is read.
+/// Pause before memory is read.
 pub const SETTLE: Duration = Duration::from_secs(5);
-/// How long whatever is waited for may take.
+/// Timeout of every wait.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Path that the floor posts to: the operator's messages go elsewhere.
+/// Path of the floor's posts, which differs from the operator's messages.
 pub const FLOOR_PATH: &str = "/floor";
 
-/// Requests at once while the stage is set, or the load is not paced.
+/// Concurrent requests during preparation, or of a load that is not paced.
 pub const AT_ONCE: usize = 16;
 
-/// The stage.
+/// A control plane with receivers, contact points and tracked fields.
 pub struct Stage {
     pub bed: Bed,
     pub receivers: Vec<Receiver>,
@@ -47,7 +47,7 @@ pub struct Stage {
     arrivals: Arc<Mutex<Arrivals>>,
 }
 
-/// Whose messages.
+/// Sender of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sender {
     Operator,
@@ -60,16 +60,15 @@ type Arrivals = HashMap<(Sender, i32), Instant>;
 /// A change of a field.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// The field's index.
     pub field: usize,
-    /// Its new value, which no other change has.
+    /// The new value, which no other change has.
     pub value: i32,
-    /// When the apiserver acknowledged it.
+    /// When the apiserver acknowledged the change.
     pub acknowledged: Instant,
 }
 
 impl Stage {
-    /// Everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
+    /// Prepares everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         let receivers = (0..POINTS)
@@ -78,7 +77,7 @@ impl Stage {
         let arrivals = Arc::<Mutex<Arrivals>>::default();
         for (index, receiver) in receivers.iter().enumerate() {
             let arrivals = Arc::clone(&arrivals);
-            receiver.on_request(move |request| note(&arrivals, request));
+            receiver.on_request(move |request| record(&arrivals, request));
             bed.webhook(&point(index), &receiver.url()).await;
         }
         let stage = Self {
@@ -92,7 +91,7 @@ impl Stage {
         Ok(Arc::new(stage))
     }
 
-    /// Deployments and `TrackedField`s.
+    /// Adds Deployments and `TrackedField`s.
     pub async fn add_fields(&self, count: usize) {
         self.each(0..count, async |index| {
             let name = name(index);
@@ -104,19 +103,19 @@ impl Stage {
         .await;
     }
 
-    /// Does something for every index, several at once.
+    /// Calls `what` for every index, several at once.
     pub async fn each(&self, indices: impl IntoIterator<Item = usize>, what: impl AsyncFn(usize)) {
         futures::stream::iter(indices)
             .for_each_concurrent(AT_ONCE, |index| what(index))
             .await;
     }
 
-    /// How the release is run: everywhere, with an election, as shipped.
+    /// Returns the settings of the release: the whole cluster, with leader election, as shipped.
     pub fn settings(&self) -> Settings {
         settings(self.program.clone())
     }
 
-    /// An operator that leads and has told of `fields` fields that they are there.
+    /// Starts an operator, and waits until it leads and has reported `fields` fields.
     pub async fn operator(&self, fields: usize) -> Result<Operator> {
         let operator = leading(&self.bed, self.settings()).await?;
         self.delivered(fields).await?;
@@ -124,12 +123,12 @@ impl Stage {
         Ok(operator)
     }
 
-    /// Waits until the history of each of so many fields is there, and all of it delivered.
+    /// Waits until `fields` fields have a history, with every entry delivered.
     pub async fn delivered(&self, fields: usize) -> Result<()> {
         delivered(&self.bed, fields).await
     }
 
-    /// A value that no field had before.
+    /// Returns a value that no field had before.
     pub fn new_value(&self) -> i32 {
         self.value.fetch_add(1, Ordering::Relaxed)
     }
@@ -147,7 +146,7 @@ impl Stage {
         }
     }
 
-    /// `count` changes of `fields` fields in turn, `rate` of them a second.
+    /// Makes `count` changes of `fields` fields in turn, `rate` of them a second.
     pub async fn paced(self: &Arc<Self>, fields: usize, rate: u32, count: usize) -> Vec<Change> {
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut under_way = JoinSet::new();
@@ -159,14 +158,14 @@ impl Stage {
         under_way.join_all().await
     }
 
-    /// `count` changes of `fields` fields in turn, as fast as the apiserver takes them.
+    /// Makes `count` changes of `fields` fields in turn, as fast as the apiserver accepts them.
     pub async fn flood(&self, fields: usize, count: usize) -> Vec<Change> {
         let changes =
             futures::stream::iter((0..fields).cycle().take(count)).map(|index| self.change(index));
         changes.buffer_unordered(AT_ONCE).collect().await
     }
 
-    /// Waits until all the changes have arrived, and says when each did.
+    /// Waits until all changes have arrived. Returns when each did.
     pub async fn arrivals(&self, changes: &[Change], sender: Sender) -> Result<Vec<Instant>> {
         let arrival = |change: &Change| {
             self.arrivals
@@ -188,7 +187,7 @@ impl Stage {
         .await
     }
 
-    /// Milliseconds from the acknowledgement of each change to its arrival, once all have arrived.
+    /// Waits until all changes have arrived. Returns the milliseconds from the acknowledgement of each to its arrival.
     pub async fn latencies(&self, changes: &[Change], sender: Sender) -> Result<Sample> {
         let arrivals = self.arrivals(changes, sender).await?;
         let latency = |(change, at): (&Change, Instant)| milliseconds(change.acknowledged, at);
@@ -202,45 +201,45 @@ impl Stage {
     }
 }
 
-/// Name of a Deployment and of the `TrackedField` on it.
+/// Returns the name of a Deployment and of its `TrackedField`.
 pub fn name(index: usize) -> String {
     format!("{NAME}{index}")
 }
 
-/// The index in such a name.
+/// Returns the index in such a name.
 pub fn index(name: &str) -> usize {
     name.trim_start_matches(NAME).parse().unwrap_or_default()
 }
 
 const NAME: &str = "field-";
 
-/// Name of the contact point of the field with this index.
+/// Returns the name of the contact point of the field with this index.
 pub fn point(index: usize) -> String {
     format!("point-{}", index % POINTS)
 }
 
-/// Waits until the history of each of so many fields is there, and all of it delivered.
+/// Waits until `fields` fields have a history, with every entry delivered.
 pub async fn delivered(bed: &Bed, fields: usize) -> Result<()> {
     let api = bed.api::<TrackedField>();
     until(
         format!("{fields} histories, all delivered"),
         PATIENCE,
         async || {
-            // A list of them all is work for the apiserver: not at every look.
+            // A list of all fields is work for the apiserver, so it is not read every time.
             tokio::time::sleep(Duration::from_millis(200)).await;
             let objects = api.list(&ListParams::default()).await?.items;
             let histories = objects.iter().map(|field| field.history().unwrap());
-            let told = histories
+            let delivered = histories
                 .filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
-            let told = told.count();
-            ensure!(told == fields, "{told} are");
+            let delivered = delivered.count();
+            ensure!(delivered == fields, "{delivered} are");
             Ok(Some(()))
         },
     )
     .await
 }
 
-/// As users run the program, for the whole cluster.
+/// Returns the settings of a user's installation for the whole cluster.
 pub fn settings(program: PathBuf) -> Settings {
     Settings::default()
         .shipped(program)
@@ -256,7 +255,7 @@ pub async fn leading(bed: &Bed, settings: Settings) -> Result<Operator> {
     Ok(operator)
 }
 
-/// Waits until a replica leads. Its log is looked at, because that costs it nothing.
+/// Waits until a replica leads. Reading its log costs the replica nothing.
 pub async fn leads(operator: &Operator) -> Result<()> {
     until("it leads", PATIENCE, async || {
         Ok(says_it_leads(operator).then_some(()))
@@ -264,13 +263,13 @@ pub async fn leads(operator: &Operator) -> Result<()> {
     .await
 }
 
-/// Whether a replica has ever led since it was made.
+/// Returns whether a replica has ever led.
 pub fn says_it_leads(operator: &Operator) -> bool {
     operator.logs().contains("holding the lease")
 }
 
-/// Notes what a message tells: it is about one change, or a digest.
-fn note(arrivals: &Mutex<Arrivals>, request: &Request) {
+/// Records the changes in a message, which is about one change or a digest.
+fn record(arrivals: &Mutex<Arrivals>, request: &Request) {
     let sender = if request.path == FLOOR_PATH {
         Sender::Floor
     } else {
@@ -286,7 +285,7 @@ fn note(arrivals: &Mutex<Arrivals>, request: &Request) {
     }
 }
 
-/// Milliseconds from one thing to another; less than nothing where the other was first.
+/// Returns the milliseconds between two instants; negative if the second was first.
 pub fn milliseconds(from: Instant, to: Instant) -> f64 {
     match to.checked_duration_since(from) {
         Some(later) => later.as_secs_f64() * 1e3,

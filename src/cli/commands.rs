@@ -11,7 +11,7 @@ use kube::core::ApiResource;
 use qm_api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
 
 use super::lease::LeaseArgs;
-use super::value;
+use super::parse;
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON and the message below the table tell why), Delivering (messages are Pending), Suspended,
@@ -170,7 +170,7 @@ pub struct ScopeArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Limit the command to this namespace
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// All namespaces (default)
     #[arg(short = 'A', long, conflicts_with = "namespace")]
@@ -207,7 +207,7 @@ pub struct StatusArgs {
     #[arg(short, long)]
     pub(crate) watch: bool,
     /// Refresh at this interval; requests take at most a tenth of the time
-    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "2s", hide = true)]
+    #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "2s", hide = true)]
     pub(crate) interval: Duration,
 }
 
@@ -220,7 +220,7 @@ pub struct HistoryArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Namespace of the TrackedField; without it, that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// Print a table or JSON
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
@@ -242,7 +242,7 @@ pub struct AdoptArgs {
 
 /// The flags of `uninstall`.
 #[derive(Debug, Args)]
-#[allow(clippy::struct_excessive_bools)] // flags are that
+#[allow(clippy::struct_excessive_bools)] // each is a switch of its own on the command line
 pub struct UninstallArgs {
     #[command(flatten)]
     pub(crate) scope: ScopeArgs,
@@ -269,10 +269,10 @@ pub struct UninstallArgs {
     #[arg(long, conflicts_with = "yes")]
     pub(crate) dry_run: bool,
     /// Stop after this time, whatever is left
-    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "5m")]
+    #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "5m")]
     pub(crate) timeout: Duration,
     /// Stop earlier if nothing has changed for this time, only the operator can go on, and no Lease proves that it runs
-    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "30s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "30s")]
     pub(crate) stalled_after: Duration,
 }
 
@@ -312,7 +312,7 @@ fn parse_adopter(text: &str) -> Result<ResourceArg, String> {
             .or_else(|| parse_kind::<MyIngress>(word));
         Some(ResourceArg {
             kind: kind?,
-            name: value::object(name)?,
+            name: parse::object(name)?,
         })
     });
     named.ok_or_else(|| {
@@ -421,8 +421,8 @@ mod tests {
     #[case(&["uninstall", "-n", "", "--yes"], false)]
     fn arguments_are_checked(#[case] arguments: &[&str], #[case] good: bool) {
         for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {
-            let said = Cli::try_parse_from([&[program], arguments].concat());
-            assert_eq!(said.is_ok(), good, "{said:?}");
+            let parsed = Cli::try_parse_from([&[program], arguments].concat());
+            assert_eq!(parsed.is_ok(), good, "{parsed:?}");
         }
     }
 }

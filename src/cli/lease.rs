@@ -2,13 +2,13 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 
-use super::value;
+use super::parse;
 
-/// Where the operator runs, unless it is said.
+/// Default of `--operator-namespace`.
 pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
-/// The name of its Lease, unless it is said.
+/// Default name of the operator's Lease.
 pub const LEASE: &str = "quartermaster";
 
 /// The operator's Lease.
@@ -22,17 +22,17 @@ pub struct LeaseArgs {
 #[derive(Debug, Args)]
 struct LeaseFlags {
     /// Namespace of the operator and its Lease
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = value::namespace,
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = parse::namespace,
         default_value = OPERATOR_NAMESPACE, help_heading = "Operator")]
     operator_namespace: String,
     /// Name of the operator's Lease
-    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = value::lease,
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = parse::lease,
         default_value = LEASE, help_heading = "Operator")]
     leader_election_id: String,
 }
 
 impl LeaseArgs {
-    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod has it for itself.
+    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod sets it for itself.
     pub fn explicit_namespace(&self) -> Option<&str> {
         Some(self.flags.operator_namespace.as_str())
             .filter(|name| self.explicit_namespace && !name.is_empty())
@@ -45,7 +45,7 @@ impl LeaseArgs {
 
     /// Returns the flags that select this Lease in a printed command; none for the default.
     pub fn flags(&self) -> String {
-        let Key { namespace, .. } = self.key();
+        let ObjectKey { namespace, .. } = self.key();
         let place = if *namespace == *OPERATOR_NAMESPACE {
             String::new()
         } else {
@@ -63,7 +63,7 @@ impl LeaseArgs {
         }
     }
 
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> ObjectKey {
         let LeaseFlags {
             operator_namespace,
             leader_election_id,
@@ -73,7 +73,7 @@ impl LeaseArgs {
         } else {
             operator_namespace
         };
-        Key::new(namespace, leader_election_id)
+        ObjectKey::new(namespace, leader_election_id)
     }
 }
 

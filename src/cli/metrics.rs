@@ -1,11 +1,11 @@
-//! How `/metrics` is served.
+//! Flags of `/metrics`.
 
-#![allow(clippy::doc_markdown)] // as in the flags beside
+#![allow(clippy::doc_markdown)] // --help prints these comments, with backticks unchanged
 
 use clap::{ArgAction, Args};
 use qm_runtime::settings::MetricsCertificate;
 
-use super::value::{self, Listen};
+use super::parse::{self, ListenAddresses};
 
 #[derive(Debug, Args)]
 pub(super) struct MetricsArgs {
@@ -22,7 +22,7 @@ pub(super) struct MetricsArgs {
     /// ClusterRole metrics-reader
     #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = value::Boolean)]
+        value_parser = parse::Boolean)]
     secure: bool,
 
     /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
@@ -36,19 +36,19 @@ pub(super) struct MetricsArgs {
 }
 
 impl MetricsArgs {
-    /// Where; nowhere if that is empty.
-    pub(super) fn listen(&self) -> Result<Listen, String> {
-        value::listen(&self.address).map_err(|error| format!("--metrics-bind-address: {error}"))
+    /// Returns the addresses; empty if `/metrics` is off.
+    pub(super) fn listen(&self) -> Result<ListenAddresses, String> {
+        parse::listen(&self.address).map_err(|error| format!("--metrics-bind-address: {error}"))
     }
 
-    /// What is shown to those who read; none where it is plain HTTP.
+    /// Returns the certificate; `None` for plain HTTP.
     pub(super) fn certificate(&self) -> Result<Option<MetricsCertificate>, String> {
         match self.cert_path.as_deref().filter(|folder| !folder.is_empty()) {
             Some(_) if !self.secure => {
                 Err("--metrics-cert-path: the certificate is for --metrics-secure; write both, or neither".into())
             }
             Some(folder) => Ok(Some(MetricsCertificate::Mounted(folder.into()))),
-            None => Ok(self.secure.then_some(MetricsCertificate::Own)),
+            None => Ok(self.secure.then_some(MetricsCertificate::SelfSigned)),
         }
     }
 }

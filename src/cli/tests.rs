@@ -9,7 +9,7 @@ use super::*;
 
 const KINDS: &[&str] = &["contactpoint", "trackedfield", "myingress"];
 
-fn run(flags: &[&str]) -> Result<Config, clap::Error> {
+fn run(flags: &[&str]) -> Result<RunConfig, clap::Error> {
     let cli = Cli::try_parse_from(["quartermaster", "run"].iter().chain(flags))?;
     match cli.command {
         Command::Run(args) => args.config(KINDS),
@@ -18,12 +18,12 @@ fn run(flags: &[&str]) -> Result<Config, clap::Error> {
 }
 
 #[test]
-fn the_command_is_consistent() {
+fn command_is_consistent() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn defaults() {
+fn defaults_are_typed() {
     let config = run(&[]).unwrap();
     assert!(!config.runtime.leader_elect);
     assert_eq!(config.runtime.leader_election_id, "quartermaster");
@@ -59,7 +59,7 @@ fn defaults() {
 }
 
 #[test]
-fn timings_default_is_what_clap_says() {
+fn default_timings_match_the_flags() {
     let matches = <Timings as Args>::augment_args(clap::Command::new("x")).get_matches_from(["x"]);
     assert_eq!(
         Timings::from_arg_matches(&matches).unwrap(),
@@ -73,7 +73,7 @@ fn timings_default_is_what_clap_says() {
 }
 
 #[test]
-fn every_flag_of_run_has_a_variable_and_words() {
+fn every_flag_of_run_has_a_variable_and_help() {
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
     for flag in run.get_arguments() {
@@ -91,9 +91,9 @@ fn every_flag_of_run_has_a_variable_and_words() {
                 | ("pod-ip", "POD_IPS")
         );
         assert!(variable == expected || exception, "--{name} is {variable}");
-        assert!(flag.get_help().is_some(), "--{name} has no words");
+        assert!(flag.get_help().is_some(), "--{name} has no help");
     }
-    // Of the others a few have one, and that is what is said.
+    // Few other flags have a variable, as the help says.
     let without = command
         .get_subcommands()
         .filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
@@ -108,14 +108,14 @@ fn every_flag_of_run_has_a_variable_and_words() {
 #[case(&["--leader-elect=true"], true)]
 #[case(&["--leader-elect=false"], false)]
 #[case(&[], false)]
-fn leader_elect(#[case] flags: &[&str], #[case] on: bool) {
+fn leader_elect_is_parsed(#[case] flags: &[&str], #[case] on: bool) {
     assert_eq!(run(flags).unwrap().runtime.leader_elect, on);
 }
 
 #[rstest]
 #[case("")]
 #[case("maybe")]
-fn what_is_neither_true_nor_false_is_told_so(#[case] word: &str) {
+fn boolean_flag_rejects_another_word(#[case] word: &str) {
     for flag in ["leader-elect", "metrics-secure", "webhook-allow-loopback"] {
         let error = run(&[&format!("--{flag}={word}")]).unwrap_err().to_string();
         assert!(error.contains("write true or false"), "{error}");
@@ -123,11 +123,11 @@ fn what_is_neither_true_nor_false_is_told_so(#[case] word: &str) {
 }
 
 #[rstest]
-#[case(&["--metrics-secure"], Some(MetricsCertificate::Own))]
-#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
+#[case(&["--metrics-secure"], Some(MetricsCertificate::SelfSigned))]
+#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::SelfSigned))]
 #[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]
 #[case(&["--metrics-secure=false", "--metrics-cert-path="], None)]
-fn certificate_of_the_metrics(
+fn metrics_certificate_is_parsed(
     #[case] flags: &[&str],
     #[case] expected: Option<MetricsCertificate>,
 ) {
@@ -135,7 +135,7 @@ fn certificate_of_the_metrics(
 }
 
 #[test]
-fn values_are_typed() {
+fn flags_are_typed() {
     let config = run(&[
         "--metrics-bind-address=0",
         "--health-probe-bind-address=[::1]:0",
@@ -154,9 +154,9 @@ fn values_are_typed() {
         "--webhook-proxy=http://user:sesame@proxy:3128",
         "--log-level=warn,qm_notify=debug",
         "--log-format=json",
-        "--lease-duration=3s",
-        "--lease-renew-deadline=2s",
-        "--lease-retry-period=100ms",
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=100ms",
         "--delivery-max-age=1h30m",
         "--pod-name=qm-0",
         "--pod-ip=10.244.0.7,fd00::7",
@@ -200,7 +200,7 @@ fn values_are_typed() {
         (config.log.level.as_str(), config.log.format),
         ("warn,qm_notify=debug", LogFormat::Json)
     );
-    assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
+    assert_eq!(config.timings.leader_elect_retry_period.as_millis(), 100);
     assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
     assert_eq!(config.runtime.pod_name.as_deref(), Some("qm-0"));
     let own: Vec<_> = config
@@ -218,7 +218,7 @@ fn values_are_typed() {
 #[case("-myingress,*", &["contactpoint", "trackedfield"])]
 #[case("TrackedField", &["trackedfield"])]
 #[case("trackedfield, contactpoint", &["contactpoint", "trackedfield"])]
-fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
+fn controllers_are_parsed(#[case] list: &str, #[case] on: &[&'static str]) {
     assert_eq!(
         run(&["--controllers", list]).unwrap().runtime.controllers,
         Some(on.iter().copied().collect())
@@ -248,26 +248,26 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--log-level=qm_notify=loud"], "qm_notify=debug")]
 #[case(&["--log-level="], "write error, warn, info")]
 #[case(&["--log-format=xml"], "auto, human, json")]
-#[case(&["--lease-duration=9"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=-9s"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=0s"], "such as 500ms, 9s")]
-#[case(&["--lease-duration=900ms", "--lease-renew-deadline=600ms", "--lease-retry-period=50ms"], "at least 1s")]
-#[case(&["--lease-duration=6s"], "must be less than --lease-duration")]
-#[case(&["--lease-retry-period=3s"], "divided by 2.2")]
-#[case(&["--retry-min=10m"], "--retry-min must not be more than --retry-max")]
+#[case(&["--leader-elect-lease-duration=9"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=-9s"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=0s"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=900ms", "--leader-elect-renew-deadline=600ms", "--leader-elect-retry-period=50ms"], "at least 1s")]
+#[case(&["--leader-elect-lease-duration=6s"], "must be less than --leader-elect-lease-duration")]
+#[case(&["--leader-elect-retry-period=3s"], "divided by 2.2")]
+#[case(&["--backoff-min=10m"], "--backoff-min must not be more than --backoff-max")]
 #[case(&["--leader-elect=maybe"], "maybe")]
 #[case(&["--leader-election-id="], "write a Lease's name")]
 #[case(&["--leader-election-id=Shop_1"], "write a Lease's name")]
-fn a_wrong_value_is_answered_with_what_to_write(#[case] flags: &[&str], #[case] words: &str) {
+fn error_of_a_wrong_value_says_what_to_write(#[case] flags: &[&str], #[case] expected: &str) {
     let error = run(flags).unwrap_err();
     assert_eq!(error.exit_code(), 2);
-    let said = error.to_string();
-    assert!(said.contains(words), "{said}");
-    assert!(!said.contains("sesame"), "{said}");
+    let message = error.to_string();
+    assert!(message.contains(expected), "{message}");
+    assert!(!message.contains("sesame"), "{message}");
 }
 
 #[test]
-fn the_help_teaches() {
+fn help_explains_the_flags() {
     let mut command = Cli::command();
     let run = command.find_subcommand_mut("run").unwrap();
     let help = run.render_long_help().to_string();
@@ -280,12 +280,12 @@ fn the_help_teaches() {
     ] {
         assert!(help.contains(part), "no {part} in\n{help}");
     }
-    assert!(!help.contains("--retry-min"), "tuning flags are hidden");
+    assert!(!help.contains("--backoff-min"), "tuning flags are hidden");
 }
 
 #[test]
-fn the_examples_of_the_help_work() {
-    let kinds: Vec<_> = crate::registry::KINDS
+fn examples_of_the_help_parse() {
+    let kinds: Vec<_> = crate::kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();
@@ -298,8 +298,9 @@ fn the_examples_of_the_help_work() {
         .collect();
     assert!(examples.len() >= 3, "{examples:?}");
     for example in examples {
-        let words = example.split(' ').map(|word| word.replace('\'', ""));
-        let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));
+        let arguments = example.split(' ').map(|word| word.replace('\'', ""));
+        let cli =
+            Cli::try_parse_from(arguments).unwrap_or_else(|error| panic!("{example}: {error}"));
         let Command::Run(args) = cli.command else {
             panic!("{example}")
         };

@@ -1,69 +1,67 @@
-//! The times that the operator keeps to and that a test shortens, or somebody changes, in one place.
+//! Intervals, deadlines and limits of the operator, with flags to change them.
 
 use std::time::Duration;
 
 use clap::Args;
 use qm_runtime::settings::{self, LEASE_JITTER};
 
-use super::value::duration;
+use super::parse::duration;
 
-/// Intervals, deadlines and limits. The defaults are the product's rules; the hidden flags exist so
-/// that a test need not wait for them.
+/// Intervals, deadlines and limits. The defaults are the product's rules; hidden flags shorten them for tests.
 ///
-/// The values are written twice, as clap's defaults and in `Default` here or of the crate that they are for; a test holds
-/// them together.
+/// Each default is written twice, for clap and in `Default` here or of the crate that uses it; a test compares the two.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Timings {
     /// How long a standing-by replica waits for a silent leader before it takes over
     ///
     /// Counted from the last renewal that it saw, on its own clock. At least 1s.
-    #[arg(long, env = "QUARTERMASTER_LEASE_DURATION", value_name = "DURATION", value_parser = duration,
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_LEASE_DURATION", value_name = "DURATION", value_parser = duration,
         default_value = "9s", help_heading = "Leader election")]
-    pub lease_duration: Duration,
+    pub leader_elect_lease_duration: Duration,
     /// How long the leader acts without a successful renewal; then it stops and exits
     ///
-    /// Less than --lease-duration: the leader must have stopped before another may start.
-    #[arg(long, env = "QUARTERMASTER_LEASE_RENEW_DEADLINE", value_name = "DURATION", value_parser = duration,
+    /// Less than --leader-elect-lease-duration: the leader must have stopped before another may start.
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_RENEW_DEADLINE", value_name = "DURATION", value_parser = duration,
         default_value = "6s", help_heading = "Leader election")]
-    pub lease_renew_deadline: Duration,
+    pub leader_elect_renew_deadline: Duration,
     /// How often the lease is renewed, or asked for (then up to 2.2 times as long, at random)
-    #[arg(long, env = "QUARTERMASTER_LEASE_RETRY_PERIOD", value_name = "DURATION", value_parser = duration,
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_RETRY_PERIOD", value_name = "DURATION", value_parser = duration,
         default_value = "500ms", help_heading = "Leader election")]
-    pub lease_retry_period: Duration,
+    pub leader_elect_retry_period: Duration,
 
     /// First wait after a failed pass or request
-    #[arg(long, env = "QUARTERMASTER_RETRY_MIN", value_parser = duration, default_value = "1s", hide = true)]
-    pub retry_min: Duration,
+    #[arg(long, env = "QUARTERMASTER_BACKOFF_MIN", value_parser = duration, default_value = "1s", hide = true)]
+    pub backoff_min: Duration,
     /// Longest wait after failed passes or requests
-    #[arg(long, env = "QUARTERMASTER_RETRY_MAX", value_parser = duration, default_value = "5m", hide = true)]
-    pub retry_max: Duration,
+    #[arg(long, env = "QUARTERMASTER_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
+    pub backoff_max: Duration,
     /// First wait after what somebody has to mend elsewhere, such as a right that AWS does not grant
-    #[arg(long, env = "QUARTERMASTER_SLOW_MIN", value_parser = duration, default_value = "30s", hide = true)]
-    pub slow_min: Duration,
+    #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MIN", value_parser = duration, default_value = "30s", hide = true)]
+    pub slow_backoff_min: Duration,
     /// Longest wait after what somebody has to mend elsewhere
-    #[arg(long, env = "QUARTERMASTER_SLOW_MAX", value_parser = duration, default_value = "10m", hide = true)]
-    pub slow_max: Duration,
+    #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MAX", value_parser = duration, default_value = "10m", hide = true)]
+    pub slow_backoff_max: Duration,
     /// The most that a receiver's Retry-After is honoured for (Telegram's retry_after has no such limit)
     #[arg(long, env = "QUARTERMASTER_RETRY_AFTER_MAX", value_parser = duration, default_value = "1h", hide = true)]
     pub retry_after_max: Duration,
     /// How often a contact point that stopped (401, 403, 404 and the like) is tried again
-    #[arg(long, env = "QUARTERMASTER_STOPPED_RETRY", value_parser = duration, default_value = "5m", hide = true)]
-    pub stopped_retry: Duration,
+    #[arg(long, env = "QUARTERMASTER_STOPPED_RETRY_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
+    pub stopped_retry_period: Duration,
     /// How long one request to a receiver may take, unless the contact point says otherwise
     #[arg(long, env = "QUARTERMASTER_SEND_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
     pub send_timeout: Duration,
     /// How often a Secret that is in use is read again
-    #[arg(long, env = "QUARTERMASTER_SECRET_REREAD", value_parser = duration, default_value = "5m", hide = true)]
-    pub secret_reread: Duration,
+    #[arg(long, env = "QUARTERMASTER_SECRET_REFRESH_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
+    pub secret_refresh_period: Duration,
     /// How often the admission policies are checked
     #[arg(long, env = "QUARTERMASTER_POLICY_CHECK_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub policy_check_period: Duration,
     /// First wait for what no watch tells of, such as a Secret that is not there
-    #[arg(long, env = "QUARTERMASTER_WAITING_MIN", value_parser = duration, default_value = "1s", hide = true)]
-    pub waiting_min: Duration,
+    #[arg(long, env = "QUARTERMASTER_POLL_MIN", value_parser = duration, default_value = "1s", hide = true)]
+    pub poll_min: Duration,
     /// Longest wait for what no watch tells of
-    #[arg(long, env = "QUARTERMASTER_WAITING_MAX", value_parser = duration, default_value = "30s", hide = true)]
-    pub waiting_max: Duration,
+    #[arg(long, env = "QUARTERMASTER_POLL_MAX", value_parser = duration, default_value = "30s", hide = true)]
+    pub poll_max: Duration,
     /// Age from which an entry expires when an attempt to deliver it fails
     #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
     pub delivery_max_age: Duration,
@@ -74,8 +72,8 @@ pub struct Timings {
     #[arg(long, env = "QUARTERMASTER_EVENT_RENEWAL", value_parser = duration, default_value = "30m", hide = true)]
     pub event_renewal: Duration,
     /// How often each object is looked at without a reason
-    #[arg(long, env = "QUARTERMASTER_RESYNC", value_parser = duration, default_value = "30m", hide = true)]
-    pub resync: Duration,
+    #[arg(long, env = "QUARTERMASTER_SYNC_PERIOD", value_parser = duration, default_value = "30m", hide = true)]
+    pub sync_period: Duration,
     /// Within how long repeated corrections of one child make it contested
     #[arg(long, env = "QUARTERMASTER_DRIFT_WINDOW", value_parser = duration, default_value = "10m", hide = true)]
     pub drift_window: Duration,
@@ -93,8 +91,8 @@ pub struct Timings {
         hide = true)]
     pub scaling_inactive_grace_period: Duration,
     /// How often each load balancer is looked at: AWS tells nobody of a change (up to 1.2 times as long, at random)
-    #[arg(long, env = "QUARTERMASTER_AWS_RESYNC", value_parser = duration, default_value = "10m", hide = true)]
-    pub aws_resync: Duration,
+    #[arg(long, env = "QUARTERMASTER_AWS_SYNC_PERIOD", value_parser = duration, default_value = "10m", hide = true)]
+    pub aws_sync_period: Duration,
     /// How long one call of AWS may take
     #[arg(long, env = "QUARTERMASTER_AWS_TIMEOUT", value_parser = duration, default_value = "20s", hide = true)]
     pub aws_timeout: Duration,
@@ -105,26 +103,26 @@ pub struct Timings {
     #[arg(long, env = "QUARTERMASTER_AWS_WRITE_PERIOD", value_parser = duration, default_value = "500ms", hide = true)]
     pub aws_write_period: Duration,
     /// How long after a load balancer was asked for AWS may still show none
-    #[arg(long, env = "QUARTERMASTER_AWS_SHOWN_WITHIN", value_parser = duration, default_value = "60s", hide = true)]
-    pub aws_shown_within: Duration,
+    #[arg(long, env = "QUARTERMASTER_AWS_CONSISTENCY_WINDOW", value_parser = duration, default_value = "60s", hide = true)]
+    pub aws_consistency_window: Duration,
     /// How long it is remembered whose token one is that reads the metrics
-    #[arg(long, env = "QUARTERMASTER_METRICS_KNOWN_FOR", value_parser = duration, default_value = "1m", hide = true)]
-    pub metrics_known_for: Duration,
+    #[arg(long, env = "QUARTERMASTER_METRICS_AUTHENTICATION_TTL", value_parser = duration, default_value = "1m", hide = true)]
+    pub metrics_authentication_ttl: Duration,
     /// How long it is remembered that somebody may read the metrics
-    #[arg(long, env = "QUARTERMASTER_METRICS_ALLOWED_FOR", value_parser = duration, default_value = "5m", hide = true)]
-    pub metrics_allowed_for: Duration,
+    #[arg(long, env = "QUARTERMASTER_METRICS_AUTHORIZED_TTL", value_parser = duration, default_value = "5m", hide = true)]
+    pub metrics_authorized_ttl: Duration,
     /// How long it is remembered that somebody may not, or is not known
-    #[arg(long, env = "QUARTERMASTER_METRICS_REFUSED_FOR", value_parser = duration, default_value = "30s", hide = true)]
-    pub metrics_refused_for: Duration,
+    #[arg(long, env = "QUARTERMASTER_METRICS_UNAUTHORIZED_TTL", value_parser = duration, default_value = "30s", hide = true)]
+    pub metrics_unauthorized_ttl: Duration,
     /// How long a connection to the secured metrics lasts: a silent one keeps its place no longer
-    #[arg(long, env = "QUARTERMASTER_METRICS_CONNECTION", value_parser = duration, default_value = "1m", hide = true)]
-    pub metrics_connection: Duration,
+    #[arg(long, env = "QUARTERMASTER_METRICS_CONNECTION_MAX_AGE", value_parser = duration, default_value = "1m", hide = true)]
+    pub metrics_connection_max_age: Duration,
     /// How long its handshake may take, the head of a request, and what is under way at its end
-    #[arg(long, env = "QUARTERMASTER_METRICS_PATIENCE", value_parser = duration, default_value = "10s", hide = true)]
-    pub metrics_patience: Duration,
+    #[arg(long, env = "QUARTERMASTER_METRICS_IO_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
+    pub metrics_io_timeout: Duration,
     /// How long running passes and requests are waited for on shutdown
-    #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
-    pub drain: Duration,
+    #[arg(long, env = "QUARTERMASTER_GRACEFUL_SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "500ms", hide = true)]
+    pub graceful_shutdown_timeout: Duration,
     /// How long the apiserver may take to begin its answer
     #[arg(long, env = "QUARTERMASTER_API_TIMEOUT", value_parser = duration, default_value = "30s", hide = true)]
     pub api_timeout: Duration,
@@ -137,40 +135,40 @@ impl Default for Timings {
     fn default() -> Self {
         let (runtime, aws) = (settings::Timings::default(), qm_aws::Timings::default());
         Self {
-            lease_duration: runtime.lease_duration,
-            lease_renew_deadline: runtime.lease_renew_deadline,
-            lease_retry_period: runtime.lease_retry_period,
-            retry_min: runtime.retry_min,
-            retry_max: runtime.retry_max,
-            slow_min: runtime.slow_min,
-            slow_max: runtime.slow_max,
+            leader_elect_lease_duration: runtime.lease_duration,
+            leader_elect_renew_deadline: runtime.lease_renew_deadline,
+            leader_elect_retry_period: runtime.lease_retry_period,
+            backoff_min: runtime.backoff_min,
+            backoff_max: runtime.backoff_max,
+            slow_backoff_min: runtime.slow_backoff_min,
+            slow_backoff_max: runtime.slow_backoff_max,
             retry_after_max: Duration::from_hours(1),
-            stopped_retry: Duration::from_mins(5),
+            stopped_retry_period: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
-            secret_reread: Duration::from_mins(5),
+            secret_refresh_period: Duration::from_mins(5),
             policy_check_period: Duration::from_mins(5),
-            waiting_min: runtime.waiting_min,
-            waiting_max: runtime.waiting_max,
+            poll_min: runtime.poll_min,
+            poll_max: runtime.poll_max,
             delivery_max_age: Duration::from_hours(24),
             reconcile_timeout: runtime.reconcile_timeout,
             event_renewal: Duration::from_mins(30),
-            resync: runtime.resync,
+            sync_period: runtime.sync_period,
             drift_window: runtime.drift_window,
             drift_backoff_min: runtime.drift_backoff_min,
             drift_backoff_max: runtime.drift_backoff_max,
             confirmation_period: runtime.confirmation_period,
             scaling_inactive_grace_period: Duration::from_mins(5),
-            aws_resync: Duration::from_mins(10),
+            aws_sync_period: Duration::from_mins(10),
             aws_timeout: aws.timeout,
             aws_read_period: aws.read_period,
             aws_write_period: aws.write_period,
-            aws_shown_within: Duration::from_mins(1),
-            metrics_known_for: runtime.metrics_known_for,
-            metrics_allowed_for: runtime.metrics_allowed_for,
-            metrics_refused_for: runtime.metrics_refused_for,
-            metrics_connection: runtime.metrics_connection,
-            metrics_patience: runtime.metrics_patience,
-            drain: runtime.drain,
+            aws_consistency_window: Duration::from_mins(1),
+            metrics_authentication_ttl: runtime.metrics_authentication_ttl,
+            metrics_authorized_ttl: runtime.metrics_authorized_ttl,
+            metrics_unauthorized_ttl: runtime.metrics_unauthorized_ttl,
+            metrics_connection_max_age: runtime.metrics_connection_max_age,
+            metrics_io_timeout: runtime.metrics_io_timeout,
+            graceful_shutdown_timeout: runtime.graceful_shutdown_timeout,
             api_timeout: runtime.api_timeout,
             watch_timeout: runtime.watch_timeout,
         }
@@ -178,7 +176,7 @@ impl Default for Timings {
 }
 
 impl Timings {
-    /// Returns those of AWS calls.
+    /// Returns the timings of AWS calls.
     pub fn aws(&self) -> qm_aws::Timings {
         qm_aws::Timings {
             timeout: self.aws_timeout,
@@ -187,66 +185,67 @@ impl Timings {
         }
     }
 
-    /// Returns those of the runtime.
+    /// Returns the timings of the runtime.
     pub fn runtime(&self) -> settings::Timings {
         settings::Timings {
-            lease_duration: self.lease_duration,
-            lease_renew_deadline: self.lease_renew_deadline,
-            lease_retry_period: self.lease_retry_period,
-            retry_min: self.retry_min,
-            retry_max: self.retry_max,
-            slow_min: self.slow_min,
-            slow_max: self.slow_max,
-            waiting_min: self.waiting_min,
-            waiting_max: self.waiting_max,
+            lease_duration: self.leader_elect_lease_duration,
+            lease_renew_deadline: self.leader_elect_renew_deadline,
+            lease_retry_period: self.leader_elect_retry_period,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+            slow_backoff_min: self.slow_backoff_min,
+            slow_backoff_max: self.slow_backoff_max,
+            poll_min: self.poll_min,
+            poll_max: self.poll_max,
             reconcile_timeout: self.reconcile_timeout,
-            resync: self.resync,
+            sync_period: self.sync_period,
             drift_window: self.drift_window,
             drift_backoff_min: self.drift_backoff_min,
             drift_backoff_max: self.drift_backoff_max,
             confirmation_period: self.confirmation_period,
-            metrics_known_for: self.metrics_known_for,
-            metrics_allowed_for: self.metrics_allowed_for,
-            metrics_refused_for: self.metrics_refused_for,
-            metrics_connection: self.metrics_connection,
-            metrics_patience: self.metrics_patience,
-            drain: self.drain,
+            metrics_authentication_ttl: self.metrics_authentication_ttl,
+            metrics_authorized_ttl: self.metrics_authorized_ttl,
+            metrics_unauthorized_ttl: self.metrics_unauthorized_ttl,
+            metrics_connection_max_age: self.metrics_connection_max_age,
+            metrics_io_timeout: self.metrics_io_timeout,
+            graceful_shutdown_timeout: self.graceful_shutdown_timeout,
             api_timeout: self.api_timeout,
             watch_timeout: self.watch_timeout,
         }
     }
 
-    /// Says which values do not go together, and what to write instead.
+    /// Checks that the values fit together. The error says what to write instead.
     pub(super) fn check(&self) -> Result<(), String> {
         let whole_second = Duration::from_secs(1);
-        if self.lease_duration < whole_second {
+        if self.leader_elect_lease_duration < whole_second {
             return Err(
-                "--lease-duration must be at least 1s: the API counts it in whole seconds".into(),
+                "--leader-elect-lease-duration must be at least 1s: the API counts it in whole seconds".into(),
             );
         }
-        // As Kubernetes' own elections demand: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
-        if self.lease_renew_deadline >= self.lease_duration {
+        // Kubernetes' own leader elections demand the same: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
+        if self.leader_elect_renew_deadline >= self.leader_elect_lease_duration {
             return Err(
-                "--lease-renew-deadline must be less than --lease-duration, such as 6s of 9s: the leader must \
+                "--leader-elect-renew-deadline must be less than --leader-elect-lease-duration, such as 6s of 9s: the leader must \
                 have stopped before another may start"
                     .into(),
             );
         }
-        if self.lease_retry_period.mul_f64(LEASE_JITTER) >= self.lease_renew_deadline {
-            return Err("--lease-retry-period must be less than --lease-renew-deadline divided by 2.2 (its jitter), \
+        if self.leader_elect_retry_period.mul_f64(LEASE_JITTER) >= self.leader_elect_renew_deadline
+        {
+            return Err("--leader-elect-retry-period must be less than --leader-elect-renew-deadline divided by 2.2 (its jitter), \
                 such as 500ms of 6s"
                 .into());
         }
         for (min, max, flags) in [
             (
-                self.retry_min,
-                self.retry_max,
-                "--retry-min must not be more than --retry-max",
+                self.backoff_min,
+                self.backoff_max,
+                "--backoff-min must not be more than --backoff-max",
             ),
             (
-                self.slow_min,
-                self.slow_max,
-                "--slow-min must not be more than --slow-max",
+                self.slow_backoff_min,
+                self.slow_backoff_max,
+                "--slow-backoff-min must not be more than --slow-backoff-max",
             ),
             (
                 self.drift_backoff_min,
@@ -254,9 +253,9 @@ impl Timings {
                 "--drift-backoff-min must not be more than --drift-backoff-max",
             ),
             (
-                self.waiting_min,
-                self.waiting_max,
-                "--waiting-min must not be more than --waiting-max",
+                self.poll_min,
+                self.poll_max,
+                "--poll-min must not be more than --poll-max",
             ),
         ] {
             if min > max {

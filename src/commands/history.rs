@@ -147,7 +147,7 @@ fn largest(history: &[Entry]) -> Option<f64> {
 
 fn number(entry: &Entry) -> Option<f64> {
     let number: f64 = entry.value.as_deref()?.parse().ok()?;
-    (number.is_finite() && number >= 0.0 && entry.cut.is_none()).then_some(number)
+    (number.is_finite() && number >= 0.0 && entry.truncated.is_none()).then_some(number)
 }
 
 fn value(entry: &Entry, largest: Option<f64>) -> String {
@@ -167,8 +167,8 @@ fn value(entry: &Entry, largest: Option<f64>) -> String {
             text = format!("{text:<6} {}", "▇".repeat(length.min(MAX_BAR)));
         }
     }
-    if let Some(cut) = &entry.cut {
-        text = format!("{text} ({} bytes)", cut.length);
+    if let Some(truncation) = &entry.truncated {
+        text = format!("{text} ({} bytes)", truncation.length);
     }
     if let Some(merged) = entry.merged {
         let merged = usize::try_from(merged).unwrap_or(usize::MAX);
@@ -244,7 +244,7 @@ mod tests {
         let long = "x".repeat(100);
         let all = json!([
             { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "nginx\u{1b}[2J\n", "delivery": "Delivered" },
-            { "action": "Updated", "value": long, "delivery": "Delivered", "cut": { "length": 5000, "sha256": "x" } },
+            { "action": "Updated", "value": long, "delivery": "Delivered", "truncated": { "length": 5000, "sha256": "x" } },
             { "time": "2026-01-01T00:00:02Z", "action": "Updated", "value": "7", "delivery": "Delivered" },
         ]);
         insta::assert_snapshot!(drawn(all));

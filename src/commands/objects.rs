@@ -7,8 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
-use qm_api::readiness;
-use qm_api::tracked_field::{Delivery, Entry, History};
+use qm_api::tracked_field::{Delivery, Entry, History, from_waiting, waiting};
 use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
 use qm_core::readiness::{Readiness, from_condition};
@@ -20,7 +19,7 @@ use super::printer::Colour;
 use super::{RequestError, has_code};
 use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
-use crate::registry;
+use crate::kinds;
 
 /// Number of objects in a page of a list.
 const PAGE: u32 = 500;
@@ -161,8 +160,8 @@ impl ObjectSummary {
         };
         self.pending = changes(&history, Entry::is_pending);
         self.failed = changes(&history, |it| it.delivery == Some(Delivery::Failed));
-        let waiting = readiness::waiting(object);
-        let (ready, _) = readiness::from_waiting(waiting, !history.is_empty());
+        let waiting = waiting(object);
+        let (ready, _) = from_waiting(waiting, !history.is_empty());
         self.state = ready.into();
         if let Some((reason, message)) = waiting {
             self.reason = reason.into();
@@ -235,7 +234,7 @@ impl ObjectSummary {
 }
 
 pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
-    let mut kinds = registry::KINDS.iter();
+    let mut kinds = kinds::KINDS.iter();
     kinds.any(|kind| kind.finalizer == Some(finalizer))
 }
 
@@ -328,7 +327,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn kind(controller: &str) -> &'static KindInfo {
-        let mut kinds = registry::KINDS.iter();
+        let mut kinds = kinds::KINDS.iter();
         kinds.find(|kind| kind.controller == controller).unwrap()
     }
 

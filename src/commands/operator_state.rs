@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, ResourceExt};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use serde::Serialize;
 
 use super::RequestError;
@@ -37,7 +37,7 @@ pub(crate) enum OperatorState {
 
 impl OperatorState {
     /// Reads the Lease, and judges it by the clock.
-    pub(crate) async fn read(client: &Client, lease: &Key) -> Self {
+    pub(crate) async fn read(client: &Client, lease: &ObjectKey) -> Self {
         match LeaseVersion::read(client, lease).await {
             Ok(Some(lease)) => lease.by_clock(Timestamp::now()),
             Ok(None) => Self::Unknown {
@@ -91,7 +91,7 @@ pub(crate) struct LeaseVersion {
 
 impl LeaseVersion {
     /// Returns none if there is no Lease.
-    pub(crate) async fn read(client: &Client, lease: &Key) -> anyhow::Result<Option<Self>> {
+    pub(crate) async fn read(client: &Client, lease: &ObjectKey) -> anyhow::Result<Option<Self>> {
         let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
         let lease = api.get_opt(&lease.name).await.map_err(RequestError::from);
         Ok(lease
@@ -144,11 +144,14 @@ impl From<Lease> for LeaseVersion {
 }
 
 /// Lists the Leases of operators, in all namespaces and except `own`, that have not expired by this machine's clock.
-pub(crate) async fn other_leases(client: &Client, own: &Key) -> Result<Vec<Key>, RequestError> {
+pub(crate) async fn other_leases(
+    client: &Client,
+    own: &ObjectKey,
+) -> Result<Vec<ObjectKey>, RequestError> {
     let now = Timestamp::now();
     let api: Api<Lease> = Api::all(client.clone());
     let leases = pages(&api, |lease| {
-        let key = Key::of(&lease);
+        let key = ObjectKey::of(&lease);
         let mut fields = lease.managed_fields().iter();
         let is_operators = fields.any(|it| it.manager.as_deref() == Some(FIELD_MANAGER));
         let is_running = !LeaseVersion::from(lease).is_expired(now);

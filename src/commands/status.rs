@@ -17,7 +17,7 @@ use super::report::{ClusterSnapshot, StatusReport, UnavailableKind};
 use super::terminating::{blockers, namespace_remedies};
 use super::{OutageReporter, RequestError, admission, has_code};
 use crate::cli::commands::{Output, StatusArgs};
-use crate::registry::KINDS;
+use crate::kinds::KINDS;
 
 pub(crate) async fn run(
     client: Client,
@@ -126,7 +126,7 @@ async fn collect_kind(
                     .map_err(RequestError::from)
                     .with_context(|| format!("CRD {name} could not be read"))?,
             };
-            let message = crd.and_then(|crd| crds::unlike(&crd, kind.names, &kind.schema()));
+            let message = crd.and_then(|crd| crds::mismatch(&crd, kind.names, &kind.schema()));
             let incompatible_crds = message.map(|message| UnavailableKind { name, message });
             snapshot.incompatible_crds.extend(incompatible_crds);
         }

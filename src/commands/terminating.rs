@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::commands::objects::tests::kind;
     use crate::controllers::my_ingress;
-    use crate::registry;
+    use crate::kinds;
 
     fn held() -> ObjectSummary {
         let finalizers = [ingress::FINALIZER, "kopf.zalando.org/x", FOREGROUND];
@@ -188,7 +188,7 @@ mod tests {
             });
             declared.extend(values);
         }
-        let guarded = registry::KINDS.iter().filter(|it| it.finalizer.is_some());
+        let guarded = kinds::KINDS.iter().filter(|it| it.finalizer.is_some());
         let guarded: Vec<_> = guarded.collect();
         let mut known: Vec<_> = guarded.iter().filter_map(|kind| kind.finalizer).collect();
         known.sort_unstable();

@@ -1,4 +1,4 @@
-//! What is done for each kind.
+//! The controllers, one for each kind.
 
 pub mod app_service;
 pub mod config_map_sync;

@@ -6,11 +6,11 @@ use qm_api::{ContactPoint, TrackedField};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, RetryPolicy};
-use qm_runtime::Key;
-use qm_runtime::backoff::Policy;
-use qm_runtime::health::State;
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::BackoffPolicy;
+use qm_runtime::health::KindState;
 use qm_runtime::leader::Fence;
-use qm_runtime::manager::{Manager, Phase, Watched};
+use qm_runtime::manager::{KindHandles, Manager, Phase};
 use qm_runtime::watch_hub::WatchHub;
 
 use super::contact_point::endpoint::SecretSource;
@@ -20,10 +20,10 @@ use super::tracked_field::grants::Grants;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 /// Adds both controllers.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();
@@ -31,11 +31,11 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
     let outbox = Outbox::new(
         HttpSender::new(sender(config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         RetryPolicy {
-            backoff: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+            backoff: BackoffPolicy {
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
-            stopped: timings.stopped_retry,
+            stopped: timings.stopped_retry_period,
             max_age: timings.delivery_max_age,
         },
         metrics.clone(),
@@ -43,7 +43,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         points.trigger.clone(),
         manager.draining.clone(),
     );
-    manager.land({
+    manager.wait_on_shutdown({
         let outbox = Arc::clone(&outbox);
         async move { outbox.drain().await }
     });
@@ -51,15 +51,15 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         fields.trigger.clone(),
         !manager.settings.leader_elect,
     ));
-    manager.spawn("lookups in large objects", {
+    manager.spawn("inspection of large objects", {
         let tracker = Arc::clone(&tracker);
-        async move { tracker.look_into_queue().await }
+        async move { tracker.inspect_queue().await }
     });
     let grants = Arc::new(Grants::new(&config.tracker_role));
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
-        manager.others.clone(),
+        manager.streaming_watch_config.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
         manager.tasks.clone(),
@@ -76,12 +76,12 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         reads: Reads::default(),
         wake: fields.trigger.clone(),
-        resync: timings.resync,
+        resync: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
-    // A contact point that is not cached yet must not pass for one that does not exist, nor a target that the tracker role
-    // grants for one that it does not.
+    // An uncached contact point must not be reported as missing, nor a resource as not granted before the tracker role
+    // is read.
     let after = vec![
         points.phase.clone(),
         follow_grants(manager, &grants, &targets, &fields),
@@ -93,7 +93,7 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             shared: config.notifications.shared_secrets,
         },
         outbox: Arc::clone(&outbox),
-        reread: timings.secret_reread,
+        reread: timings.secret_refresh_period,
         points: points.store.clone(),
         fields: fields.store.clone(),
         wake_field: fields.trigger.clone(),
@@ -105,9 +105,9 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
         points_phase: points.phase.clone(),
         outbox,
         metrics,
-        terms: EntryTimings {
+        timings: EntryTimings {
             renew_event: timings.event_renewal,
-            resync: timings.resync,
+            resync: timings.sync_period,
         },
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
@@ -124,11 +124,11 @@ fn follow_grants(
     manager: &mut Manager,
     grants: &Arc<Grants>,
     targets: &Arc<Targets>,
-    fields: &Watched<TrackedField>,
+    fields: &KindHandles<TrackedField>,
 ) -> Phase {
-    let (known, phase) = Phase::until();
+    let (known, phase) = Phase::syncing();
     if !manager.settings.runs(tracked_field::NAME) {
-        // A sender that is gone ends the phase.
+        // A dropped sender ends the phase.
         return phase;
     }
     let targets = Arc::clone(targets);
@@ -140,22 +140,22 @@ fn follow_grants(
         }
         for field in &fields {
             targets.watch(field);
-            trigger.wake(&Key::of(field.as_ref()));
+            trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        known.send_replace(State::Synced);
+        known.send_replace(KindState::Synced);
     };
     let follow = grants.follow(
         manager.client.clone(),
-        &manager.watches,
+        &manager.watch_config,
         &manager.metrics,
         changed,
     );
-    manager.spawn("the watch of the tracker role", follow);
+    manager.spawn("tracker role watch", follow);
     phase
 }
 
-/// How it is sent by these flags, and only while `fence` is held.
-fn sender(config: &Config, fence: Fence) -> client::SenderConfig {
+/// Returns the configuration of the sender, which sends only while `fence` is held.
+fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
     let settings = &config.notifications;
     client::SenderConfig {
         telegram_api_url: settings.telegram_api_url.clone(),
@@ -186,9 +186,9 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// That it is asked before each request is shown where requests are sent (`notify::client`).
+    /// `notify::client` tests that each request checks the fence.
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_sent_but_under_the_lease() {
+    async fn sender_sends_only_under_the_lease() {
         let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"])
             .unwrap()
             .command

@@ -1,15 +1,13 @@
-//! Why a Pod does not run, from what the kubelet and the scheduler say of it, and how a Pod fits the restricted profile: one
-//! rule for all who run Pods. Pure.
+//! Explains why a Pod does not run, from its status, and makes a Pod fit the restricted profile. Pure.
 
 use k8s_openapi::api::core::v1::{
     Capabilities, ContainerStatus, PodSecurityContext, PodStatus, SeccompProfile, SecurityContext,
 };
 
-/// User of a Pod under the restricted profile: nobody in particular. An image's own user will not do, because it may be root
-/// or a name, and the kubelet then refuses to start it.
+/// User of a Pod under the restricted profile. The image's own user may be root or a name, which the kubelet rejects.
 const USER: i64 = 65_532;
 
-/// Returns what a Pod says so that it fits the restricted profile
+/// Returns the security context of a Pod under the restricted profile
 /// (<https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>).
 pub fn restricted_pod() -> PodSecurityContext {
     PodSecurityContext {
@@ -24,7 +22,7 @@ pub fn restricted_pod() -> PodSecurityContext {
     }
 }
 
-/// Returns what each container of such a Pod says.
+/// Returns the security context of each container of such a Pod.
 pub fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -36,27 +34,27 @@ pub fn restricted_container() -> SecurityContext {
     }
 }
 
-/// The reason of a Pod that no node takes.
+/// Reason of a Pod without a suitable node.
 pub const UNSCHEDULABLE: &str = "Unschedulable";
-/// What the kubelet says while all goes as it should.
+/// The kubelet's reasons during a normal start.
 const ON_THE_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-/// What the kubelet says by turns with [`PULL_BACK_OFF`].
+/// The kubelet's reason that alternates with [`PULL_BACK_OFF`].
 const PULL_FAILED: &str = "ErrImagePull";
-/// An image that cannot be pulled.
+/// Reason of an image that cannot be pulled.
 pub const PULL_BACK_OFF: &str = "ImagePullBackOff";
-/// A container that ends again and again.
+/// Reason of a container that ends again and again.
 pub const CRASH_LOOP: &str = "CrashLoopBackOff";
 
 /// Why a Pod does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodProblem {
-    /// The kubelet's or the scheduler's own word.
+    /// Reason from the kubelet or the scheduler.
     pub reason: String,
-    /// Their words.
+    /// Message from the kubelet or the scheduler.
     pub message: String,
 }
 
-/// Why a Pod of this status does not run; none while it is on its way, or runs.
+/// Returns the problem of a Pod with this status; `None` while it starts normally, or runs.
 pub fn problem(status: &PodStatus) -> Option<PodProblem> {
     let unscheduled = status.conditions.iter().flatten().find(|condition| {
         condition.type_ == "PodScheduled"
@@ -118,7 +116,7 @@ fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
         return None;
     }
     if reason == PULL_FAILED || reason == PULL_BACK_OFF {
-        // The one quotes the other.
+        // The message of the back-off quotes the error.
         let cause = message
             .split_once("ErrImagePull: ")
             .map_or(message, |(_, cause)| cause);
@@ -133,7 +131,7 @@ fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
     })
 }
 
-/// Whether it may be a condition's reason
+/// Returns whether the text may be a condition's reason
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/condition-v1-meta/>).
 pub fn is_reason(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte);
@@ -172,8 +170,8 @@ mod tests {
 
     #[rstest]
     #[case::no_status(json!({}), None)]
-    #[case::on_the_way(waiting("ContainerCreating", ""), None)]
-    #[case::its_init(waiting("PodInitializing", ""), None)]
+    #[case::starting(waiting("ContainerCreating", ""), None)]
+    #[case::init_container(waiting("PodInitializing", ""), None)]
     #[case::runs(container(json!({ "state": { "running": {} }, "ready": true, "restartCount": 3, "lastState": { "terminated": { "exitCode": 1 } } })), None)]
     #[case::not_ready_yet(container(json!({ "state": { "running": {} } })), None)]
     #[case::pull(waiting("ErrImagePull", "rpc error: not found"), Some(("ImagePullBackOff", "rpc error: not found")))]
@@ -188,13 +186,13 @@ mod tests {
     #[case::crash_unexplained(waiting("CrashLoopBackOff", "back-off 10s"), Some(("CrashLoopBackOff", "back-off 10s")))]
     #[case::no_node(json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available" }] }), Some(("Unschedulable", "0/1 nodes are available")))]
     #[case::scheduled(json!({ "conditions": [{ "type": "PodScheduled", "status": "True" }] }), None)]
-    fn what_is_said_of_a_pod(#[case] status: Value, #[case] said: Option<(&str, &str)>) {
+    fn status_gives_the_problem(#[case] status: Value, #[case] expected: Option<(&str, &str)>) {
         let found = problem(&serde_json::from_value(status).unwrap());
         assert_eq!(
             found,
-            said.map(|(reason, words)| PodProblem {
+            expected.map(|(reason, message)| PodProblem {
                 reason: reason.into(),
-                message: words.into()
+                message: message.into()
             })
         );
     }

@@ -1,4 +1,4 @@
-//! What a receiver's answer does to the contact point, to the message, and to what waits behind it.
+//! Effects of a receiver's answer on the contact point, the message, and the messages behind it.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// What product.md says of each status, as the condition of a contact point whose test message it answers.
+/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message gets
+/// this answer.
 fn webhook_reason(code: u16) -> &'static str {
     match code {
         300..=399 => "Redirected",
@@ -42,7 +43,7 @@ fn telegram_reason(code: u16) -> &'static str {
     }
 }
 
-/// Those of which something is said, and some of which nothing is: for chats, of which each wants a Secret too.
+/// Returns whether product.md describes this status, plus some others: for chats, because each chat needs a Secret too.
 fn is_spoken_of(code: u16) -> bool {
     matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
 }
@@ -50,11 +51,11 @@ fn is_spoken_of(code: u16) -> bool {
 /// Three hundred webhooks, one for each status, and nearly a hundred chats. The Bot API is a receiver here, so that
 /// each bot's path can have an answer of its own.
 #[tokio::test]
-async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
+async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     let bed = Bed::shared("statuses").await;
     let receiver = Receiver::start().unwrap();
-    // The answer of a Bot API, with its own words and without.
-    let said = json!({ "ok": false, "description": "no" });
+    // An answer of a Bot API, with a description and without.
+    let error_answer = json!({ "ok": false, "description": "no" });
     let token = |code: u16| format!("{code}:{}", "A".repeat(28));
     for code in 300..=599_u16 {
         let reply = Reply::status(status(code)).header(
@@ -65,14 +66,14 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         let reply = if matches!(code, 304) || code % 2 == 0 {
             reply
         } else {
-            reply.json(&said)
+            reply.json(&error_answer)
         };
         receiver.at_path(&format!("/bot{}/sendMessage", token(code)), reply);
     }
     let settings = Settings::default()
         .telegram(&receiver.url())
-        .flag("--retry-max=2s")
-        .flag("--stopped-retry=2s")
+        .flag("--backoff-max=2s")
+        .flag("--stopped-retry-period=2s")
         .flag("--log-level=info");
     let operator = Operator::start(&bed, settings).await;
     let made = stream::iter(300..=599_u16).for_each_concurrent(16, |code| {
@@ -107,20 +108,21 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         } else {
             telegram_reason(code)
         };
-        let said = reason(point);
-        let well = said.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
-        (!well).then(|| format!("{name}: {said:?}, not {expected}"))
+        let observed = reason(point);
+        let matches =
+            observed.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
+        (!matches).then(|| format!("{name}: {observed:?}, not {expected}"))
     };
-    let told = until("each has its reason", 3 * SOON, async || {
+    let answered = until("each contact point has its reason", 3 * SOON, async || {
         let wrong: Vec<_> = all().await?.iter().filter_map(wrong).collect();
         anyhow::ensure!(wrong.is_empty(), "{wrong:?}");
         Ok(Some(()))
     });
-    told.await.unwrap();
+    answered.await.unwrap();
     for point in all().await.unwrap() {
-        let (_, words) = condition(&point);
+        let (_, message) = condition(&point);
         let code = point.name_any().rsplit('-').next().unwrap().to_owned();
-        assert!(words.contains(&code), "{}: {words}", point.name_any());
+        assert!(message.contains(&code), "{}: {message}", point.name_any());
     }
     assert!(
         !receiver
@@ -132,7 +134,7 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
 
     receiver.behave();
     receiver.always(Reply::ok().json(&json!({ "ok": true, "result": {} })));
-    let mended = until("all are ready", 3 * SOON, async || {
+    let recovered = until("all are ready", 3 * SOON, async || {
         let points = all().await?;
         let left: Vec<_> = points
             .iter()
@@ -146,11 +148,11 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         );
         Ok(Some(()))
     });
-    mended.await.unwrap();
+    recovered.await.unwrap();
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// What becomes of a message that meets an answer, once the contact point was ready.
+/// The outcome of a message that gets an answer once the contact point was ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     /// The contact point stops, for this reason; the message waits.
@@ -162,7 +164,7 @@ enum Fate {
 }
 
 #[tokio::test]
-async fn a_message_waits_or_fails_as_its_answer_says() {
+async fn message_waits_or_fails_by_its_answer() {
     let cases: [(u16, Fate); 14] = [
         (302, Fate::Stops("Redirected")),
         (308, Fate::Stops("Redirected")),
@@ -190,7 +192,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let name = code.to_string();
         bed.webhook(&name, &receiver.url()).await;
         bed.ready(&name).await;
-        // The refusal concerns the receiver as a whole, or the message.
+        // The rejection concerns the receiver as a whole, or only the message.
         let reply = Reply::status(status(*code)).body(format!("because-{code}"));
         match fate {
             Fate::Fails => receiver.at_text("\"trackedField\"", reply),
@@ -203,28 +205,28 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let name = code.to_string();
         match fate {
             Fate::Stops(reason) => {
-                let (_, words) = condition(&bed.not_ready(&name, reason).await);
-                assert!(words.contains(&name), "{words}");
-                assert_eq!(bed.event(&name, reason).await, words);
+                let (_, message) = condition(&bed.not_ready(&name, reason).await);
+                assert!(message.contains(&name), "{message}");
+                assert_eq!(bed.event(&name, reason).await, message);
                 let waiting = bed
                     .waiting(
                         &name,
                         &format!("ContactPointNotReady: {name:?}: {reason}: "),
                     )
                     .await;
-                assert!(waiting.ends_with(&words), "{waiting}");
+                assert!(waiting.ends_with(&message), "{waiting}");
                 assert_eq!(
                     bed.history(&name).await[0].delivery,
                     Some(Delivery::Pending)
                 );
             }
             Fate::Waits => {
-                let words = bed
+                let message = bed
                     .waiting(&name, &format!("DeliveryFailing: {name:?}: "))
                     .await;
                 assert!(
-                    words.contains(&format!("{code} because-{code}"))
-                        && words.ends_with("it is tried again")
+                    message.contains(&format!("{code} because-{code}"))
+                        && message.ends_with("it is tried again")
                 );
                 bed.event(&name, "DeliveryFailing").await;
                 assert_eq!(
@@ -233,7 +235,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
                 );
                 assert!(
                     bed.ready(&name).await.status.unwrap().ready,
-                    "one that was tested stays ready"
+                    "a tested contact point stays ready"
                 );
             }
             Fate::Fails => {
@@ -260,7 +262,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
                 );
                 assert!(
                     bed.ready(&name).await.status.unwrap().ready,
-                    "it is that message's fault"
+                    "only the message is at fault"
                 );
                 let attempts = receiver.requests().len();
                 assert_eq!(
@@ -281,7 +283,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         } else {
             Delivery::Delivered
         };
-        bed.until(&name, "goes on by itself", |field: &TrackedField| {
+        bed.until(&name, "continues without action", |field: &TrackedField| {
             let all: Vec<_> = field
                 .history()
                 .unwrap()
@@ -293,7 +295,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         .await;
         bed.waiting(&name, "").await;
         bed.ready(&name).await;
-        let told: Vec<_> = changes(receiver)
+        let answered: Vec<_> = changes(receiver)
             .iter()
             .map(|change| change["value"].clone())
             .collect();
@@ -302,8 +304,8 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         } else {
             vec!["1", "2"]
         };
-        assert_eq!(told, expected, "{code}");
-        // A request that is tried again is the same one.
+        assert_eq!(answered, expected, "{code}");
+        // A retried request is identical.
         let keys = |value: &str| {
             let about = |request: &&std::sync::Arc<testbed::receiver::Request>| {
                 request
@@ -349,7 +351,7 @@ async fn with_template(bed: &Bed, name: &str, template: &str) {
 }
 
 #[tokio::test]
-async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
+async fn message_that_the_bot_api_rejects_fails_alone() {
     let bed = Bed::shared("refused").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -364,7 +366,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
             .unwrap_or_default()
     };
 
-    // A template made it: one more attempt, with the default message.
+    // A template made the text: one more attempt follows, with the default message.
     telegram.fault_next(1, refusal(400, "Bad Request: can't parse entities"));
     with_template(&bed, "templated", "{{ name }} has {{ value }}").await;
     bed.delivered("templated", &[("Created", Some("1"))]).await;
@@ -374,7 +376,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
         "{}",
         text(1)
     );
-    // Only that message: the next one has its template again.
+    // Only that message gets the default text: the next one uses its template again.
     bed.scale("web", 2).await;
     bed.delivered(
         "templated",
@@ -383,17 +385,18 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     .await;
     assert_eq!(text(2), "web has 2");
 
-    // The default message is refused too, and once more after a test message was accepted: it fails, and the queue goes on.
+    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the queue
+    // goes on.
     let mut replicas = 2;
-    for (code, words) in [
+    for (code, message) in [
         (400, "Bad Request: message is too long"),
         (413, "Request Entity Too Large"),
     ] {
         let before = telegram.rejected().len();
         let name = format!("failed-{code}");
-        telegram.fault_next(2, refusal(code, words));
+        telegram.fault_next(2, refusal(code, message));
         telegram.fault_next(1, Fault::Nothing);
-        telegram.fault_next(2, refusal(code, words));
+        telegram.fault_next(2, refusal(code, message));
         with_template(&bed, &name, "{{ value }}").await;
         let failed = |field: &TrackedField| {
             field
@@ -406,7 +409,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
             .reason
             .clone()
             .unwrap();
-        assert!(reason.contains(&format!("({code} {words})")), "{reason}");
+        assert!(reason.contains(&format!("({code} {message})")), "{reason}");
         assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
         assert_eq!(
             telegram.rejected().len(),
@@ -415,7 +418,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
         );
         replicas += 1;
         bed.scale("web", replicas).await;
-        bed.until(&name, "goes on", |field: &TrackedField| {
+        bed.until(&name, "continues", |field: &TrackedField| {
             field
                 .history()
                 .unwrap()
@@ -429,9 +432,9 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     assert_eq!(bed.events("chat", "Rejected").await.len(), 0);
 }
 
-/// What is no answer of a Bot API, or a bad one, is tried again.
+/// An invalid answer, or one that is not a Bot API's, is retried.
 #[tokio::test]
-async fn bad_answers_of_the_bot_api_are_retried() {
+async fn invalid_answers_of_the_bot_api_are_retried() {
     let bed = Bed::shared("badly").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -440,15 +443,15 @@ async fn bad_answers_of_the_bot_api_are_retried() {
     bed.deployment("web", 0).await;
     bed.track("it", "Deployment", "web", "replicas", "chat")
         .await;
-    let mut wanted = vec![("Created".to_owned(), "0".to_owned())];
-    let delivered = async |wanted: &[(String, String)]| {
-        let wanted: Vec<_> = wanted
+    let mut expected_reasons = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |expected_reasons: &[(String, String)]| {
+        let expected_reasons: Vec<_> = expected_reasons
             .iter()
             .map(|(action, value)| (action.as_str(), Some(value.as_str())))
             .collect();
-        bed.delivered("it", &wanted).await
+        bed.delivered("it", &expected_reasons).await
     };
-    delivered(&wanted).await;
+    delivered(&expected_reasons).await;
     let faults = [
         ("bad JSON", Fault::bad_json(), "no answer of a Bot API"),
         ("not ok", Fault::not_ok(), "Internal Server Error"),
@@ -468,35 +471,35 @@ async fn bad_answers_of_the_bot_api_are_retried() {
             "502",
         ),
     ];
-    for (replicas, (what, fault, words)) in faults.into_iter().enumerate() {
+    for (replicas, (what, fault, message)) in faults.into_iter().enumerate() {
         telegram.fault_always(fault);
         let replicas = i32::try_from(replicas).unwrap() + 1;
         bed.scale("web", replicas).await;
         let waiting = bed.waiting("it", "DeliveryFailing: ").await;
-        assert!(waiting.contains(words), "{what}: {waiting}");
+        assert!(waiting.contains(message), "{what}: {waiting}");
         assert!(waiting.len() < 600, "{what}: {} bytes", waiting.len());
         telegram.heal();
-        wanted.push(("Updated".into(), replicas.to_string()));
-        delivered(&wanted).await;
+        expected_reasons.push(("Updated".into(), replicas.to_string()));
+        delivered(&expected_reasons).await;
         bed.waiting("it", "").await;
         bed.ready("chat").await;
     }
     assert_eq!(
         telegram.messages().len(),
-        1 + wanted.len(),
-        "each told once"
+        1 + expected_reasons.len(),
+        "each message arrives once"
     );
 }
 
-/// A 401 has the Secret read at once, also when it was the entry's own attempt.
+/// After a 401 the operator reads the Secret at once, also if the entry's own attempt got the 401.
 #[tokio::test]
-async fn a_revoked_token_is_mended_by_its_secret() {
+async fn changed_secret_replaces_a_revoked_token() {
     let bed = Bed::shared("revoked").await;
     let telegram = bot_api();
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=1h")
-        .flag("--stopped-retry=500ms");
+        .flag("--secret-refresh-period=1h")
+        .flag("--stopped-retry-period=500ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;

@@ -1,4 +1,4 @@
-//! What may stand in an object that should not: nothing panics, nothing loops, and the rest goes on.
+//! Invalid stored objects: no panic, no loop, and other objects work.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,11 @@ use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings, changes, condition, taken, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, SYSTEM, Settings, accepted, actions_and_values, changes, condition,
+};
 
-/// Histories that no version of ours writes, though the schema lets them in.
+/// Returns histories that no version of the operator writes, although the schema accepts them.
 fn histories() -> Vec<(&'static str, Value)> {
     let id = |n: u32| format!("00000000-0000-7000-8000-{n:012}");
     let pending = |more: Value| {
@@ -72,10 +74,10 @@ fn histories() -> Vec<(&'static str, Value)> {
             "held",
             json!([
                 pending(
-                    json!({ "heldSince": "9999-12-30T21:59:59Z", "heldSeconds": i64::MAX, "id": id(6) })
+                    json!({ "suspendedSince": "9999-12-30T21:59:59Z", "suspendedSeconds": i64::MAX, "id": id(6) })
                 ),
                 pending(
-                    json!({ "heldSince": "0001-01-01T00:00:00Z", "heldSeconds": 0, "id": id(7) })
+                    json!({ "suspendedSince": "0001-01-01T00:00:00Z", "suspendedSeconds": 0, "id": id(7) })
                 ),
             ]),
         ),
@@ -84,7 +86,7 @@ fn histories() -> Vec<(&'static str, Value)> {
             json!([
                 pending(json!({ "merged": i64::MAX, "firstValue": "x", "id": id(8) })),
                 pending(
-                    json!({ "merged": 0, "cut": { "length": i64::MAX, "sha256": "" }, "id": id(9) })
+                    json!({ "merged": 0, "truncated": { "length": i64::MAX, "sha256": "" }, "id": id(9) })
                 ),
                 pending(json!({ "resourceVersion": "banana", "uid": "\u{0}", "id": id(10) })),
                 pending(json!({ "resourceVersion": "99999999999999999999999", "id": id(11) })),
@@ -113,11 +115,11 @@ fn statuses() -> Vec<(&'static str, Value)> {
         ("not-ready", json!({ "initialized": true, "ready": false })),
         (
             "tested",
-            json!({ "ready": true, "observedGeneration": 999, "tested": { "spec": "", "secrets": ["", "/", "a/b/c"] } }),
+            json!({ "ready": true, "observedGeneration": 999, "lastTest": { "spec": "", "secrets": ["", "/", "a/b/c"] } }),
         ),
         (
             "moved",
-            json!({ "ready": true, "observedGeneration": 1, "migratedToChatId": i64::MIN, "tested": { "spec": "0" } }),
+            json!({ "ready": true, "observedGeneration": 1, "migratedToChatId": i64::MIN, "lastTest": { "spec": "0" } }),
         ),
         (
             "conditions",
@@ -151,7 +153,7 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> BTreeM
 }
 
 #[tokio::test]
-async fn stored_nonsense_panics_nothing_and_loops_nothing() {
+async fn invalid_stored_objects_cause_no_panic_and_no_loop() {
     let bed = Bed::shared("nonsense").await;
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
@@ -177,7 +179,9 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
                 .as_ref()
                 .is_some_and(|status| status.conditions.iter().any(|it| it.reason == "Ready"))
         };
-        let point = bed.until(name, "is said to be ready by us", says_so).await;
+        let point = bed
+            .until(name, "is reported as ready by this version", says_so)
+            .await;
         assert_eq!(condition(&point).0, "Ready");
         assert_eq!(
             point.status.as_ref().unwrap().observed_generation,
@@ -185,11 +189,11 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
             "{name}"
         );
         let path = format!("/{name}");
-        let tests = taken(&receiver)
+        let tests = accepted(&receiver)
             .iter()
             .filter(|r| r.path == path && r.header("ce-type") == Some(crate::support::READY))
             .count();
-        // What the original program called ready was tested by it.
+        // The operator tests a contact point that the original program called ready.
         assert_eq!(
             tests,
             usize::from(status != json!({ "initialized": true, "ready": true })),
@@ -203,7 +207,7 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
         "another's condition stays"
     );
 
-    // The newest value of each is known and told, whatever stood before it.
+    // Each field's newest value is recorded and sent, whatever the history was.
     let tells_one = |field: &TrackedField| {
         let history = field.history().unwrap();
         let done = history
@@ -225,14 +229,14 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
         "nothing changed there"
     );
     assert_eq!(
-        told(&bed.history("original").await),
+        actions_and_values(&bed.history("original").await),
         [("Created", Some("1"))]
     );
 
-    // Every one of them still follows.
+    // Every field still follows its target.
     bed.scale("web", 2).await;
     for (name, _) in histories() {
-        bed.until(name, "goes on", |field: &TrackedField| {
+        bed.until(name, "continues", |field: &TrackedField| {
             field.history().unwrap().last().is_some_and(|last| {
                 last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered)
             })
@@ -240,7 +244,7 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
         .await;
     }
 
-    // Asked for a pass, each has nothing more to write.
+    // After a requested reconcile, no field has anything more to write.
     let since = bed.plane.audit().mark().await.unwrap();
     let request =
         json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } });
@@ -268,9 +272,9 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// Templates that parse and then fail, or say nothing: the default message goes out, once.
+/// Templates that parse and then fail, or render nothing: the default message is sent, once.
 #[tokio::test]
-async fn a_template_that_fails_costs_no_message() {
+async fn failing_template_costs_no_message() {
     let bed = Bed::shared("fails").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -279,7 +283,7 @@ async fn a_template_that_fails_costs_no_message() {
     bed.deployment("web", 1).await;
     let templates = [
         ("type", "{{ value + 1 }}"),
-        ("missing-key", "{{ cut.length }}"),
+        ("missing-key", "{{ truncated.length }}"),
         ("nothing", "{% if value == 'x' %}x{% endif %}"),
         ("blank", " \n\t "),
         ("division", "{{ 1 // (merged - 1) }}"),
@@ -296,31 +300,31 @@ async fn a_template_that_fails_costs_no_message() {
             .await;
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
-    let told = changes(&receiver);
-    assert_eq!(told.len(), templates.len());
-    for change in told {
+    let actions_and_values = changes(&receiver);
+    assert_eq!(actions_and_values.len(), templates.len());
+    for change in actions_and_values {
         let text = change["text"].as_str().unwrap();
         assert!(
             text.starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"),
             "{change}"
         );
     }
-    // Each is looked at once a change, not for ever.
+    // Each field is reconciled once for each change, not for ever.
     bed.scale("web", 2).await;
     for (name, _) in templates {
         bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    assert!(taken(&receiver).len() <= 1 + 2 * templates.len());
+    assert!(accepted(&receiver).len() <= 1 + 2 * templates.len());
     assert!(!operator.logs().contains("panicked"));
 
-    // The contact point's own template: one that does not parse is said, one that fails gives way.
+    // The contact point's own template: an unparsable one is reported, a failing one is replaced by the default message.
     let body = |body: &str| json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } });
     bed.point("no-template", body("{{ text")).await;
-    let (_, said) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
+    let (_, message) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
     assert!(
-        said.starts_with("spec.webhookSpec.body: line 1: "),
-        "{said}"
+        message.starts_with("spec.webhookSpec.body: line 1: "),
+        "{message}"
     );
     receiver.forget();
     bed.point("failing", body("{{ entries[0].value + 1 }}"))

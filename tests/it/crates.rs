@@ -34,7 +34,7 @@ fn crates_depend_on_lower_crates_only() {
     }
 }
 
-/// A program that reads or writes our objects needs no client of ours.
+/// A program that reads or writes the operator's objects needs no client of this project.
 #[test]
 fn api_types_need_no_client() {
     for folder in ["crates/core", "crates/api"] {

@@ -1,4 +1,4 @@
-//! What the apiserver checks: every field at its boundary, the documents' objects older than the rules, rights.
+//! Validation by the apiserver: every field at its boundary, the documents' objects older than the rules, permissions.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
@@ -18,16 +18,16 @@ mod config_map_sync;
 mod contact_point;
 mod my_app;
 mod my_ingress;
+mod permissions;
 mod printed;
-mod rights;
 mod tracked_field;
 mod upgrade;
 
-/// One case a line: a spec in YAML, and what the refusal says; nothing where the spec is accepted. Parts of it are
-/// divided by `|`; the first is the field that it is said of.
+/// One case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the text;
+/// the first part is the field.
 type Case = (String, &'static str);
 
-/// Installs our CRDs; a warning of the apiserver is an error. Returns once they are served.
+/// Installs the CRDs, where a warning of the apiserver is an error. Returns once they are served.
 async fn install(plane: &ControlPlane) {
     let crds = xtask::crds_yaml().unwrap();
     plane
@@ -61,7 +61,7 @@ async fn install(plane: &ControlPlane) {
     }
 }
 
-/// A client whose namespace is the test's own, where our CRDs are served.
+/// Returns a client whose namespace is the test's own, on a control plane that serves the CRDs.
 async fn served() -> Client {
     let bed = Bed::bare("crds").await;
     let sends = move |request| {
@@ -71,7 +71,7 @@ async fn served() -> Client {
     Client::new(tower::service_fn(sends), bed.namespace)
 }
 
-/// Creates an object in the client's namespace; the refusal's words otherwise.
+/// Creates an object in the client's namespace; returns the message of the rejection otherwise.
 async fn create(
     client: &Client,
     kind: &ApiResource,
@@ -99,22 +99,24 @@ async fn create(
     }
 }
 
-/// Tries every case, and tells all that are not as the table says.
+/// Tries every case, and reports all that differ from the table.
 async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
     let mut wrong = Vec::new();
-    for (yaml, words) in cases {
+    for (yaml, expected) in cases {
         let spec = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{yaml}: {e}"));
         match create(client, kind, "case", Some(&spec), true).await {
-            Ok(_) if words.is_empty() => {}
+            Ok(_) if expected.is_empty() => {}
             Ok(_) => wrong.push(format!(
-                "{}\n  is accepted, not refused with {words}",
+                "{}\n  is accepted, not refused with {expected}",
                 shorten(yaml)
             )),
-            Err(said) if !words.is_empty() && words.split('|').all(|part| said.contains(part)) => {}
-            Err(said) => wrong.push(format!(
-                "{}\n  {words}, but: {}",
+            Err(error)
+                if !expected.is_empty() && expected.split('|').all(|part| error.contains(part)) => {
+            }
+            Err(error) => wrong.push(format!(
+                "{}\n  {expected}, but: {}",
                 shorten(yaml),
-                shorten(&said)
+                shorten(&error)
             )),
         }
     }
@@ -127,19 +129,19 @@ async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
     );
 }
 
-/// Fails for a field of `spec` that no case speaks of: a new field needs its cases. What is inside of the fields `theirs` is
-/// Kubernetes' own.
-fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
-    fn names(schema: &Value, theirs: &[&str], into: &mut Vec<String>) {
+/// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside of `theirs` are Kubernetes'
+/// own.
+fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]) {
+    fn names(schema: &Value, kubernetes_fields: &[&str], into: &mut Vec<String>) {
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
             into.push(name.clone());
-            if !theirs.contains(&name.as_str()) {
-                names(property, theirs, into);
-                names(&property["items"], theirs, into);
+            if !kubernetes_fields.contains(&name.as_str()) {
+                names(property, kubernetes_fields, into);
+                names(&property["items"], kubernetes_fields, into);
             }
         }
     }
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap();
@@ -147,14 +149,14 @@ fn every_field_has_a_case(kind: &str, theirs: &[&str], cases: &[Case]) {
     let mut fields = Vec::new();
     names(
         &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
-        theirs,
+        kubernetes_fields,
         &mut fields,
     );
     assert!(fields.len() > 3);
     for field in fields {
         let of = |refused: bool| {
-            cases.iter().any(|(yaml, words)| {
-                words.is_empty() != refused && yaml.contains(&format!("{field}:"))
+            cases.iter().any(|(yaml, expected)| {
+                expected.is_empty() != refused && yaml.contains(&format!("{field}:"))
             })
         };
         assert!(of(false), "no case accepts {field}");

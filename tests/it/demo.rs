@@ -1,4 +1,4 @@
-//! `make demo`: what it shows, and that it leaves nothing behind.
+//! `make demo`: its output, and its cleanup.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use testbed::{ControlPlane, Options};
 
 use crate::support::TOKEN;
 
-/// It builds nothing here, and is over in some 20 seconds.
+/// The demo builds nothing here, and ends after some 20 seconds.
 const SHOWN: Duration = Duration::from_mins(5);
-/// What it makes in somebody's cluster, by any of these names.
-const OURS: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
+/// Objects that the demo creates in a user's cluster, by any of these names.
+const DEMO_RESOURCES: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
     validatingadmissionpolicybindings";
 
-/// The demo, of the programs that are built for tests, with its files in this folder.
+/// Returns the command of the demo, which runs the programs built for tests, with its files in this folder.
 fn demo(folder: &Folder) -> Program {
     let programs = Path::new(env!("CARGO_BIN_EXE_quartermaster"))
         .parent()
@@ -28,7 +28,7 @@ fn demo(folder: &Folder) -> Program {
         .env("TMPDIR", folder.path())
 }
 
-/// The demo in the cluster of the current context.
+/// Returns the command of the demo in the cluster of the current context.
 fn visiting(plane: &ControlPlane, folder: &Folder) -> Program {
     let path = format!(
         "{}:{}",
@@ -45,18 +45,18 @@ fn run(program: Program, folder: &Folder) -> Child {
     program.spawn(folder.path().join("shown")).unwrap()
 }
 
-/// All that it showed, once it has ended.
-async fn shown(mut demo: Child, well: bool) -> String {
+/// Returns the whole output once the demo has ended.
+async fn output(mut demo: Child, succeeds: bool) -> String {
     let status = demo.wait(SHOWN).await.unwrap();
     let text = demo.log_text().unwrap();
-    assert_eq!(status.success(), well, "{text}");
+    assert_eq!(status.success(), succeeds, "{text}");
     let folder = demo.log().parent().unwrap();
     let left: Vec<_> = folder
         .read_dir()
         .unwrap()
         .map(|file| file.unwrap().file_name())
         .collect();
-    assert_eq!(left, ["shown"], "its files are gone");
+    assert_eq!(left, ["shown"], "the files of the demo are deleted");
     text
 }
 
@@ -65,15 +65,15 @@ async fn kubectl(plane: &ControlPlane, arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn on_a_control_plane_of_its_own() {
+async fn demo_runs_on_its_own_control_plane() {
     let folder = Folder::new().unwrap();
-    // Nothing of the user's cluster counts.
-    let text = shown(
+    // The demo ignores the user's cluster.
+    let text = output(
         run(demo(&folder).env("KUBECONFIG", "/nowhere"), &folder),
         true,
     )
     .await;
-    for words in [
+    for expected in [
         "| Value: 3",
         "web runs nginx:1.29 in place of nginx:1.28",
         "\"telegram-chat\" not found; there is \"telegram-cp\"",
@@ -82,14 +82,14 @@ async fn on_a_control_plane_of_its_own() {
         "DeleteLoadBalancer",
         "That was all",
     ] {
-        assert!(text.contains(words), "{words}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
 #[tokio::test]
-async fn in_somebodys_cluster_and_chat() {
+async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
-    let before = kubectl(&plane, &["get", OURS, "-o", "name"]).await;
+    let before = kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await;
     let chat = BotApi::start().unwrap();
     chat.add_token(TOKEN);
     chat.add_chat(Chat::new(Kind::Supergroup, -1_001_234_567_890).unwrap());
@@ -100,16 +100,16 @@ async fn in_somebodys_cluster_and_chat() {
         program.env("TELEGRAM_API_URL", chat.url())
     };
 
-    // It goes nowhere unasked, and not where Quartermaster is.
+    // The demo does not touch a cluster without consent, nor a cluster with Quartermaster.
     let folder = Folder::new().unwrap();
-    let text = shown(run(visiting(&plane, &folder), &folder), false).await;
+    let text = output(run(visiting(&plane, &folder), &folder), false).await;
     assert!(
         text.contains("there is no terminal to ask on: YES=1 goes on without"),
         "{text}"
     );
     kubectl(&plane, &["create", "namespace", "quartermaster-system"]).await;
     let folder = Folder::new().unwrap();
-    let text = shown(
+    let text = output(
         run(visiting(&plane, &folder).env("YES", "1"), &folder),
         false,
     )
@@ -119,9 +119,12 @@ async fn in_somebodys_cluster_and_chat() {
         "{text}"
     );
     kubectl(&plane, &["delete", "namespace", "quartermaster-system"]).await;
-    assert_eq!(kubectl(&plane, &["get", OURS, "-o", "name"]).await, before);
+    assert_eq!(
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
+        before
+    );
 
-    // Stopped in its middle it takes away what it made.
+    // An interrupted demo removes its objects.
     let folder = Folder::new().unwrap();
     let mut interrupted = run(
         with_chat(visiting(&plane, &folder).env("YES", "1")),
@@ -137,16 +140,16 @@ async fn in_somebodys_cluster_and_chat() {
     .await
     .unwrap();
     interrupted.terminate().unwrap();
-    let text = shown(interrupted, false).await;
+    let text = output(interrupted, false).await;
     assert!(!text.contains("Not all of it is gone"), "{text}");
     assert_eq!(
-        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,
         "{text}"
     );
 
     let folder = Folder::new().unwrap();
-    let text = shown(
+    let text = output(
         run(
             with_chat(visiting(&plane, &folder).env("YES", "1")),
             &folder,
@@ -164,18 +167,18 @@ async fn in_somebodys_cluster_and_chat() {
         .iter()
         .map(|message| message.text.clone())
         .collect();
-    for words in ["Contact point is ready", "Value: 3", "Value: -1"] {
+    for expected in ["Contact point is ready", "Value: 3", "Value: -1"] {
         assert!(
-            messages.iter().any(|message| message.contains(words)),
-            "{words}: {messages:?}"
+            messages.iter().any(|message| message.contains(expected)),
+            "{expected}: {messages:?}"
         );
     }
     assert_eq!(
-        kubectl(&plane, &["get", OURS, "-o", "name"]).await,
+        kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,
         "{text}"
     );
-    // Nothing was made where others are.
+    // The demo creates nothing in other namespaces.
     let events = kubectl(
         &plane,
         &[

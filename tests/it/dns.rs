@@ -10,7 +10,7 @@ use testbed::receiver::Receiver;
 
 use crate::support::{Bed, Operator, SOON, Settings, condition};
 
-/// A DNS server, and settings that lead the operator to it.
+/// A DNS server, and settings that point the operator to it.
 struct Scene {
     dns: DnsServer,
     /// Folder of `resolv.conf` and the hosts file.
@@ -36,7 +36,7 @@ fn url(name: &str, receiver: &Receiver) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_hang_delay_their_own_tenant_alone() {
+async fn hanging_names_delay_only_their_own_tenant() {
     const HANGING: usize = 40;
     let Scene {
         dns,
@@ -46,7 +46,7 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
     let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
     let receiver = Receiver::start().unwrap();
     let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
-    // No request gives up its place among those that wait for a lookup.
+    // No request loses its place among those that wait for a lookup.
     let _operator = Operator::start(&tenant, settings.flag(&both).flag("--send-timeout=10m")).await;
     for number in 0..HANGING {
         dns.silence(&format!("hangs-{number}.test"));
@@ -76,10 +76,11 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
         .await;
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
-    // Two at a time take two seconds: it would wait 20 seconds or more until half of those before it had their turn.
+    // Two lookups at a time take two seconds: the other tenant would wait 20 seconds or more until half of the earlier ones
+    // had finished.
     assert!(
         hanging.len() < HANGING / 2,
-        "it had to wait for the others: {}",
+        "the tenant had to wait for others: {}",
         hanging.len()
     );
     // Each lookup takes at least two seconds: two tries of a second each.
@@ -91,8 +92,8 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
             three[2] - three[0]
         );
     }
-    let (_, said) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
-    assert!(said.contains("no answer from DNS"), "{said}");
+    let (_, message) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
+    assert!(message.contains("no answer from DNS"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,7 +153,7 @@ async fn connections_to_one_name_within_seconds_cost_one_lookup() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_in_etc_hosts_are_not_asked_for() {
+async fn names_in_etc_hosts_are_not_looked_up() {
     let Scene {
         dns,
         folder,
@@ -214,7 +215,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn name_that_leads_to_a_refused_address_is_refused() {
+async fn name_with_a_denied_address_is_rejected() {
     let Scene {
         dns,
         folder: _folder,
@@ -225,13 +226,16 @@ async fn name_that_leads_to_a_refused_address_is_refused() {
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
         bed.webhook(name, &format!("http://{name}.test/")).await;
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
+        let (_, message) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
         assert!(
-            said.contains(address) && said.contains("metadata"),
-            "{said}"
+            message.contains(address) && message.contains("metadata"),
+            "{message}"
         );
     }
     bed.webhook("none", "http://none.test/").await;
-    let (_, said) = condition(&bed.not_ready("none", "Unreachable").await);
-    assert!(said.contains("DNS has no address of this name"), "{said}");
+    let (_, message) = condition(&bed.not_ready("none", "Unreachable").await);
+    assert!(
+        message.contains("DNS has no address of this name"),
+        "{message}"
+    );
 }

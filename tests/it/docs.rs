@@ -1,4 +1,4 @@
-//! The documentation against the code, offline: what the pages must name, and what they show.
+//! The documentation against the code, offline: fields, columns, permissions, links and paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use qm_notify::history::HistoryLimits;
 use qm_notify::history::KEPT_BYTES;
 use qm_notify::message::TextLimit;
 use qm_notify::{message, rate_limit};
-use quartermaster::registry;
+use quartermaster::{kinds, permissions};
 use xtask::docs as generated;
 
 mod book;
@@ -22,18 +22,16 @@ mod manifests;
 mod reasons;
 mod templates;
 
-/// The tree's root.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The text of one page of `docs`.
+/// Returns the text of a page of `docs`.
 fn page(name: &str) -> String {
     let path = root().join("docs").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The pages in a folder.
 fn in_folder(folder: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(folder)
         .unwrap()
@@ -43,7 +41,7 @@ fn in_folder(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Every page of the book: in `docs` and the folders there.
+/// Returns every page of the book: in `docs` and the folders there.
 fn pages_of_the_book() -> Vec<PathBuf> {
     let docs = root().join("docs");
     let folders = fs::read_dir(&docs)
@@ -58,7 +56,7 @@ fn pages_of_the_book() -> Vec<PathBuf> {
     pages
 }
 
-/// Every page: those of the book, and those at the root.
+/// Returns every page: those of the book, and those at the root.
 fn pages() -> BTreeMap<PathBuf, String> {
     let all = pages_of_the_book().into_iter().chain(in_folder(root()));
     let pages: BTreeMap<_, _> = all
@@ -68,13 +66,13 @@ fn pages() -> BTreeMap<PathBuf, String> {
     pages
 }
 
-/// The row of a table whose first cell begins with `name` in backticks.
+/// Returns the row of a table whose first cell begins with `name` in backticks.
 fn row<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     page.lines()
         .find(|line| line.starts_with(&format!("| `{name}`")))
 }
 
-/// What stands outside fenced blocks.
+/// Returns the text outside fenced blocks.
 fn prose(page: &str) -> String {
     let mut fenced = false;
     let mut prose = String::new();
@@ -90,7 +88,7 @@ fn prose(page: &str) -> String {
     prose
 }
 
-/// The anchors that GitHub gives a page's headings.
+/// Returns the anchors that GitHub gives a page's headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     let prose = prose(page);
     let headings = prose.lines().filter(|line| line.starts_with('#'));
@@ -100,7 +98,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let mut followed = 0;
     for (path, text) in pages() {
         let prose = prose(&text);
@@ -134,18 +132,18 @@ fn every_link_leads_somewhere() {
 }
 
 #[test]
-fn every_path_that_is_named_exists() {
+fn every_named_path_exists() {
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
-            let ours = [
+            let is_local = [
                 "src/", "crates/", "xtask/", "tests/", "testbed/", "hack/", "config/",
             ]
             .iter()
             .any(|folder| named.starts_with(folder));
-            if ours && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
+            if is_local && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
                 assert!(
                     root().join(named).exists(),
-                    "{}: there is no {named}",
+                    "{}: {named} does not exist",
                     path.display()
                 );
             }
@@ -153,11 +151,11 @@ fn every_path_that_is_named_exists() {
     }
 }
 
-/// Every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
+/// Returns every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
 fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
     fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
         into.insert(path.to_owned(), schema.clone());
-        // Conditions are Kubernetes' own, too.
+        // Kubernetes documents conditions, too.
         if path.ends_with("conditions") || generated::KUBERNETES.contains(&path) {
             return;
         }
@@ -190,14 +188,14 @@ fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
     fields
 }
 
-/// The page of a kind.
+/// Returns the page of a kind.
 fn page_of(crd: &CustomResourceDefinition) -> String {
     page(&generated::page_of(&crd.spec.names.kind))
 }
 
 #[test]
-fn every_field_has_its_row_and_its_bounds() {
-    for crd in registry::crds() {
+fn every_field_has_a_row_with_its_bounds() {
+    for crd in kinds::crds() {
         let page = page_of(&crd);
         for (path, schema) in fields(&crd) {
             let row = row(&page, &path).unwrap_or_else(|| panic!("{path} has no row"));
@@ -243,16 +241,16 @@ fn every_field_has_its_row_and_its_bounds() {
 }
 
 #[test]
-fn every_column_is_shown_as_it_is() {
-    for crd in registry::crds() {
+fn every_column_matches_the_crd() {
+    for crd in kinds::crds() {
         let columns = crd.spec.versions[0]
             .additional_printer_columns
             .clone()
             .unwrap();
-        let shown = columns
+        let printed = columns
             .iter()
             .filter(|column| column.priority.unwrap_or_default() == 0);
-        let header = shown
+        let header = printed
             .map(|column| column.name.to_uppercase())
             .collect::<Vec<_>>()
             .join(" ");
@@ -266,35 +264,42 @@ fn every_column_is_shown_as_it_is() {
 }
 
 #[test]
-fn every_right_has_its_row() {
+fn every_permission_has_a_row() {
     let page = page("operating.md");
-    for right in registry::KINDS
+    for permission in kinds::KINDS
         .iter()
         .flat_map(|kind| kind.permissions)
-        .chain(registry::METRICS_RIGHTS)
+        .chain(permissions::METRICS_RIGHTS)
     {
-        for resource in right.resources {
+        for resource in permission.resources {
             let row = row(&page, resource).unwrap_or_else(|| panic!("{resource} has no row"));
-            for verb in right.verbs {
+            for verb in permission.verbs {
                 assert!(row.contains(verb), "{resource}: {verb}");
             }
         }
     }
     let crds = row(&page, "customresourcedefinitions").unwrap();
-    assert!(registry::CRD_VERBS.iter().all(|verb| crds.contains(verb)));
-    assert!(page.contains(&format!("`{}: \"true\"`", registry::AGGREGATE_TO_TRACKER)));
-    let (leases, lease) = (registry::LEASES, quartermaster::cli::LEASE);
+    assert!(
+        permissions::CRD_VERBS
+            .iter()
+            .all(|verb| crds.contains(verb))
+    );
+    assert!(page.contains(&format!(
+        "`{}: \"true\"`",
+        permissions::AGGREGATE_TO_TRACKER
+    )));
+    let (leases, lease) = (permissions::LEASES, quartermaster::cli::LEASE);
     let made = format!(
         "`{}` {}; of the one `{lease}` {}",
         leases.resources[0],
         leases.verbs.join(", "),
-        registry::LEASE_VERBS.join(", ")
+        permissions::LEASE_VERBS.join(", ")
     );
     assert!(page.contains(&made), "{made}");
 }
 
 #[test]
-fn every_bound_of_delivery_is_the_codes() {
+fn every_delivery_limit_matches_the_code() {
     let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
     let bounds = HistoryLimits::new(None);
     let (least, most) = (
@@ -314,7 +319,7 @@ fn every_bound_of_delivery_is_the_codes() {
             kib(bounds.finished.bytes)
         ),
         format!(
-            "| one value | | {},{:03} bytes, then cut |",
+            "| one value | | {},{:03} bytes, then truncated |",
             KEPT_BYTES / 1000,
             KEPT_BYTES % 1000
         ),

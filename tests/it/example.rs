@@ -14,7 +14,8 @@ use testbed::{ControlPlane, Options};
 use self::greetings::Greeting;
 use crate::support::{Bed, Plane};
 
-// Part of this binary, so that every build of the tests has it: cargo builds the examples of another package only if asked.
+// The example is part of this binary, so that every build of the tests has it: cargo builds the examples of another package
+// only if asked.
 #[path = "../../crates/runtime/examples/greetings.rs"]
 mod greetings;
 
@@ -43,7 +44,7 @@ fn ready(greeting: &Greeting) -> Option<Value> {
 
 #[tokio::test]
 async fn example_reconciles_corrects_drift_and_writes_its_status() {
-    // Nothing of Quartermaster is installed here.
+    // No part of Quartermaster is installed here.
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();

@@ -1,4 +1,4 @@
-//! Paths that are expensive to look up in a huge object, beside ordinary ones.
+//! Paths that are expensive to evaluate in a huge object, beside ordinary ones.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
 
-/// Makes each hostile path twice as expensive as an object may be. `make bench` has as many as fit into an object.
+/// Number that makes each hostile path twice as expensive as the limit. `make bench` has as many as fit into an object.
 const ARGUMENTS: usize = 250_000;
 const HOSTILE: usize = 100;
 const LEASE: &str = "expensive-paths";
 
-/// A Deployment whose container has so many empty arguments.
+/// Creates a Deployment whose container has so many empty arguments.
 async fn deployment(bed: &Bed, name: &str, arguments: usize) {
     let labels = json!({ "app": name });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; arguments] });
@@ -32,7 +32,7 @@ async fn deployment(bed: &Bed, name: &str, arguments: usize) {
         .await;
 }
 
-/// Merges into a Deployment, whose answer would be huge.
+/// Merges a patch into a Deployment, without reading the huge answer.
 async fn change(bed: &Bed, name: &str, patch: Value) {
     bed.api::<Deployment>()
         .patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -40,13 +40,13 @@ async fn change(bed: &Bed, name: &str, patch: Value) {
         .unwrap();
 }
 
-/// A union of 16 names at any depth, another one for each number.
+/// Returns a union of 16 names at any depth, another one for each number.
 fn hostile(number: usize) -> String {
     let names: Vec<_> = (0..16).map(|name| format!("'n{number}-{name}'")).collect();
     format!("{{..[{}]}}", names.join(","))
 }
 
-/// Who leads, and how often that has changed.
+/// Returns the leader, and the number of leader changes.
 async fn leader(bed: &Bed) -> (Option<String>, Option<i32>) {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
     let spec = leases.get(LEASE).await.unwrap().spec.unwrap();
@@ -80,11 +80,11 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     )
     .await;
 
-    // A slow machine must not end the lease; what is tested here would take far longer.
+    // A slow machine must not end the lease; the delay that this test looks for would take far longer.
     let flags = [
         "--leader-elect",
-        "--lease-duration=60s",
-        "--lease-renew-deadline=40s",
+        "--leader-elect-lease-duration=60s",
+        "--leader-elect-renew-deadline=40s",
     ];
     let settings = Settings::default().flag(&format!("--leader-election-id={LEASE}"));
     let operator = Operator::start(
@@ -94,25 +94,25 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
             .fold(settings, |settings, flag| settings.flag(flag)),
     )
     .await;
-    let mut told = vec![("Created".to_owned(), "0".to_owned())];
-    let delivered = async |told: &[(String, String)]| {
-        let told: Vec<_> = told
+    let mut sent = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |sent: &[(String, String)]| {
+        let sent: Vec<_> = sent
             .iter()
             .map(|(action, value)| (action.as_str(), Some(value.as_str())))
             .collect();
-        bed.delivered("web", &told).await;
+        bed.delivered("web", &sent).await;
     };
-    delivered(&told).await;
+    delivered(&sent).await;
     bed.delivered("image", &[("Created", Some("nginx:1"))])
         .await;
     for name in &names {
-        let words = bed.waiting(name, "PathTooExpensive").await;
+        let message = bed.waiting(name, "PathTooExpensive").await;
         // More than 16 times as many steps as there are arguments, by a few for each level of the object.
         let estimate =
-            (4..10).any(|millions| words.contains(&format!("about {millions},000,000 steps")));
+            (4..10).any(|millions| message.contains(&format!("about {millions},000,000 steps")));
         assert!(
-            estimate && words.contains("may take 2,000,000: write names"),
-            "{words}"
+            estimate && message.contains("may take 2,000,000: write names"),
+            "{message}"
         );
     }
     let before = leader(&bed).await;
@@ -122,14 +122,14 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
         let changed = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
         change(&bed, "huge", changed).await;
         bed.scale("web", round).await;
-        told.push(("Updated".into(), round.to_string()));
-        delivered(&told).await;
+        sent.push(("Updated".into(), round.to_string()));
+        delivered(&sent).await;
         assert_eq!(operator.probe("livez").await.unwrap().0, 200);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert_eq!(leader(&bed).await, before);
 
-    // What is cheap again is looked up again.
+    // A path that becomes cheap is evaluated again.
     let container = json!({ "name": "web", "image": "nginx:2", "args": [""] });
     change(
         &bed,
@@ -148,9 +148,9 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     }
 }
 
-/// The operator looks it up on another thread; of states that come faster than that the newest one counts.
+/// The operator evaluates the path on another thread; of states that arrive faster, only the newest one counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_through_a_large_object_ends_with_the_newest_value() {
+async fn path_through_a_large_object_ends_with_the_newest_value() {
     let bed = Bed::bare("large").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -178,7 +178,7 @@ async fn a_path_through_a_large_object_ends_with_the_newest_value() {
                 let newest = history.last().and_then(|entry| entry.value.clone());
                 anyhow::ensure!(
                     newest.as_deref() == Some("nginx:20"),
-                    "it ends with {newest:?}"
+                    "the history ends with {newest:?}"
                 );
                 Ok(Some(()))
             },
@@ -187,7 +187,7 @@ async fn a_path_through_a_large_object_ends_with_the_newest_value() {
     }
     bed.delete::<Deployment>("large").await;
     for name in ["first", "second"] {
-        bed.until(name, "is told of the deletion", |field: &TrackedField| {
+        bed.until(name, "has the deletion", |field: &TrackedField| {
             field
                 .history()
                 .unwrap()

@@ -1,11 +1,11 @@
-//! Paths of a `TrackedField` against `kubectl -o jsonpath`, which is where people try them out.
+//! Paths of a `TrackedField` against `kubectl -o jsonpath`, with which people try them out.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use quartermaster::controllers::tracked_field::field::Field;
+use quartermaster::controllers::tracked_field::field::FieldSelector;
 use serde_json::{Value, json};
 
 const DEPLOYMENT: &[&str] = &[
@@ -100,7 +100,7 @@ const CONFIG_MAP: &[&str] = &[
     "{.other.none}",
 ];
 
-/// What kubectl refuses, and so do we.
+/// Paths that kubectl rejects, and the operator too.
 const REFUSED: &[&str] = &[
     "{.data.key",
     "{\"key",
@@ -110,7 +110,7 @@ const REFUSED: &[&str] = &[
     "{.other.list[?(@.a==)]}",
 ];
 
-/// Where an index leads nowhere kubectl fails; to a tracked field it is just missing, for now.
+/// Indices out of range: kubectl fails; for a tracked field the value is just missing, for now.
 const OUT_OF_RANGE: &[&str] = &[
     "{.other.list[9]}",
     "{.other.list[-9]}",
@@ -174,7 +174,7 @@ fn config_map() -> Value {
             "lines": "one\ntwo\n",
         },
         "binaryData": {"z": "AA==", "a": "AQ=="},
-        // No ConfigMap has this; kubectl's local mode takes it as it is, and it holds every type of JSON.
+        // No ConfigMap has this field; kubectl's local mode accepts it, and it holds every type of JSON.
         "other": {
             "null": null,
             "false": false,
@@ -209,7 +209,7 @@ impl Subject {
             String::from_utf8_lossy(&built.stderr)
         );
         let folder = String::from_utf8(built.stdout).expect("a path");
-        // What `kubectl annotate --local` adds to what it prints.
+        // `kubectl annotate --local` adds this to its output.
         object["metadata"]["annotations"]["local"] = "yes".into();
         let kind = object["kind"].as_str().expect("a kind").to_owned();
         let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
@@ -240,9 +240,10 @@ impl Subject {
             .expect("kubectl runs")
     }
 
-    /// The field as we have it; nothing when it is missing, which is what kubectl prints then.
-    fn ours(&self, path: &str) -> String {
-        let field = Field::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
+    /// Returns the field as the operator reads it; empty when it is missing, as in kubectl's output.
+    fn operator_text(&self, path: &str) -> String {
+        let field =
+            FieldSelector::compile(&self.kind, path).unwrap_or_else(|error| panic!("{error}"));
         field
             .extract(&self.object)
             .text()
@@ -254,13 +255,15 @@ impl Subject {
         let mut differences = Vec::new();
         for path in paths {
             let output = self.kubectl(path);
-            let theirs = String::from_utf8(output.stdout).expect("UTF-8");
-            let ours = self.ours(path);
+            let printed = String::from_utf8(output.stdout).expect("UTF-8");
+            let found = self.operator_text(path);
             let error = String::from_utf8_lossy(&output.stderr);
             if !output.status.success()
-                || (ours != theirs && spaced(&ours).as_ref() != Some(&theirs))
+                || (found != printed && spaced(&found).as_ref() != Some(&printed))
             {
-                differences.push(format!("{path}: kubectl {theirs:?} {error}, ours {ours:?}"));
+                differences.push(format!(
+                    "{path}: kubectl {printed:?} {error}, operator {found:?}"
+                ));
             }
         }
         assert!(differences.is_empty(), "{} {:#?}", self.kind, differences);
@@ -273,7 +276,7 @@ impl Drop for Subject {
     }
 }
 
-/// A JSON list as kubectl prints several matches.
+/// Returns a JSON list as kubectl prints several matches.
 fn spaced(list: &str) -> Option<String> {
     let list: Vec<Value> = serde_json::from_str(list).ok()?;
     let print = |item: &Value| {
@@ -284,42 +287,43 @@ fn spaced(list: &str) -> Option<String> {
 }
 
 #[test]
-fn a_deployments_paths_are_kubectls() {
+fn paths_of_a_deployment_match_kubectl() {
     Subject::new("deployment", deployment()).agrees_on(DEPLOYMENT);
 }
 
 #[test]
-fn a_services_paths_are_kubectls() {
+fn paths_of_a_service_match_kubectl() {
     Subject::new("service", service()).agrees_on(SERVICE);
 }
 
 #[test]
-fn a_config_maps_paths_are_kubectls() {
+fn paths_of_a_config_map_match_kubectl() {
     Subject::new("config-map", config_map()).agrees_on(CONFIG_MAP);
 }
 
 #[test]
-fn what_kubectl_refuses_is_refused() {
+fn paths_that_kubectl_rejects_are_rejected() {
     let subject = Subject::new("refused", config_map());
     for path in REFUSED {
         let output = subject.kubectl(path);
         assert!(
             !output.status.success(),
-            "{path}: kubectl takes it: {output:?}"
+            "{path}: kubectl accepts it: {output:?}"
         );
-        Field::compile("ConfigMap", path).expect_err(path);
+        FieldSelector::compile("ConfigMap", path).expect_err(path);
     }
 }
 
 #[test]
-fn an_index_out_of_range_is_missing_and_no_error() {
+fn index_out_of_range_is_missing_and_no_error() {
     let subject = Subject::new("out-of-range", config_map());
     for path in OUT_OF_RANGE {
         assert!(
             !subject.kubectl(path).status.success(),
-            "{path}: kubectl takes it"
+            "{path}: kubectl accepts it"
         );
-        let field = Field::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
+        let field =
+            FieldSelector::compile("ConfigMap", path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(field.extract(&subject.object).text(), None, "{path}");
     }
 }

@@ -1,4 +1,4 @@
-//! What is tracked: the words of each kind, paths into any other, and what counts as a change.
+//! Tracked values: names for the fields of some kinds, paths into any other, and changes.
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Service;
@@ -12,7 +12,9 @@ use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, fill_tracker_role, texts, told};
+use crate::support::{
+    Bed, Operator, SOON, Settings, actions_and_values, changes, fill_tracker_role, texts,
+};
 
 #[tokio::test]
 async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
@@ -76,7 +78,7 @@ async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
 }
 
 #[tokio::test]
-async fn words_of_deployments_stateful_sets_and_services() {
+async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked() {
     let bed = Bed::shared("words").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -170,7 +172,7 @@ async fn words_of_deployments_stateful_sets_and_services() {
     for (name, kind, target, field, ..) in &cases {
         bed.track(name, kind, target, field, "hook").await;
     }
-    // The API fills in a targetPort that is left out: it equals port.
+    // The API defaults a missing targetPort to port.
     bed.track(
         "port-default",
         "Service",
@@ -215,8 +217,8 @@ async fn words_of_deployments_stateful_sets_and_services() {
         bed.delivered(name, &[("Created", Some(before)), ("Updated", Some(after))])
             .await;
     }
-    let told = changes(&receiver);
-    let port = told
+    let actions_and_values = changes(&receiver);
+    let port = actions_and_values
         .iter()
         .find(|change| change["trackedField"] == "port-name" && change["action"] == "Updated")
         .unwrap();
@@ -227,8 +229,12 @@ async fn words_of_deployments_stateful_sets_and_services() {
             bed.namespace
         )
     );
-    assert_eq!(told.len(), 2 * cases.len() + 2, "each change is told once");
-    // Status changes of the targets went by meanwhile: the field of none of them changed.
+    assert_eq!(
+        actions_and_values.len(),
+        2 * cases.len() + 2,
+        "each change is sent once"
+    );
+    // Meanwhile the targets' statuses changed: the field of none of them did.
     assert_eq!(bed.history("port-default").await.len(), 1);
 }
 
@@ -246,7 +252,7 @@ fn workload(replicas: i32, image: &str, side: &str, stateful: bool) -> Value {
     json!({ "spec": spec })
 }
 
-/// A kind of its own, so that no other test grants it.
+/// A kind of the test's own, so that no other test grants it.
 pub struct Widgets {
     pub group: String,
 }
@@ -276,7 +282,7 @@ impl Widgets {
             .await;
     }
 
-    /// Takes the CRD away, and with it all widgets.
+    /// Deletes the CRD, and with it all widgets.
     async fn end(&self, bed: &Bed) {
         bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)])
             .await;
@@ -318,7 +324,7 @@ pub async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
 }
 
 #[tokio::test]
-async fn other_kinds_are_granted_and_named_rightly() {
+async fn other_kinds_need_a_grant_and_a_resource() {
     let bed = Bed::shared("kinds").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -331,26 +337,26 @@ async fn other_kinds_are_granted_and_named_rightly() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("widget", "ResourceMismatch: ").await;
+    let message = bed.waiting("widget", "ResourceMismatch: ").await;
     assert!(
-        words.contains(&format!("does not serve {}/v1", widgets.group)),
-        "{words}"
+        message.contains(&format!("does not serve {}/v1", widgets.group)),
+        "{message}"
     );
 
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 5 })).await;
-    let words = bed.waiting("widget", "Forbidden: ").await;
-    for said in [
+    let message = bed.waiting("widget", "Forbidden: ").await;
+    for part in [
         "does not grant get, list, watch on widgets",
         "quartermaster.dev/aggregate-to-tracker: \"true\"",
         &widgets.group,
         "[\"widgets\"]",
     ] {
-        assert!(words.contains(said), "{said}: {words}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(
         bed.event("widget", "Forbidden").await,
-        words.trim_start_matches("Forbidden: ")
+        message.trim_start_matches("Forbidden: ")
     );
 
     widgets.grant(&bed).await;
@@ -398,8 +404,8 @@ async fn other_kinds_are_granted_and_named_rightly() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("kind", "ResourceMismatch: ").await;
-    assert!(words.ends_with("write target.kind: Widget"), "{words}");
+    let message = bed.waiting("kind", "ResourceMismatch: ").await;
+    assert!(message.ends_with("write target.kind: Widget"), "{message}");
     track(
         &bed,
         "plural",
@@ -407,35 +413,35 @@ async fn other_kinds_are_granted_and_named_rightly() {
         "{.spec.size}",
     )
     .await;
-    let words = bed.waiting("plural", "ResourceMismatch: ").await;
+    let message = bed.waiting("plural", "ResourceMismatch: ").await;
     assert!(
-        words.ends_with("has no resource \"widgetz\"; there is \"widgets\""),
-        "{words}"
+        message.ends_with("has no resource \"widgetz\"; there is \"widgets\""),
+        "{message}"
     );
-    assert_eq!(told(&bed.history("kind").await), []);
+    assert_eq!(actions_and_values(&bed.history("kind").await), []);
 
-    // Made again in another scope, and in the first one.
-    let mut wanted = vec![
+    // Recreated in another scope, and in the first one.
+    let mut expected = vec![
         ("Created", Some("5")),
         ("Updated", Some(r#"{"a":[1,null],"b":2}"#)),
         ("Deleted", None),
     ];
     widgets.end(&bed).await;
     bed.waiting("widget", "ResourceMismatch: ").await;
-    bed.delivered("widget", &wanted).await;
+    bed.delivered("widget", &expected).await;
     widgets.serve_as(&bed, "Cluster", "Widget").await;
     bed.waiting("widget", "OutOfScope: the target is cluster-scoped")
         .await;
     widgets.end(&bed).await;
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 6 })).await;
-    wanted.push(("Created", Some("6")));
-    bed.delivered("widget", &wanted).await;
+    expected.push(("Created", Some("6")));
+    bed.delivered("widget", &expected).await;
 }
 
-/// A CRD that was deleted and made again may serve what it did before in another scope, or another kind.
+/// A CRD that was deleted and recreated may serve the same resource in another scope, or with another kind.
 #[tokio::test]
-async fn a_kind_that_is_made_anew_is_looked_up_anew() {
+async fn recreated_kind_is_discovered_again() {
     let bed = Bed::own_with(Options::apiserver_only(), "anew").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
@@ -455,7 +461,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
         };
         let object = DynamicObject::new("one", &resource).data(json!({ "spec": { "size": size } }));
         // Right after its CRD the apiserver may answer 429 or 404 for a moment.
-        until("the object is there", SOON, async || {
+        until("the object exists", SOON, async || {
             Ok(api
                 .create(&PostParams::default(), &object)
                 .await
@@ -481,50 +487,50 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
         "{.spec.size}",
     )
     .await;
-    // Its author may have been asked for a right in that namespace only.
-    let words = bed
+    // The admission policy may have reviewed the author's permissions in that namespace only.
+    let message = bed
         .waiting("it", "ResourceMismatch: widgets lie in no namespace")
         .await;
-    assert!(words.ends_with("leave target.namespace out"), "{words}");
-    assert_eq!(told(&bed.history("it").await), []);
+    assert!(message.ends_with("leave target.namespace out"), "{message}");
+    assert_eq!(actions_and_values(&bed.history("it").await), []);
     lies_in(None).await;
-    let mut wanted = vec![("Created", Some("5"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", Some("5"))];
+    bed.delivered("it", &expected).await;
 
-    // Taken away for a while,
+    // Deleted for a while,
     widgets.end(&bed).await;
     bed.waiting("it", "ResourceMismatch: ").await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
     widgets.serve_as(&bed, "Namespaced", "Widget").await;
     put("Widget", Some(&bed.namespace), 6).await;
     bed.waiting("it", "ResourceMismatch: widgets lie in namespaces")
         .await;
     lies_in(Some(&bed.namespace)).await;
-    wanted.push(("Created", Some("6")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("6")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 
-    // and so soon made again that no watch may have noticed.
+    // and recreated so soon that no watch may have noticed.
     widgets.end(&bed).await;
     widgets.serve_as(&bed, "Cluster", "Gadget").await;
     put("Gadget", None, 7).await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
-    let words = bed.waiting("it", "ResourceMismatch: widgets of ").await;
-    assert!(words.ends_with("write target.kind: Gadget"), "{words}");
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
+    let message = bed.waiting("it", "ResourceMismatch: widgets of ").await;
+    assert!(message.ends_with("write target.kind: Gadget"), "{message}");
     bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } }))
         .await;
     bed.waiting("it", "ResourceMismatch: widgets lie in no namespace")
         .await;
     lies_in(None).await;
-    wanted.push(("Created", Some("7")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("7")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 }
 
 #[tokio::test]
-async fn missing_empty_false_and_null_are_four_things() {
+async fn missing_empty_false_and_null_are_four_values() {
     let bed = Bed::shared("nothing").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -540,8 +546,8 @@ async fn missing_empty_false_and_null_are_four_things() {
         "{.spec.it}",
     )
     .await;
-    let mut wanted = vec![("Created", None)];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", None)];
+    bed.delivered("it", &expected).await;
     let steps = [
         (json!({ "it": "" }), ""),
         (json!({ "it": false }), "false"),
@@ -549,7 +555,7 @@ async fn missing_empty_false_and_null_are_four_things() {
         (json!({ "it": 0 }), "0"),
     ];
     for (spec, value) in steps {
-        // Replaced, not applied: apply takes null for "take it away".
+        // Replaced, not applied: apply removes fields with null.
         let api_version = format!("{}/v1", widgets.group);
         let object = json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
         let replace = ["-n", &bed.namespace, "replace", "-f", "-"];
@@ -557,8 +563,8 @@ async fn missing_empty_false_and_null_are_four_things() {
             .run_kubectl(&replace, &object.to_string())
             .await
             .unwrap();
-        wanted.push(("Updated", Some(value)));
-        bed.delivered("it", &wanted).await;
+        expected.push(("Updated", Some(value)));
+        bed.delivered("it", &expected).await;
     }
     widgets.put(&bed, json!({})).await;
     let take_away = r#"[{"op":"remove","path":"/spec/it"}]"#;
@@ -570,8 +576,8 @@ async fn missing_empty_false_and_null_are_four_things() {
         take_away,
     ])
     .await;
-    wanted.push(("Updated", None));
-    let history = bed.delivered("it", &wanted).await;
+    expected.push(("Updated", None));
+    let history = bed.delivered("it", &expected).await;
     let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
     assert_eq!(missing, [true, false, false, false, false, true]);
     let values: Vec<String> = texts(&receiver)
@@ -596,7 +602,7 @@ async fn missing_empty_false_and_null_are_four_things() {
 }
 
 #[tokio::test]
-async fn there_and_back_in_one_breath_is_two_changes() {
+async fn change_there_and_back_gives_two_entries() {
     let bed = Bed::shared("breath").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -604,27 +610,27 @@ async fn there_and_back_in_one_breath_is_two_changes() {
     bed.deployment("web", 1).await;
     bed.track("replicas", "Deployment", "web", "replicas", "hook")
         .await;
-    let mut wanted = vec![("Created", Some("1"))];
-    bed.delivered("replicas", &wanted).await;
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("replicas", &expected).await;
     for _ in 0..10 {
         bed.scale("web", 3).await;
         bed.scale("web", 1).await;
-        wanted.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
+        expected.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
     }
-    let history = bed.delivered("replicas", &wanted).await;
+    let history = bed.delivered("replicas", &expected).await;
     let ids: Vec<_> = history
         .iter()
         .map(|entry| entry.id.clone().unwrap())
         .collect();
-    let told: Vec<_> = changes(&receiver)
+    let actions_and_values: Vec<_> = changes(&receiver)
         .iter()
         .map(|change| change["id"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(told, ids, "in order, each once");
+    assert_eq!(actions_and_values, ids, "in order, each once");
 }
 
 #[tokio::test]
-async fn a_new_life_and_a_new_subject_begin_with_created() {
+async fn recreated_or_changed_target_starts_with_created() {
     let bed = Bed::shared("series").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -633,29 +639,29 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     bed.deployment("other", 7).await;
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
-    let mut wanted = vec![("Created", Some("1"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("it", &expected).await;
 
     bed.delete::<Deployment>("web").await;
-    wanted.push(("Deleted", None));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Deleted", None));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "TargetNotFound: Deployment ").await;
     bed.deployment("web", 2).await;
-    wanted.push(("Created", Some("2")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("2")));
+    bed.delivered("it", &expected).await;
     bed.waiting("it", "").await;
 
     bed.patch::<TrackedField>("it", json!({ "spec": { "field": "image" } }))
         .await;
-    wanted.push(("Created", Some("nginx:latest")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("nginx:latest")));
+    bed.delivered("it", &expected).await;
     bed.patch::<TrackedField>(
         "it",
         json!({ "spec": { "field": "replicas", "target": { "name": "other" } } }),
     )
     .await;
-    wanted.push(("Created", Some("7")));
-    let history = bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("7")));
+    let history = bed.delivered("it", &expected).await;
     let last = history.last().unwrap();
     assert_eq!(
         last.subject.as_ref().unwrap().as_str(),
@@ -663,17 +669,17 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     );
     bed.scale("web", 9).await;
     bed.scale("other", 8).await;
-    wanted.push(("Updated", Some("8")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Updated", Some("8")));
+    bed.delivered("it", &expected).await;
     receiver
-        .wait_for(SOON, |_| changes(&receiver).len() == wanted.len())
+        .wait_for(SOON, |_| changes(&receiver).len() == expected.len())
         .await
         .unwrap();
     let changes = changes(&receiver);
     assert_eq!(
         changes[3]["previous"],
         Value::Null,
-        "another field's value is no previous one"
+        "the value of another field is no previous value"
     );
     assert_eq!(changes[5]["previous"], "7");
 
@@ -682,11 +688,11 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     let front = json!({ "field": "targetPort", "target": { "kind": "Service", "name": "front" } });
     bed.patch::<TrackedField>("it", json!({ "spec": front }))
         .await;
-    wanted.push(("Created", Some("8080")));
-    bed.delivered("it", &wanted).await;
+    expected.push(("Created", Some("8080")));
+    bed.delivered("it", &expected).await;
     let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
     assert!(
         operator.logs().contains(ended),
-        "nobody looks at Deployments any more"
+        "nobody watches Deployments any more"
     );
 }

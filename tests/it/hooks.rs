@@ -1,4 +1,4 @@
-//! Webhooks: what a request carries, whom it trusts, and where it does not go.
+//! Webhooks: content of a request, trust, and forbidden addresses.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::{Authority, Identity};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, READY, SOON, Settings, condition, taken};
+use crate::support::{Bed, Operator, READY, SOON, Settings, accepted, condition};
 
-/// HMAC-SHA256 as RFC 2104 writes it, so that a signature is not checked with what made it.
+/// Returns HMAC-SHA256 as RFC 2104 defines it, so that the product's library does not check its own signature.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     const BLOCK: usize = 64;
     let mut key = if key.len() > BLOCK {
@@ -31,7 +31,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     Sha256::digest([&padded(0x5c), &inner[..]].concat()).to_vec()
 }
 
-/// What a receiver has to do by Standard Webhooks: one of the signatures fits, and the time is near.
+/// Checks a request as a receiver does by Standard Webhooks: one of the signatures matches, and the time is near.
 fn verify(request: &Request, key: &[u8]) {
     let header = |name: &str| {
         request
@@ -60,7 +60,7 @@ fn verify(request: &Request, key: &[u8]) {
 }
 
 #[test]
-fn the_test_s_own_hmac_is_that_of_rfc_4231() {
+fn hmac_of_the_tests_matches_rfc_4231() {
     let hex = |bytes: Vec<u8>| {
         bytes
             .iter()
@@ -81,9 +81,9 @@ fn the_test_s_own_hmac_is_that_of_rfc_4231() {
     );
 }
 
-/// Everything that a request can carry, at once.
+/// All options of a request at once.
 #[tokio::test]
-async fn a_request_carries_what_the_spec_says() {
+async fn request_carries_the_options_of_the_spec() {
     let bed = Bed::shared("carries").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod eu")).await;
@@ -111,7 +111,7 @@ async fn a_request_carries_what_the_spec_says() {
     bed.track("replicas", "Deployment", "web", "replicas", "hook")
         .await;
     let history = bed.delivered("replicas", &[("Created", Some("1"))]).await;
-    // A digest, after one attempt that failed.
+    // A digest, after one failed attempt.
     receiver.next(1, Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
@@ -190,7 +190,7 @@ async fn a_request_carries_what_the_spec_says() {
         attribute(3, "ce-source"),
         Some("/apis/tg.azamaton.ru/v1/trackedfields")
     );
-    // The attempt that failed was the same request; its signature is of its own time.
+    // The failed attempt was the same request; its signature has its own time.
     assert_eq!(requests[2].body, requests[3].body);
     assert_eq!(
         attribute(2, "idempotency-key"),
@@ -210,7 +210,7 @@ async fn a_request_carries_what_the_spec_says() {
     );
 }
 
-/// A Secret of TLS material.
+/// Creates a Secret of TLS material.
 async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Identity>) {
     let mut data = json!({ "ca.crt": ca.ca_pem() });
     if let Some(Identity { cert_pem, key_pem }) = client {
@@ -222,31 +222,36 @@ async fn tls_secret(bed: &Bed, name: &str, ca: &Authority, client: Option<&Ident
 }
 
 #[tokio::test]
-async fn tls_material_is_trusted_shown_and_needed() {
+async fn tls_material_is_trusted_and_presented() {
     let bed = Bed::shared("tls").await;
-    let _operator = Operator::start(&bed, Settings::default().flag("--secret-reread=300ms")).await;
-    let (ours, other) = (
+    let _operator = Operator::start(
+        &bed,
+        Settings::default().flag("--secret-refresh-period=300ms"),
+    )
+    .await;
+    let (trusted, other) = (
         Authority::new("ours").unwrap(),
         Authority::new("other").unwrap(),
     );
-    let identity = ours.server(&["127.0.0.1", "localhost"]).unwrap();
+    let identity = trusted.server(&["127.0.0.1", "localhost"]).unwrap();
     let open = Receiver::start_tls(&identity, None).unwrap();
     let closed = Receiver::start_tls(&identity, Some(other.ca_pem())).unwrap();
-    let elsewhere = Receiver::start_tls(&ours.server(&["elsewhere.test"]).unwrap(), None).unwrap();
-    tls_secret(&bed, "ours", &ours, None).await;
+    let elsewhere =
+        Receiver::start_tls(&trusted.server(&["elsewhere.test"]).unwrap(), None).unwrap();
+    tls_secret(&bed, "ours", &trusted, None).await;
     tls_secret(&bed, "other", &other, None).await;
     tls_secret(
         &bed,
         "with-client",
-        &ours,
+        &trusted,
         Some(&other.client("operator").unwrap()),
     )
     .await;
     tls_secret(
         &bed,
         "with-stranger",
-        &ours,
-        Some(&ours.client("stranger").unwrap()),
+        &trusted,
+        Some(&trusted.client("stranger").unwrap()),
     )
     .await;
     let point = async |name: &str, receiver: &Receiver, secret: Option<&str>| {
@@ -276,22 +281,22 @@ async fn tls_material_is_trusted_shown_and_needed() {
     }
     assert_eq!(
         (
-            taken(&open).len(),
-            taken(&closed).len(),
-            taken(&elsewhere).len()
+            accepted(&open).len(),
+            accepted(&closed).len(),
+            accepted(&elsewhere).len()
         ),
         (1, 1, 0)
     );
 
-    // Mended by the Secret alone.
+    // The Secret alone fixes the problem.
     bed.patch::<Secret>(
         "other",
-        json!({ "stringData": { "ca.crt": ours.ca_pem() } }),
+        json!({ "stringData": { "ca.crt": trusted.ca_pem() } }),
     )
     .await;
     bed.ready("wrong-ca").await;
 
-    // What a Secret may hold that is no TLS material.
+    // Contents of a Secret that are no TLS material.
     let client = other.client("operator").unwrap();
     let cases = [
         (
@@ -320,22 +325,22 @@ async fn tls_material_is_trusted_shown_and_needed() {
             "tls.key does not belong to tls.crt",
         ),
     ];
-    for (name, data, words) in cases {
+    for (name, data, expected) in cases {
         bed.create::<Secret>(name, json!({ "stringData": data }))
             .await;
         point(name, &open, Some(name)).await;
-        let (_, said) = condition(&bed.not_ready(name, "SecretInvalid").await);
+        let (_, message) = condition(&bed.not_ready(name, "SecretInvalid").await);
         assert!(
-            said.contains(words)
-                && said.contains(&format!("{name:?}"))
-                && !said.contains("PRIVATE"),
-            "{said}"
+            message.contains(expected)
+                && message.contains(&format!("{name:?}"))
+                && !message.contains("PRIVATE"),
+            "{message}"
         );
     }
 }
 
 #[tokio::test]
-async fn where_a_webhook_does_not_go() {
+async fn webhook_rejects_denied_addresses() {
     let bed = Bed::shared("refuses").await;
     let receiver = Receiver::start().unwrap();
     let target = Receiver::start().unwrap();
@@ -350,7 +355,7 @@ async fn where_a_webhook_does_not_go() {
             format!("http://127.0.0.1:{port}/"),
             "--webhook-allow-loopback",
         ),
-        // A name that is allowed, and resolves to an address that is not.
+        // An allowed name that resolves to a denied address.
         (
             "by-name",
             format!("http://localhost:{port}/"),
@@ -398,15 +403,15 @@ async fn where_a_webhook_does_not_go() {
         json!({ "type": "Webhook", "webhookSpec": from }),
     )
     .await;
-    for (name, _, words) in &cases {
-        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
-        assert!(said.contains(words), "{name}: {said}");
-        assert_eq!(bed.event(name, "AddressRefused").await, said);
+    for (name, _, expected) in &cases {
+        let (_, message) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
+        assert!(message.contains(expected), "{name}: {message}");
+        assert_eq!(bed.event(name, "AddressNotAllowed").await, message);
     }
-    bed.not_ready("from-secret", "AddressRefused").await;
+    bed.not_ready("from-secret", "AddressNotAllowed").await;
     assert!(receiver.requests().is_empty());
 
-    // With the flag it goes there, and not where a redirect leads.
+    // With the flag the request is sent, but a redirect is not followed.
     let allowed = Bed::on(bed.plane.clone(), "allowed").await;
     let _operator = Operator::start(&allowed, Settings::default()).await;
     let location = http::HeaderValue::from_str(&target.url()).unwrap();
@@ -419,12 +424,12 @@ async fn where_a_webhook_does_not_go() {
         .await;
     allowed.webhook("metadata", "http://169.254.169.254/").await;
     allowed.ready("by-name").await;
-    let (_, said) = condition(&allowed.not_ready("moved", "Redirected").await);
+    let (_, message) = condition(&allowed.not_ready("moved", "Redirected").await);
     assert!(
-        said.contains("302") && said.contains("give the final URL"),
-        "{said}"
+        message.contains("302") && message.contains("set the final URL"),
+        "{message}"
     );
-    allowed.not_ready("metadata", "AddressRefused").await;
+    allowed.not_ready("metadata", "AddressNotAllowed").await;
     assert!(target.requests().is_empty());
 }
 
@@ -435,7 +440,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(StatusCode::NOT_FOUND).body("internal words"));
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    // Bound and not listening: it refuses connections, and nobody else gets its port.
+    // A bound port without a listener refuses connections, and no other process gets it.
     let bound = tokio::net::TcpSocket::new_v4().unwrap();
     bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let closed = bound.local_addr().unwrap();
@@ -456,31 +461,31 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     bed.webhook("closed", &format!("http://{closed}/")).await;
     bed.webhook("port", "http://127.0.0.1:1/").await;
     for name in ["answers", "by-name"] {
-        let (_, said) = condition(&bed.not_ready(name, "NotFound").await);
+        let (_, message) = condition(&bed.not_ready(name, "NotFound").await);
         assert!(
-            said.contains("(404 (not shown: a private address))") && !said.contains("words"),
-            "{said}"
+            message.contains("(404 (not shown: a private address))") && !message.contains("words"),
+            "{message}"
         );
-        assert_eq!(bed.event(name, "NotFound").await, said);
+        assert_eq!(bed.event(name, "NotFound").await, message);
     }
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
     let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
     assert_eq!(silent, closed);
-    let (_, said) = condition(&bed.not_ready("port", "AddressRefused").await);
+    let (_, message) = condition(&bed.not_ready("port", "AddressNotAllowed").await);
     assert!(
-        said.contains("port 1 is refused: it is not in --webhook-allow-port="),
-        "{said}"
+        message.contains("port 1 is refused: it is not in --webhook-allow-port="),
+        "{message}"
     );
 
     // With the flag the same answer is quoted.
     let quoted = Bed::on(bed.plane.clone(), "quoted").await;
     let _operator = Operator::start(&quoted, Settings::default()).await;
     quoted.webhook("answers", &receiver.url()).await;
-    let (_, said) = condition(&quoted.not_ready("answers", "NotFound").await);
-    assert!(said.contains("internal words"), "{said}");
+    let (_, message) = condition(&quoted.not_ready("answers", "NotFound").await);
+    assert!(message.contains("internal words"), "{message}");
 }
 
-/// The sample of each place, with `path` of the receiver as its URL.
+/// Creates the sample for a receiver, with `path` of the receiver as its URL.
 async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
     let file = format!(
         "{}/config/samples/tg_v1_contactpoint_{name}.yaml",
@@ -563,11 +568,11 @@ fn ntfy(request: &Request) -> String {
     std::str::from_utf8(&request.body).unwrap().to_owned()
 }
 
-/// Gives the text of a request whose shape is right.
+/// Returns the text of a request, and checks its shape.
 type Read = fn(&Request) -> String;
 
 #[tokio::test]
-async fn the_samples_give_what_each_place_asks_for() {
+async fn samples_match_the_format_of_each_receiver() {
     let bed = Bed::shared("places").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -600,20 +605,20 @@ async fn the_samples_give_what_each_place_asks_for() {
     for (name, read) in places {
         bed.delivered(name, &[("Created", Some(nasty))]).await;
         let path = format!("/{name}");
-        let requests: Vec<Arc<Request>> = taken(&receiver)
+        let requests: Vec<Arc<Request>> = accepted(&receiver)
             .into_iter()
             .filter(|request| request.path == path)
             .collect();
         let texts: Vec<String> = requests.iter().map(AsRef::as_ref).map(read).collect();
         // Discord and Teams render Markdown, in which a value must not make a link.
-        let shown = if ["discord", "teams"].contains(&name) {
+        let rendered = if ["discord", "teams"].contains(&name) {
             nasty.replace("](", "] (")
         } else {
             nasty.to_owned()
         };
         assert_eq!(
             texts,
-            ["Contact point is ready".to_owned(), entry(&shown)],
+            ["Contact point is ready".to_owned(), entry(&rendered)],
             "{name}"
         );
         assert!(
@@ -622,7 +627,7 @@ async fn the_samples_give_what_each_place_asks_for() {
                 .all(|request| request.header("ce-specversion") == Some("1.0"))
         );
     }
-    // A digest that no place could take whole.
+    // A digest that exceeds the limit of every receiver.
     for (name, _) in places {
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } }))
             .await;
@@ -643,7 +648,7 @@ async fn the_samples_give_what_each_place_asks_for() {
         })
         .await;
     }
-    // What is recorded is offered a moment later.
+    // Recorded entries are offered to the queue a moment later.
     let all = format!("quartermaster_entries_pending {}", 30 * places.len());
     until("all wait", SOON, async || {
         Ok(operator
@@ -678,9 +683,9 @@ async fn the_samples_give_what_each_place_asks_for() {
     }
 }
 
-/// What no check of it can tell: it fails on some messages only.
+/// Validation cannot find a body that fails on some messages only.
 #[tokio::test]
-async fn a_body_that_fails_on_a_message_says_so() {
+async fn body_that_fails_on_a_message_is_reported() {
     let bed = Bed::shared("body").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod")).await;
@@ -698,15 +703,15 @@ async fn a_body_that_fails_on_a_message_says_so() {
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
-    assert_eq!(&taken(&receiver).last().unwrap().body[..], b"Prod 1");
+    assert_eq!(&accepted(&receiver).last().unwrap().body[..], b"Prod 1");
     bed.scale("web", 2).await;
-    let said = bed
+    let message = bed
         .waiting(
             "it",
             "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ",
         )
         .await;
-    assert!(said.contains("line 1"), "{said}");
+    assert!(message.contains("line 1"), "{message}");
     bed.event("it", "BodyInvalid").await;
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;

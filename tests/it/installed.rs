@@ -1,4 +1,4 @@
-//! What is installed around the operator: CRDs that are absent, old, or go while it runs; rights that are few.
+//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few permissions.
 
 use std::time::Duration;
 
@@ -10,11 +10,13 @@ use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, changes, condition, told};
+use crate::support::{
+    Bed, Operator, SOON, SYSTEM, Settings, actions_and_values, changes, condition,
+};
 
 const ORIGINAL: &str = include_str!("crds/original.yaml");
 
-/// The CRD of this plural among these manifests.
+/// Returns the CRD of this plural among these manifests.
 fn crd(manifests: &str, plural: &str) -> String {
     let name = format!("name: {plural}.tg.azamaton.ru");
     manifests
@@ -30,7 +32,7 @@ async fn readyz(operator: &Operator, line: &str) {
 }
 
 async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
-    let found = until(format!("/readyz says {line:?}"), deadline, async || {
+    let found = until(format!("/readyz has {line:?}"), deadline, async || {
         let (code, text) = operator.probe("readyz").await?;
         anyhow::ensure!(text.lines().any(|found| found == line), "{code}: {text}");
         anyhow::ensure!(code == 200 || text.contains("not ready"), "{code}: {text}");
@@ -40,13 +42,13 @@ async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
 }
 
 #[tokio::test]
-async fn crds_that_come_and_go() {
+async fn operator_follows_crds_that_are_created_and_deleted() {
     let options = Options {
         controller_manager: true,
         ..Options::apiserver_only()
     };
     let bed = Bed::own_with(options, "crds").await;
-    let ours = xtask::crds_yaml().unwrap();
+    let shipped_crds = xtask::crds_yaml().unwrap();
     let both = [
         "delete",
         "crd",
@@ -66,18 +68,18 @@ async fn crds_that_come_and_go() {
     )
     .await;
 
-    // One kind comes, and works without the other.
+    // The CRD of one kind is created, and works without the other.
     let receiver = Receiver::start().unwrap();
-    bed.apply(&crd(&ours, "contactpoints")).await;
+    bed.apply(&crd(&shipped_crds, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
 
-    // The original program's CRD prunes our fields: its objects are left alone.
+    // The original program's CRD prunes the operator's fields: the operator does not touch its objects.
     bed.apply(&crd(ORIGINAL, "trackedfields")).await;
-    let words = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
+    let expected = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
                  (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)";
-    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+    readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
     bed.deployment("web", 3).await;
     until("the original's kind is served", SOON, async || {
         let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
@@ -93,12 +95,12 @@ async fn crds_that_come_and_go() {
     })
     .await
     .unwrap();
-    let theirs = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
+    let original_status = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
     bed.api::<TrackedField>()
         .patch_status(
             "old",
             &Default::default(),
-            &kube::api::Patch::Merge(&theirs),
+            &kube::api::Patch::Merge(&original_status),
         )
         .await
         .unwrap();
@@ -113,8 +115,8 @@ async fn crds_that_come_and_go() {
         "{writes:?}"
     );
 
-    // Another version's: likewise.
-    let other = crd(&ours, "trackedfields");
+    // A CRD of another version: likewise.
+    let other = crd(&shipped_crds, "trackedfields");
     let digest = other
         .lines()
         .find(|line| line.contains("quartermaster.dev/schema"))
@@ -123,21 +125,21 @@ async fn crds_that_come_and_go() {
     bed.apply(&other.replace(&digest, "    quartermaster.dev/schema: \"0123\""))
         .await;
     let ours_is = digest.split(": ").nth(1).unwrap().trim_matches(['"', '\'']);
-    let words = format!(
+    let expected = format!(
         "CRD trackedfields.tg.azamaton.ru has schema 0123, not {ours_is}: install this version's CRDs (quartermaster \
          crds | kubectl apply --server-side --force-conflicts -f -)"
     );
-    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+    readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
 
-    // Ours: what the original program left is taken over, with one message for the net change.
-    bed.apply(&crd(&ours, "trackedfields")).await;
+    // The current CRD: objects of the original program are adopted, with one message for the net change.
+    bed.apply(&crd(&shipped_crds, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
         let history = field.history().unwrap();
-        told(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
+        actions_and_values(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
             && history[1].delivery == Some(Delivery::Delivered)
     };
-    bed.until("old", "taken over", taken_over).await;
+    bed.until("old", "is adopted", taken_over).await;
     let values = |receiver: &Receiver| {
         changes(receiver)
             .iter()
@@ -146,7 +148,7 @@ async fn crds_that_come_and_go() {
     };
     assert_eq!(values(&receiver), ["3"]);
 
-    // It goes while the operator runs, and comes back.
+    // The CRD is deleted while the operator runs, and recreated.
     bed.kubectl(&["delete", "crd", "trackedfields.tg.azamaton.ru"])
         .await;
     readyz(
@@ -157,13 +159,13 @@ async fn crds_that_come_and_go() {
     bed.scale("web", 4).await;
     bed.webhook("another", &receiver.url()).await;
     bed.ready("another").await;
-    bed.apply(&crd(&ours, "trackedfields")).await;
+    bed.apply(&crd(&shipped_crds, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     bed.track("new", "Deployment", "web", "replicas", "hook")
         .await;
     bed.delivered("new", &[("Created", Some("4"))]).await;
 
-    // The other kind goes: what would be sent waits, and says so.
+    // The CRD of the other kind is deleted: entries wait, and the status says so.
     bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"])
         .await;
     readyz(
@@ -172,13 +174,13 @@ async fn crds_that_come_and_go() {
     )
     .await;
     bed.scale("web", 5).await;
-    let words = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
+    let expected = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
                  contactpoints.tg.azamaton.ru is not installed";
-    bed.waiting("new", words).await;
+    bed.waiting("new", expected).await;
     assert_eq!(values(&receiver), ["3", "4"]);
-    bed.apply(&crd(&ours, "contactpoints")).await;
+    bed.apply(&crd(&shipped_crds, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;
-    until("it is served again", SOON, async || {
+    until("the kind is served again", SOON, async || {
         bed.api::<ContactPoint>().list(&Default::default()).await?;
         Ok(Some(()))
     })
@@ -190,19 +192,19 @@ async fn crds_that_come_and_go() {
     bed.waiting("new", "").await;
     assert!(!operator.logs().contains("panicked"));
     operator.child().check_running().unwrap();
-    few_rights(&bed, &receiver).await;
+    few_permissions(&bed, &receiver).await;
 
-    // Its namespace goes with everything in it, and takes no Events any more.
+    // The namespace is deleted with everything in it, and rejects Events by then.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
     let logs = operator.logs();
-    for said in [
+    for message in [
         "an Event was not written\"",
         "\"level\":\"error\"",
         "panicked",
     ] {
         assert!(
-            !logs.contains(said),
-            "{said}: {}",
+            !logs.contains(message),
+            "{message}: {}",
             operator.child().log_tail()
         );
     }
@@ -256,9 +258,9 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: NAME}
 subjects: [{kind: ServiceAccount, name: lean}]
 ";
 
-/// One namespace, with Roles there and nothing of the cluster's but the two CRDs; each right that is missing is named,
-/// and taken up once it is granted.
-async fn few_rights(owner: &Bed, receiver: &Receiver) {
+/// One namespace, with Roles there and no cluster-wide object but the two CRDs; each missing permission is named, and used
+/// once it is granted.
+async fn few_permissions(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
     let kubeconfig = bed
@@ -268,9 +270,9 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
         .unwrap();
     let settings = Settings::default()
         .kubeconfig(kubeconfig)
-        .flag("--waiting-max=200ms")
-        // A right that goes may be seen to be gone a moment later.
-        .flag("--secret-reread=1s")
+        .flag("--poll-max=200ms")
+        // Removed permissions may take effect a moment later.
+        .flag("--secret-refresh-period=1s")
         .flag("--controllers=contactpoint,trackedfield");
     let operator = Operator::start(&bed, settings).await;
     readyz(&operator, "[+]contactpoint synced").await;
@@ -282,15 +284,15 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
         .await;
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
-    let (_, said) = condition(&bed.not_ready("hook", "SecretForbidden").await);
+    let (_, message) = condition(&bed.not_ready("hook", "SecretForbidden").await);
     assert!(
-        said.contains(&bed.namespace) && said.contains("grant it get on secrets there"),
-        "{said}"
+        message.contains(&bed.namespace) && message.contains("grant it get on secrets there"),
+        "{message}"
     );
-    let said = bed.waiting("it", "Forbidden: ").await;
+    let message = bed.waiting("it", "Forbidden: ").await;
     assert!(
-        said.contains("deployments") && said.contains("[get, list, watch]"),
-        "{said}"
+        message.contains("deployments") && message.contains("[get, list, watch]"),
+        "{message}"
     );
 
     let grant = async |name: &str, group: &str, resource: &str, verbs: &str| {
@@ -309,14 +311,14 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
-    // What it may not read of the operator's namespace is as if it were not there.
+    // Objects of the operator's namespace that it may not read count as missing.
     let token = json!({ "secretName": "nowhere", "key": "token" });
     let spec = json!({ "type": "Telegram", "apiToken": token, "telegramSpec": { "chatId": 1 } });
     bed.point("chat", spec).await;
-    let (_, said) = condition(&bed.not_ready("chat", "SecretNotFound").await);
-    assert!(said.contains(SYSTEM), "{said}");
+    let (_, message) = condition(&bed.not_ready("chat", "SecretNotFound").await);
+    assert!(message.contains(SYSTEM), "{message}");
 
-    // A right that goes is said too.
+    // A removed permission is reported too.
     bed.kubectl(&["delete", "rolebinding", "secrets"]).await;
     bed.patch::<Secret>("url", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
@@ -331,12 +333,12 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// A watch that is refused is tried again after half a minute at the latest.
+/// The operator retries a forbidden watch after half a minute at the latest.
 const RETRIED: Duration = Duration::from_secs(90);
 
-/// Of two namespaces one gives no rights: the other is served, and `/readyz` names what is missing where.
+/// One of two namespaces grants no permissions: the operator serves the other, and `/readyz` names what is missing where.
 #[tokio::test]
-async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
+async fn namespace_without_permissions_blocks_no_other() {
     let bed = Bed::shared("gives").await;
     let other = Bed::on(bed.plane.clone(), "refuses").await;
     let receiver = Receiver::start().unwrap();
@@ -374,16 +376,16 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
         ("contactpoint", "contactpoints"),
         ("trackedfield", "trackedfields"),
     ] {
-        let words = format!(
+        let expected = format!(
             "[-]{kind} not synced in {0}: {plural}.tg.azamaton.ru is forbidden: User \
              \"system:serviceaccount:{1}:lean\" cannot list resource \"{plural}\" in API group \"tg.azamaton.ru\" in \
              the namespace \"{0}\"",
             other.namespace, bed.namespace
         );
-        readyz(&operator, &words).await;
+        readyz(&operator, &expected).await;
     }
 
-    // The first kind alone: what is not known of the other is not said to be missing.
+    // Only the first kind is listed: nothing is known of the other, so it is not reported as missing.
     let fields = MORE
         .replace("NAME", "fields")
         .replace("GROUP", "tg.azamaton.ru");
@@ -392,10 +394,10 @@ async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
         .replace("VERBS", "get, list, watch, patch");
     other.apply(&fields.replace(subject.0, &subject.1)).await;
     readyz_within(RETRIED, &operator, "[+]trackedfield synced").await;
-    let said = other.waiting("it", "ContactPointNotReady: ").await;
+    let message = other.waiting("it", "ContactPointNotReady: ").await;
     assert!(
-        said.contains("does not serve contact points") && said.contains("forbidden"),
-        "{said}"
+        message.contains("does not serve contact points") && message.contains("forbidden"),
+        "{message}"
     );
 
     other

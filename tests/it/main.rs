@@ -1,6 +1,6 @@
-//! The integration tests: one binary, one module a subject, on a real control plane.
+//! The integration tests: one binary, one module for each subject, on a real control plane.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-// A scene is told from its beginning to its end, and the API's parameters are the usual ones.
+// A test is one scenario from beginning to end, and the API's parameters are the usual ones.
 #![allow(
     clippy::too_many_lines,
     clippy::default_trait_access,
@@ -12,6 +12,7 @@ mod answers;
 mod app_service;
 mod bad_input;
 mod commands;
+mod contact_points;
 mod copies;
 mod crates;
 mod crds;
@@ -24,7 +25,6 @@ mod expensive_paths;
 mod faults;
 mod field_paths;
 mod fields;
-mod granted;
 mod hooks;
 mod imports;
 mod install;
@@ -35,7 +35,6 @@ mod nesting;
 mod outages;
 mod own_namespace;
 mod pins;
-mod points;
 mod policies;
 mod secrecy;
 mod secrets;
@@ -44,5 +43,6 @@ mod served;
 mod stored;
 mod support;
 mod traces;
+mod tracker_role;
 mod waiting;
 mod walkthrough;

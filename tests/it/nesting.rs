@@ -1,4 +1,4 @@
-//! Objects that nest deeper than JSON is decoded: they hurt themselves alone.
+//! Objects that nest deeper than the JSON decoder allows: no other object is affected.
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -14,9 +14,9 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
 use crate::fields::{Widgets, track};
-use crate::support::{Bed, Operator, Settings, told};
+use crate::support::{Bed, Operator, Settings, actions_and_values};
 
-/// A spec with `levels` of objects in each other beside its size.
+/// Returns a spec with `levels` of nested objects beside its size.
 fn nested(size: u32, levels: usize) -> String {
     format!(
         r#"{{"size":{size},"deep":{}1{}}}"#,
@@ -60,15 +60,15 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     let mut plain = vec![("Created", Some("1"))];
     bed.delivered("plain", &plain).await;
     for name in ["deep-200", "deep-5000"] {
-        let said = bed.waiting(name, "TargetUnreadable: ").await;
-        let words = format!(
+        let message = bed.waiting(name, "TargetUnreadable: ").await;
+        let expected = format!(
             "Widget {}/{name} nests deeper than 100 levels: flatten it",
             bed.namespace
         );
-        assert!(said.contains(&words), "{said}");
-        assert_eq!(told(&bed.history(name).await), []);
+        assert!(message.contains(&expected), "{message}");
+        assert_eq!(actions_and_values(&bed.history(name).await), []);
     }
-    // and through the watch: new ones, and one that was as it should be.
+    // and through the watch: new objects, and one that was readable before.
     bed.waiting("late", "TargetNotFound: ").await;
     widgets.put_text(&bed, "late", &nested(1, 5_000)).await;
     bed.waiting("late", "TargetUnreadable: ").await;
@@ -79,7 +79,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     bed.waiting("plain", "TargetUnreadable: ").await;
     bed.delivered("plain", &plain).await;
 
-    // Each recovers as soon as it is flat.
+    // Each object recovers as soon as it is flat.
     widgets.put_text(&bed, "plain", r#"{"size":4}"#).await;
     bed.waiting("plain", "").await;
     plain.push(("Updated", Some("4")));
@@ -93,12 +93,12 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
         .await;
     bed.waiting("late", "TargetNotFound: ").await;
     assert_eq!(
-        told(&bed.history("late").await),
+        actions_and_values(&bed.history("late").await),
         [],
-        "no value of it was ever known"
+        "no value was ever recorded"
     );
 
-    // All of that in one list and one watch.
+    // The operator used one list and one watch.
     let lists = |verb, query: &str| {
         let all = proxy.requests();
         let of = |request: &testbed::proxy::ApiRequest| {
@@ -116,7 +116,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     assert!(metrics.contains(&failures), "{metrics}");
 }
 
-/// An admin's client that decodes such objects: kube's own does not.
+/// Returns an admin's client that decodes such objects: kube's own does not.
 async fn reading_client(bed: &Bed) -> Client {
     let kubeconfig = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -126,7 +126,7 @@ async fn reading_client(bed: &Bed) -> Client {
     client::for_command(config, &quartermaster::PROGRAM).unwrap()
 }
 
-/// Has the object carry `managedFields` that no server made.
+/// Writes `managedFields` that no server generated.
 async fn forge_managed_fields<K>(bed: &Bed, name: &str)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -155,7 +155,7 @@ where
     );
 }
 
-/// Anybody who may write an object may write anything there: also where its schema is strict.
+/// A user who may write an object may write any `managedFields`, also if the schema is strict.
 #[tokio::test]
 async fn forged_managed_fields_hide_nothing() {
     let mut bed = Bed::shared("forged").await;
@@ -175,7 +175,7 @@ async fn forged_managed_fields_hide_nothing() {
     bed.track("web", "Deployment", "web", "replicas", "hook")
         .await;
     let widgets = Widgets::new(&bed);
-    // For its right to ConfigMaps.
+    // The grant gives permission for ConfigMaps.
     widgets.grant(&bed).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": "map" });
@@ -187,7 +187,7 @@ async fn forged_managed_fields_hide_nothing() {
         bed.ready(name).await;
     }
 
-    // And through the watches.
+    // The same through the watches.
     forge_managed_fields::<ContactPoint>(&bed, "hook").await;
     forge_managed_fields::<TrackedField>(&bed, "web").await;
     bed.scale("web", 2).await;

@@ -1,4 +1,4 @@
-//! Receivers that hang, break or refuse: nobody else is held up, nothing is lost, and what waited is told at once.
+//! Receivers that hang, break or reject: others are not blocked, nothing is lost, and waiting entries are sent at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, taken};
+use crate::support::{Bed, Operator, SOON, Settings, accepted, changes};
 
-/// Entries that one request may carry.
+/// Maximum number of entries in one request.
 const MOST: usize = 100;
 
 async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
@@ -25,7 +25,7 @@ async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
         .await;
 }
 
-/// The ids that a receiver was told of, by `TrackedField`, in order.
+/// Returns the ids that a receiver got, by `TrackedField`, in order.
 fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
     let mut ids = BTreeMap::<String, Vec<String>>::new();
     for change in changes(receiver) {
@@ -37,7 +37,8 @@ fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
     ids
 }
 
-/// One that has to answer within so many seconds. Whoever else takes longer, as on a slow machine, is waited for.
+/// Creates a contact point whose receiver has to answer within so many seconds. Other receivers get more time, for slow
+/// machines.
 async fn impatient(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
     let webhook = json!({ "url": url, "timeoutSeconds": seconds });
     bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook }))
@@ -45,7 +46,7 @@ async fn impatient(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
+async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     const FIELDS: usize = 5;
     const CHANGES: usize = 60;
     let bed = Bed::shared("hangs").await;
@@ -74,10 +75,10 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
             "quick",
         )
         .await;
-        // What is changed before it is first seen is nobody's change.
+        // A change before the first observation would not be recorded.
         for name in [format!("slow-{field}"), format!("quick-{field}")] {
             let seen = |field: &TrackedField| !field.history().unwrap().is_empty();
-            bed.until(&name, "its first value", seen).await;
+            bed.until(&name, "the first value", seen).await;
         }
     }
     let changed = (0..FIELDS).map(|field| {
@@ -91,7 +92,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     });
     join_all(changed).await;
 
-    // All of the other's arrive while this one still hangs.
+    // All entries of the other receiver arrive while this one still hangs.
     let all = |receiver: &Receiver| ids_by_field(receiver).values().map(Vec::len).sum::<usize>();
     quick
         .wait_for(2 * SOON, |_| all(&quick) >= FIELDS * CHANGES)
@@ -100,7 +101,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     assert!(changes(&slow).is_empty());
     let hung = slow.requests();
     assert!(hung.iter().all(|request| request.answered.is_none()));
-    // One request at a time, each as long as its timeout, and each the same one: not one for every change.
+    // One request at a time, each as long as its timeout, and each the same: not one for every change.
     let most = began.elapsed().as_secs() / 2 + 1;
     assert!(
         u64::try_from(hung.len()).unwrap() <= most,
@@ -109,7 +110,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     );
     assert!(
         hung.iter().all(|request| request.body == hung[0].body),
-        "another one while that one hangs"
+        "another request while one hangs"
     );
     let waiting = bed
         .waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s")
@@ -157,7 +158,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         }
         bed.waiting(&format!("slow-{field}"), "").await;
     }
-    let sizes: Vec<usize> = taken(&slow)
+    let sizes: Vec<usize> = accepted(&slow)
         .iter()
         .map(|request| {
             request.json().unwrap()["entries"]
@@ -170,7 +171,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         sizes.len() <= 6,
         "digests, not a request for each: {sizes:?}"
     );
-    for request in taken(&slow) {
+    for request in accepted(&slow) {
         let data = request.json().unwrap();
         let Some(entries) = data["entries"].as_array() else {
             continue;
@@ -187,13 +188,13 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     }
 }
 
-/// However many hang, and for however long.
+/// The same for any number of hanging receivers, and any time.
 #[tokio::test]
-async fn many_receivers_that_hang_delay_no_other() {
+async fn many_hanging_receivers_delay_no_other() {
     const POINTS: usize = 20;
     let bed = Bed::shared("many").await;
     let (slow, quick) = (Receiver::start().unwrap(), Receiver::start().unwrap());
-    // Longer than this test lasts: none of them gives way to another.
+    // Longer than this test: no hanging request makes way for another.
     let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1h")).await;
     slow.always(Reply::hang());
     for point in 0..POINTS {
@@ -217,13 +218,13 @@ async fn many_receivers_that_hang_delay_no_other() {
     assert_eq!(
         slow.requests().len(),
         POINTS,
-        "each still hangs in its first request"
+        "each receiver still hangs in its first request"
     );
 }
 
-/// What goes wrong on the way: each is tried again, said in words, and mended without a hand.
+/// Network errors: each is retried, reported with its cause, and needs no action once it is fixed.
 #[tokio::test]
-async fn broken_connections_are_told_and_tried_again() {
+async fn broken_connections_are_reported_and_retried() {
     let bed = Bed::shared("broken").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.deployment("web", 1).await;
@@ -247,15 +248,16 @@ async fn broken_connections_are_told_and_tried_again() {
         ),
         ("refuses", None, "cannot connect: "),
     ];
-    let scenes = cases.map(|(name, reply, words)| (name, reply, words, Receiver::start().unwrap()));
-    join_all(scenes.iter().map(|(name, reply, words, receiver)| {
+    let scenes =
+        cases.map(|(name, reply, expected)| (name, reply, expected, Receiver::start().unwrap()));
+    join_all(scenes.iter().map(|(name, reply, expected, receiver)| {
         let bed = &bed;
         async move {
             impatient(
                 bed,
                 name,
                 &receiver.url(),
-                words.contains("within 1 s").then_some(1),
+                expected.contains("within 1 s").then_some(1),
             )
             .await;
             bed.ready(name).await;
@@ -265,7 +267,7 @@ async fn broken_connections_are_told_and_tried_again() {
             }
             bed.track(name, "Deployment", "web", "replicas", name).await;
             let waiting = bed.waiting(name, "DeliveryFailing: ").await;
-            assert!(waiting.contains(words), "{name}: {waiting}");
+            assert!(waiting.contains(expected), "{name}: {waiting}");
             assert!(waiting.len() < 600, "{name}: {} bytes", waiting.len());
             bed.event(name, "DeliveryFailing").await;
             assert!(bed.ready(name).await.status.unwrap().ready);
@@ -275,7 +277,7 @@ async fn broken_connections_are_told_and_tried_again() {
             }
             bed.delivered(name, &[("Created", Some("1"))]).await;
             bed.waiting(name, "").await;
-            // One that answers too late has taken it each time; the id tells.
+            // A receiver that answers too late has accepted the entry each time, with the same id.
             let ids: BTreeSet<_> = changes(receiver)
                 .iter()
                 .map(|change| change["id"].to_string())
@@ -285,7 +287,7 @@ async fn broken_connections_are_told_and_tried_again() {
     }))
     .await;
 
-    // An answer that is good counts, whatever comes with it.
+    // A 2xx answer counts, whatever its body is.
     for (name, reply) in [
         ("good-junk", Reply::junk(10 * 1024 * 1024)),
         ("good-half", Reply::junk(1024 * 1024).cut_midway()),
@@ -308,9 +310,9 @@ async fn broken_connections_are_told_and_tried_again() {
     }
 }
 
-/// Not tested yet: the condition says what is wrong, and it is mended without a hand.
+/// The contact point is not tested yet: the condition names the problem, and clears without action.
 #[tokio::test]
-async fn a_test_message_that_does_not_arrive_is_unreachable() {
+async fn failed_test_message_is_reported_as_unreachable() {
     let bed = Bed::shared("untested").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let identity = Authority::new("nobody's")
@@ -340,19 +342,25 @@ async fn a_test_message_that_does_not_arrive_is_unreachable() {
             "cannot connect: ",
         ),
     ];
-    for (name, url, words) in &cases {
-        impatient(&bed, name, url, words.contains("within 1 s").then_some(1)).await;
+    for (name, url, expected) in &cases {
+        impatient(
+            &bed,
+            name,
+            url,
+            expected.contains("within 1 s").then_some(1),
+        )
+        .await;
     }
-    for (name, _, words) in &cases {
+    for (name, _, expected) in &cases {
         let point = bed.not_ready(name, "Unreachable").await;
-        let (_, said) = crate::support::condition(&point);
+        let (_, message) = crate::support::condition(&point);
         assert!(
-            said.contains(words) && said.ends_with("; it is tried again"),
-            "{name}: {said}"
+            message.contains(expected) && message.ends_with("; it is tried again"),
+            "{name}: {message}"
         );
         let status = point.status.unwrap();
         assert!(
-            status.initialized && status.tested.is_none(),
+            status.initialized && status.last_test.is_none(),
             "{name}: an attempt, but no test"
         );
     }
@@ -360,9 +368,9 @@ async fn a_test_message_that_does_not_arrive_is_unreachable() {
     bed.ready("hangs").await;
 }
 
-/// A webhook's Retry-After is kept, by this contact point alone.
+/// A webhook's Retry-After delays this contact point alone.
 #[tokio::test]
-async fn a_webhooks_retry_after_is_kept() {
+async fn retry_after_of_a_webhook_is_kept() {
     let bed = Bed::shared("after").await;
     let (busy, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -400,16 +408,16 @@ async fn a_webhooks_retry_after_is_kept() {
         at[1] - at[0]
     );
     let arrived = busy.requests()[3].time;
-    // The date is to the second.
+    // The date has whole seconds.
     assert!(
         jiff::Timestamp::try_from(arrived).unwrap().as_second() >= in_three.as_second(),
         "{arrived:?}, {date}"
     );
 }
 
-/// Deleting a `TrackedField` drops what it had not delivered.
+/// The deletion of a `TrackedField` drops its undelivered entries.
 #[tokio::test]
-async fn what_a_deleted_one_had_not_delivered_is_dropped() {
+async fn entries_of_a_deleted_tracked_field_are_dropped() {
     let bed = Bed::shared("dropped").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -423,9 +431,9 @@ async fn what_a_deleted_one_had_not_delivered_is_dropped() {
         bed.waiting(name, "DeliveryFailing: ").await;
     }
     bed.delete::<TrackedField>("goes").await;
-    let pending = async |wanted: &str| {
-        until(format!("pending {wanted}"), SOON, async || {
-            let line = format!("quartermaster_entries_pending {wanted}");
+    let pending = async |count: &str| {
+        until(format!("pending {count}"), SOON, async || {
+            let line = format!("quartermaster_entries_pending {count}");
             Ok(operator
                 .metrics()
                 .await

@@ -1,4 +1,4 @@
-//! With `--no-cross-namespace-refs` the operator acts in a resource's own namespace only, whatever admission let in.
+//! With `--no-cross-namespace-refs` the operator acts in a resource's own namespace only, whatever admission accepted.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
@@ -12,7 +12,7 @@ use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN, bot_api, changes};
 const FLAG: &str = "(--no-cross-namespace-refs)";
 
 #[tokio::test]
-async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespace_refs() {
+async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespace_refs() {
     let bed = Bed::own("own").await;
     let far = format!("{}-far", bed.namespace);
     let namespace: Namespace =
@@ -47,7 +47,7 @@ async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespa
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     there.deployment("web", 7).await;
-    for (name, target, words) in [
+    for (name, target, expected) in [
         (
             "far",
             json!({ "kind": "Deployment", "namespace": far, "name": "web" }),
@@ -63,7 +63,7 @@ async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespa
         bed.create::<TrackedField>(name, json!({ "spec": spec }))
             .await;
         let waiting = bed.waiting(name, "OutOfScope").await;
-        assert_eq!(waiting, format!("OutOfScope: {words}"));
+        assert_eq!(waiting, format!("OutOfScope: {expected}"));
     }
 
     let map = json!({ "data": { "a": "1" } });
@@ -116,7 +116,7 @@ async fn references_to_another_namespace_read_out_of_scope_with_no_cross_namespa
         .await;
     bed.not_ready("bot", "SecretNotFound").await;
 
-    // What stays within the namespace works, and comes after all of the above.
+    // References within the namespace work, and follow all of the above.
     bed.deployment("web", 3).await;
     bed.track("near", "Deployment", "web", "replicas", "hook")
         .await;

@@ -1,4 +1,4 @@
-//! No token, no URL that is one, no key: whatever went wrong, none of them stands where somebody could read it.
+//! No token, no secret URL, no key: after any error, no log, status, Event or metric contains one of them.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,13 +13,13 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// What must not be seen, by what it is.
+/// Secret values, by their description.
 struct Secrets {
     all: Vec<(&'static str, String)>,
 }
 
 impl Secrets {
-    /// Every way in which it could be written.
+    /// Returns every encoding of the values.
     fn forms(&self) -> Vec<(String, String)> {
         let hex = |text: &str| {
             text.bytes()
@@ -55,7 +55,7 @@ impl Secrets {
                     .into_iter()
                     .rev()
                     .collect();
-                panic!("{what} stands in {place}, after: {around}");
+                panic!("{what} is in {place}, after: {around}");
             }
         }
     }
@@ -65,9 +65,9 @@ fn code(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Errors of all kinds, with receivers that repeat what they were sent; then everything that can be read is searched.
+/// Errors of all kinds, with receivers that repeat their requests; then everything readable is searched.
 #[tokio::test]
-async fn no_secret_stands_anywhere() {
+async fn secrets_never_appear_in_any_output() {
     let bed = Bed::shared("secrecy").await;
     let secrets = Secrets {
         all: vec![
@@ -158,7 +158,7 @@ async fn no_secret_stands_anywhere() {
         (
             "hook-refused",
             hook("refused-url", "token", "key"),
-            "AddressRefused",
+            "AddressNotAllowed",
         ),
         (
             "hook-nowhere",
@@ -178,7 +178,7 @@ async fn no_secret_stands_anywhere() {
             bed.not_ready(name, reason).await;
         }
     }
-    // From here on the Bot API repeats the good token to everybody.
+    // From here on the Bot API repeats the good token in every answer.
     bed.patch::<ContactPoint>("chat-wrong", json!({ "spec": { "suspend": true } }))
         .await;
     bed.deployment("web", 1).await;
@@ -187,7 +187,7 @@ async fn no_secret_stands_anywhere() {
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
 
-    // The receivers say what they were sent, whole and in part, in words and in headers.
+    // The receivers repeat their requests, whole and in part, in bodies and in headers.
     let seen = receiver.requests();
     let request = seen
         .iter()
@@ -241,8 +241,8 @@ async fn no_secret_stands_anywhere() {
             .unwrap();
         if status == 500 {
             for name in ["hook", "chat"] {
-                let said = bed.waiting(name, "DeliveryFailing: ").await;
-                assert!(said.contains("[redacted]"), "{said}");
+                let message = bed.waiting(name, "DeliveryFailing: ").await;
+                assert!(message.contains("[redacted]"), "{message}");
             }
         }
     }
@@ -255,13 +255,13 @@ async fn no_secret_stands_anywhere() {
         receiver.always(Reply::status(code(500)).body(body));
         value += 1;
         bed.scale("web", value).await;
-        let said = bed
+        let message = bed
             .waiting(
                 "hook",
                 "DeliveryFailing: \"hook\": the endpoint failed (500",
             )
             .await;
-        secrets.search("the annotation", &said);
+        secrets.search("the annotation", &message);
     }
     for reply in [
         Reply::reset(),
@@ -290,9 +290,11 @@ async fn no_secret_stands_anywhere() {
         secrets.search(path, &operator.probe(path).await.unwrap().1);
     }
     operator.child().terminate().unwrap();
-    until("it ends", SOON, async || Ok(operator.child().ended()?))
-        .await
-        .unwrap();
+    until("the operator exits", SOON, async || {
+        Ok(operator.child().ended()?)
+    })
+    .await
+    .unwrap();
     let logs = operator.logs();
     assert!(
         logs.contains("\"level\":\"debug\"") && !logs.contains("panicked"),

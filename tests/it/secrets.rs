@@ -1,4 +1,4 @@
-//! Where Secrets are looked for, what is said of one that will not do, and what is not said.
+//! Secrets: namespaces in which the operator reads them, messages about unusable ones, and texts that must not appear.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,11 +20,11 @@ fn telegram_spec(secret: &str, key: &str) -> Value {
     json!({ "spec": spec })
 }
 
-fn words(point: &ContactPoint) -> String {
+fn condition_message(point: &ContactPoint) -> String {
     point.status.as_ref().unwrap().conditions[0].message.clone()
 }
 
-/// Base64, because not all of them are text.
+/// Creates a Secret of base64, because some values are no text.
 async fn secret_of(bed: &Bed, name: &str, bytes: &[u8]) {
     let data = k8s_openapi::ByteString(bytes.to_vec());
     bed.create::<Secret>(name, json!({ "data": { "token": data } }))
@@ -32,7 +32,7 @@ async fn secret_of(bed: &Bed, name: &str, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn a_token_that_is_none_is_named_but_not_shown() {
+async fn invalid_token_is_reported_without_its_value() {
     let bed = Bed::shared("tokens").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -47,7 +47,7 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
         ("inner", b"12345678:SECRET\r\nSECRET", "digits, a colon"),
         ("empty", b"", "digits, a colon"),
     ];
-    for (name, bytes, said) in cases {
+    for (name, bytes, expected) in cases {
         secret_of(&bed, name, bytes).await;
         bed.create::<ContactPoint>(name, telegram_spec(name, "token"))
             .await;
@@ -56,12 +56,12 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
             !point.status.as_ref().unwrap().initialized,
             "no attempt was made"
         );
-        let words = words(&point);
+        let message = condition_message(&point);
         assert!(
-            words.contains(said)
-                && words.contains(&format!("{name:?}"))
-                && !words.contains("SECRET"),
-            "{words}"
+            message.contains(expected)
+                && message.contains(&format!("{name:?}"))
+                && !message.contains("SECRET"),
+            "{message}"
         );
     }
     assert!(telegram.rejected().is_empty());
@@ -69,7 +69,7 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
         .await;
     bed.ready("newline").await;
 
-    // A header's value has rules of its own.
+    // The value of a header has its own rules.
     let receiver = Receiver::start().unwrap();
     secret_of(&bed, "header", b"SECRET\nX-Other: 1").await;
     let spec = json!({
@@ -79,16 +79,16 @@ async fn a_token_that_is_none_is_named_but_not_shown() {
     });
     bed.create::<ContactPoint>("header", json!({ "spec": spec }))
         .await;
-    let words = words(&bed.not_ready("header", "SecretInvalid").await);
+    let message = condition_message(&bed.not_ready("header", "SecretInvalid").await);
     assert!(
-        words.contains("newline") && !words.contains("SECRET"),
-        "{words}"
+        message.contains("newline") && !message.contains("SECRET"),
+        "{message}"
     );
     assert!(receiver.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
+async fn missing_secret_or_key_is_reported_with_its_namespace() {
     let bed = Bed::shared("missing").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
@@ -96,16 +96,20 @@ async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
         .await;
     let point = bed.not_ready("cp", "SecretNotFound").await;
     assert!(!point.status.as_ref().unwrap().initialized);
-    let said = words(&point);
+    let message = condition_message(&point);
     assert!(
-        said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")),
-        "{said}"
+        message.contains(&format!("{:?}", bed.namespace))
+            && message.contains(&format!("{SYSTEM:?}")),
+        "{message}"
     );
     bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } }))
         .await;
-    let said = words(&bed.not_ready("cp", "SecretKeyMissing").await);
-    assert!(said.contains("no key \"token\"; it has tokem"), "{said}");
-    assert_eq!(bed.event("cp", "SecretKeyMissing").await, said);
+    let message = condition_message(&bed.not_ready("cp", "SecretKeyMissing").await);
+    assert!(
+        message.contains("no key \"token\"; it has tokem"),
+        "{message}"
+    );
+    assert_eq!(bed.event("cp", "SecretKeyMissing").await, message);
     bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } }))
         .await;
     bed.ready("cp").await;
@@ -113,13 +117,13 @@ async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
 }
 
 #[tokio::test]
-async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
+async fn unreadable_secret_is_reported_and_changes_nothing() {
     let bed = Bed::shared("unreadable").await;
     let telegram = bot_api();
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .telegram(&telegram.url())
-        .flag("--secret-reread=200ms")
+        .flag("--secret-refresh-period=200ms")
         .kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("good", TOKEN, CHAT).await;
@@ -142,8 +146,15 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
         !new.status.as_ref().unwrap().initialized,
         "no attempt was made"
     );
-    assert_eq!(bed.event("new", "SecretUnreadable").await, words(&new));
-    assert!(words(&new).contains("could not be read"), "{}", words(&new));
+    assert_eq!(
+        bed.event("new", "SecretUnreadable").await,
+        condition_message(&new)
+    );
+    assert!(
+        condition_message(&new).contains("could not be read"),
+        "{}",
+        condition_message(&new)
+    );
     refused.wait_for_hits(3, SOON).await.unwrap();
     assert_eq!(
         bed.ready("good").await.metadata.resource_version,
@@ -153,14 +164,16 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     bed.ready("new").await;
 }
 
-/// What it writes itself is no news to a contact point: its Secrets are read for the test message and for the answer.
+/// The operator's own writes are no news to a contact point: the operator reads its Secrets for the test message and for
+/// the answer.
 #[tokio::test]
-async fn a_status_that_was_written_has_no_secret_read() {
+async fn status_write_causes_no_read_of_a_secret() {
     let bed = Bed::shared("reads").await;
     let receiver = Receiver::start().unwrap();
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
-    // From the test message on the watch is held back: it would often be faster than the answer to a write.
+    // The test freezes the watch from the test message on, because the watch would often be faster than the answer to a
+    // write.
     let frozen = Arc::new(OnceLock::new());
     let (freeze, at) = (proxy.clone(), Arc::clone(&frozen));
     receiver.on_request(move |_| {
@@ -175,7 +188,7 @@ async fn a_status_that_was_written_has_no_secret_read() {
     let frozen = frozen.get().unwrap();
     frozen.wait_for_hits(1, SOON).await.unwrap();
     frozen.take_back();
-    // By the time that the next one is ready, what was shown of the first has been acted on.
+    // When the next contact point is ready, the operator has handled the first one's events.
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
     assert_eq!(
@@ -184,9 +197,9 @@ async fn a_status_that_was_written_has_no_secret_read() {
     );
 }
 
-/// An answer of the apiserver that is no Secret may still hold what one holds.
+/// An answer of the apiserver that is no Secret may still contain the values of one.
 #[tokio::test]
-async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
+async fn answer_that_is_no_secret_is_never_quoted() {
     let bed = Bed::shared("malformed").await;
     let telegram = bot_api();
     let (proxy, file) = bed.through_proxy().await;
@@ -196,19 +209,19 @@ async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
         .kubeconfig(file);
     let operator = Operator::start(&bed, settings).await;
     let metadata = json!({ "name": "bot-token", "namespace": bed.namespace });
-    // Of the right shape but for one place, and that one is named in words that quote what stands there.
+    // The answer has the right shape except for one field, and the decoder's error quotes that field.
     let malformed =
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
     let secret = Match::verb(Verb::Get).resource("secrets").name("bot-token");
-    let said = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
+    let fault = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
     assert!(
-        words(&point).contains("the answer is no Secret"),
+        condition_message(&point).contains("the answer is no Secret"),
         "{}",
-        words(&point)
+        condition_message(&point)
     );
-    said.wait_for_hits(3, SOON).await.unwrap();
+    fault.wait_for_hits(3, SOON).await.unwrap();
     let event = bed.event("bot", "SecretUnreadable").await;
     for (place, text) in [
         ("status", json!(point).to_string()),
@@ -218,11 +231,11 @@ async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
     ] {
         assert!(!text.contains("ABCDEFU"), "the {place} holds the token");
     }
-    said.take_back();
+    fault.take_back();
     bed.ready("bot").await;
 }
 
-/// A Secret in the operator's namespace, taken away at the end.
+/// Creates a Secret in the operator's namespace, which the test deletes at the end.
 async fn shared_secret(bed: &Bed, name: &str, labels: Value, data: Value) -> Api<Secret> {
     let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
     let secret = json!({ "metadata": { "name": name, "labels": labels }, "stringData": data });
@@ -235,7 +248,7 @@ async fn shared_secret(bed: &Bed, name: &str, labels: Value, data: Value) -> Api
     api
 }
 
-/// What the owner's annotations exclude reads as if the Secret were not there; nothing is sent with it.
+/// A Secret that the owner's annotations exclude counts as missing; nothing is sent with it.
 #[tokio::test]
 async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     let bed = Bed::shared("allowed").await;
@@ -277,7 +290,7 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
         bed.create::<ContactPoint>(what, telegram_spec(&name(what), "token"))
             .await;
     }
-    // A webhook is no chat.
+    // A webhook has no chat.
     let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
     let token = json!({ "secretName": name("chat"), "key": "token" });
     bed.point(
@@ -287,14 +300,14 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     .await;
     bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token"))
         .await;
-    let missing = words(&bed.not_ready("nowhere", "SecretNotFound").await)
+    let missing = condition_message(&bed.not_ready("nowhere", "SecretNotFound").await)
         .replace(&name("nowhere"), "SECRET");
     for (what, _, allowed) in &cases {
         if *allowed {
             bed.ready(what).await;
         } else {
-            let said = words(&bed.not_ready(what, "SecretNotFound").await);
-            assert_eq!(said.replace(&name(what), "SECRET"), missing, "{what}");
+            let message = condition_message(&bed.not_ready(what, "SecretNotFound").await);
+            assert_eq!(message.replace(&name(what), "SECRET"), missing, "{what}");
         }
     }
     bed.not_ready("webhook", "SecretNotFound").await;
@@ -348,7 +361,7 @@ async fn allowed_chat_that_telegram_moved_stays_allowed() {
     };
     bed.until("group", "the new chat", moved(NEW)).await;
     operator.kill();
-    // Somebody with rights on the status would have the bot write into another chat.
+    // A user with permissions for the status would let the bot write into another chat.
     let points: Api<ContactPoint> = Api::namespaced(bed.client.clone(), &bed.namespace);
     let forged = json!({ "status": { "migratedToChatId": CHAT } });
     points
@@ -376,7 +389,10 @@ async fn allowed_chat_that_telegram_moved_stays_allowed() {
 #[case::labelled("labelled", [true, false, true])]
 #[case::off("off", [false, false, false])]
 #[tokio::test]
-async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
+async fn secrets_of_the_operator_namespace_are_shared_as_configured(
+    #[case] mode: &str,
+    #[case] ready: [bool; 3],
+) {
     let bed = Bed::shared("shared").await;
     let telegram = bot_api();
     let receiver = Receiver::start().unwrap();
@@ -427,7 +443,7 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
                     .unwrap();
                 assert!(
                     !status.contains(&uid),
-                    "{point} tells of what is not its own: {status}"
+                    "{point} reports objects of others: {status}"
                 );
             }
         } else {
@@ -435,23 +451,26 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
         }
     }
 
-    // There, without the key, without a token in it: all of it reads as if it were not there.
+    // In the operator's namespace, without the key, without a token in it: each case reads like a missing Secret.
     bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token"))
         .await;
     bed.create::<ContactPoint>("no-key", telegram_spec(&name("plain"), "other"))
         .await;
     bed.create::<ContactPoint>("no-token", telegram_spec(&name("bad"), "token"))
         .await;
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for (point, secret) in [
         ("nowhere", "nowhere"),
         ("no-key", "plain"),
         ("no-token", "bad"),
     ] {
-        let words = words(&bed.not_ready(point, "SecretNotFound").await);
-        said.push(words.replace(&name(secret), "SECRET"));
+        let message = condition_message(&bed.not_ready(point, "SecretNotFound").await);
+        messages.push(message.replace(&name(secret), "SECRET"));
     }
-    assert!(said.iter().all(|words| *words == said[0]), "{said:#?}");
+    assert!(
+        messages.iter().all(|message| *message == messages[0]),
+        "{messages:#?}"
+    );
     for what in ["plain", "marked", "bad"] {
         secrets
             .delete(&name(what), &DeleteParams::default())

@@ -1,4 +1,4 @@
-//! `--metrics-secure`: who reads the metrics on a real control plane, with the rights that we ship.
+//! `--metrics-secure`: readers of the metrics on a real control plane, with the shipped permissions.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,17 +15,17 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
-/// The role that is installed for those who read.
+/// The shipped role of readers.
 const READER: &str = "quartermaster-metrics-reader";
 
-/// What is remembered is so for no longer than a test can wait.
+/// Returns settings whose caches expire before the test ends.
 fn forgetful() -> Settings {
     let settings = Settings::default()
         .flag("--metrics-secure")
-        .flag("--metrics-known-for=200ms");
+        .flag("--metrics-authentication-ttl=200ms");
     settings
-        .flag("--metrics-allowed-for=200ms")
-        .flag("--metrics-refused-for=100ms")
+        .flag("--metrics-authorized-ttl=200ms")
+        .flag("--metrics-unauthorized-ttl=100ms")
 }
 
 fn client() -> ClientBuilder {
@@ -35,7 +35,7 @@ fn client() -> ClientBuilder {
         .pool_max_idle_per_host(0)
 }
 
-/// One who takes any certificate.
+/// Returns a client that accepts any certificate.
 fn trusting() -> Client {
     client()
         .tls_danger_accept_invalid_certs(true)
@@ -43,7 +43,7 @@ fn trusting() -> Client {
         .unwrap()
 }
 
-/// One who takes those of an authority alone.
+/// Returns a client that accepts only certificates of an authority.
 fn strict(authority: &Authority) -> Client {
     client()
         .tls_certs_only([Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap()])
@@ -59,7 +59,7 @@ async fn scrape(
     operator: &Operator,
     token: Option<&str>,
 ) -> anyhow::Result<Answer> {
-    // The certificates of these tests are for this name.
+    // The certificates of these tests have this name.
     let address = operator
         .address("--metrics-bind-address")?
         .replace("127.0.0.1", "localhost");
@@ -75,11 +75,14 @@ async fn scrape(
     Ok((answer.status().as_u16(), asks, answer.text().await?))
 }
 
-/// Waits until a scrape is answered so, with these words in it.
-async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &str) -> Answer {
-    let found = until(format!("{code} {words:?}"), SOON, async || {
+/// Waits until a scrape gets this answer, with this text in it.
+async fn answers(operator: &Operator, token: Option<&str>, code: u16, expected: &str) -> Answer {
+    let found = until(format!("{code} {expected:?}"), SOON, async || {
         let answer = scrape(&trusting(), operator, token).await?;
-        anyhow::ensure!(answer.0 == code && answer.2.contains(words), "{answer:?}");
+        anyhow::ensure!(
+            answer.0 == code && answer.2.contains(expected),
+            "{answer:?}"
+        );
         Ok(Some(answer))
     });
     found
@@ -87,7 +90,7 @@ async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &st
         .unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
 }
 
-/// A `ServiceAccount` of the test's own, and a token of it.
+/// Creates a `ServiceAccount` of the test's own, and returns a token of it.
 async fn reader(bed: &Bed, name: &str) -> String {
     bed.create::<ServiceAccount>(name, json!({})).await;
     bed.kubectl(&["create", "token", name])
@@ -96,7 +99,7 @@ async fn reader(bed: &Bed, name: &str) -> String {
         .to_owned()
 }
 
-/// Binds the role to an account of the bed, by kubectl as the pages have it, and waits until the apiserver knows.
+/// Binds the role to an account of the bed, by kubectl as on the pages, and waits until the apiserver knows.
 async fn bind(bed: &Bed, name: &str) {
     let account = format!("--serviceaccount={}:{name}", bed.namespace);
     bed.kubectl(&[
@@ -109,9 +112,9 @@ async fn bind(bed: &Bed, name: &str) {
     ])
     .await;
     let user = format!("system:serviceaccount:{}:{name}", bed.namespace);
-    let asked = ["auth", "can-i", "get", "/metrics", "--as", &user];
+    let requests = ["auth", "can-i", "get", "/metrics", "--as", &user];
     let may = until("the binding counts", SOON, async || {
-        bed.plane.run_kubectl(&asked, "").await.map(Some)
+        bed.plane.run_kubectl(&requests, "").await.map(Some)
     });
     assert_eq!(may.await.unwrap().trim(), "yes");
 }
@@ -120,22 +123,22 @@ fn binding(bed: &Bed, name: &str) -> String {
     format!("{}-{name}", bed.namespace)
 }
 
-/// None of the tokens stands in a log, whole or by its most telling part.
-fn no_token_stands_there(operator: &Operator, tokens: &[&str]) {
+/// Asserts that no log contains one of the tokens, whole or its signature.
+fn assert_no_token_in_logs(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
         logs.contains("denied a request for the metrics"),
-        "the log is not as wordy as it is to be"
+        "the log lacks the debug level"
     );
     for token in tokens {
         for part in token.split('.').chain([*token]) {
-            assert!(!logs.contains(part), "{part} stands in the log");
+            assert!(!logs.contains(part), "{part} is in the log");
         }
     }
 }
 
 #[tokio::test]
-async fn those_alone_who_may_read_them_do() {
+async fn only_permitted_clients_read_metrics() {
     let bed = Bed::shared("metrics").await;
     let operator = Operator::start(&bed, forgetful().flag("--log-level=trace")).await;
     let (allowed, other) = (
@@ -153,8 +156,11 @@ async fn those_alone_who_may_read_them_do() {
         "user \"system:serviceaccount:{}:somebody\" may not get /metrics",
         bed.namespace
     );
-    let (_, _, said) = answers(&operator, Some(&other), 403, &user).await;
-    assert!(said.contains(READER), "it says what to bind: {said}");
+    let (_, _, output) = answers(&operator, Some(&other), 403, &user).await;
+    assert!(
+        output.contains(READER),
+        "the answer names the role to bind: {output}"
+    );
     answers(
         &operator,
         Some(&allowed),
@@ -163,7 +169,7 @@ async fn those_alone_who_may_read_them_do() {
     )
     .await;
 
-    // Nothing else is there, for anybody.
+    // The server has no other path, for anybody.
     let address = operator.address("--metrics-bind-address").unwrap();
     let elsewhere = trusting()
         .get(format!("https://{address}/"))
@@ -172,7 +178,7 @@ async fn those_alone_who_may_read_them_do() {
         .await
         .unwrap();
     assert_eq!(elsewhere.status(), 404);
-    // Whoever does not speak TLS gets nothing, and does no harm.
+    // A client without TLS gets nothing, and does no harm.
     let plain = client()
         .build()
         .unwrap()
@@ -182,7 +188,7 @@ async fn those_alone_who_may_read_them_do() {
         .await;
     assert!(plain.is_err(), "{plain:?}");
 
-    // A right that goes, and comes back; an account that goes.
+    // A permission is removed, and granted again; an account is deleted.
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
     answers(&operator, Some(&allowed), 403, "may not get /metrics").await;
@@ -192,12 +198,12 @@ async fn those_alone_who_may_read_them_do() {
     answers(&operator, Some(&allowed), 401, "kubectl create token").await;
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
-    no_token_stands_there(&operator, &[&allowed, &other, &wrong]);
+    assert_no_token_in_logs(&operator, &[&allowed, &other, &wrong]);
 }
 
-/// As users have it: a scrape every few seconds does not ask the apiserver each time.
+/// The users' defaults: a scrape every few seconds does not send a review each time.
 #[tokio::test]
-async fn the_apiserver_is_asked_now_and_then() {
+async fn reviews_are_cached() {
     let bed = Bed::shared("metrics-cache").await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
     let settings = Settings::default()
@@ -232,15 +238,15 @@ async fn the_apiserver_is_asked_now_and_then() {
             401
         );
     }
-    let asked = |resource: &str| proxy.count(&Match::verb(Verb::Create).resource(resource));
+    let requests = |resource: &str| proxy.count(&Match::verb(Verb::Create).resource(resource));
     assert_eq!(
-        (asked("tokenreviews"), asked("subjectaccessreviews")),
+        (requests("tokenreviews"), requests("subjectaccessreviews")),
         (3, 2)
     );
     bed.kubectl(&["delete", "clusterrolebinding", &binding(&bed, "prometheus")])
         .await;
 
-    // While it cannot be asked, who is known is let in, and nobody else.
+    // While the apiserver is unavailable, only known clients are accepted.
     proxy.refuse().await.unwrap();
     assert_eq!(
         scrape(&trusting(), &operator, Some(&allowed))
@@ -264,7 +270,7 @@ async fn the_apiserver_is_asked_now_and_then() {
 }
 
 #[tokio::test]
-async fn a_replica_that_stands_by_is_read_too() {
+async fn standby_serves_metrics() {
     let bed = Bed::shared("metrics-standby").await;
     let id = format!("--leader-election-id={}", bed.namespace);
     let settings = || forgetful().flag("--leader-elect").flag(&id);
@@ -275,7 +281,7 @@ async fn a_replica_that_stands_by_is_read_too() {
     let token = reader(&bed, "prometheus").await;
     bind(&bed, "prometheus").await;
     until(
-        "one leads and the other one says that it does not",
+        "one replica leads, and the other reports that it does not",
         SOON,
         async || {
             let mut leads = Vec::new();
@@ -297,7 +303,7 @@ async fn a_replica_that_stands_by_is_read_too() {
         .await;
 }
 
-/// Writes a pair as the kubelet does: a new folder, and a link that is put in the other's place.
+/// Writes a certificate and a key as the kubelet does: a new folder, and a link that replaces the old one.
 fn mount(folder: &Path, version: &str, certificate: &str, key: &str) {
     let data = folder.join(version);
     fs::create_dir(&data).unwrap();
@@ -313,7 +319,7 @@ fn mount(folder: &Path, version: &str, certificate: &str, key: &str) {
 }
 
 #[tokio::test]
-async fn a_mounted_certificate_is_taken_up_anew() {
+async fn renewed_certificate_is_loaded() {
     let bed = Bed::shared("metrics-cert").await;
     let folder = Folder::new().unwrap();
     let (old, new) = (
@@ -334,21 +340,21 @@ async fn a_mounted_certificate_is_taken_up_anew() {
         };
     assert!(shows(&old).await && !shows(&new).await);
 
-    // One that does not fit changes nothing, and is told of once.
+    // A pair that does not match changes nothing, and is reported once.
     mount(folder.path(), "2", &second.cert_pem, &first.key_pem);
     for _ in 0..3 {
         assert!(shows(&old).await && !shows(&new).await);
     }
-    let told = operator
+    let reports = operator
         .logs()
         .matches("reading the certificate of /metrics failed")
         .count();
     assert!(
-        told == 1
+        reports == 1
             && operator
                 .logs()
                 .contains("tls.key does not belong to tls.crt"),
-        "{told}"
+        "{reports}"
     );
     mount(folder.path(), "3", &second.cert_pem, &second.key_pem);
     assert!(shows(&new).await && !shows(&old).await);
@@ -357,12 +363,12 @@ async fn a_mounted_certificate_is_taken_up_anew() {
         .flat_map(|identity| identity.key_pem.lines())
         .filter(|it| !it.starts_with('-'))
     {
-        assert!(!operator.logs().contains(line), "a key stands in the log");
+        assert!(!operator.logs().contains(line), "a key is in the log");
     }
 }
 
 #[tokio::test]
-async fn without_the_mounted_certificate_it_does_not_start() {
+async fn operator_does_not_start_without_the_mounted_certificate() {
     let bed = Bed::shared("metrics-no-cert").await;
     let folder = Folder::new().unwrap();
     let kubeconfig = bed
@@ -382,22 +388,22 @@ async fn without_the_mounted_certificate_it_does_not_start() {
         .args(flags)
         .env("KUBECONFIG", kubeconfig);
     let mut child = program.spawn(folder.path().join("log")).unwrap();
-    let ended = until("it ends", SOON, async || Ok(child.ended()?))
+    let ended = until("the operator exits", SOON, async || Ok(child.ended()?))
         .await
         .unwrap();
     assert_eq!(ended.code(), Some(1));
-    let said = child.log_text().unwrap();
-    for words in [
+    let output = child.log_text().unwrap();
+    for expected in [
         "--metrics-cert-path: certificate of /metrics: mount a folder with tls.crt and tls.key (PEM)",
         "tls.crt: No such file",
     ] {
-        assert!(said.contains(words), "{said}");
+        assert!(output.contains(expected), "{output}");
     }
 }
 
-/// The settings of the `ServiceMonitor`, as Prometheus follows them.
+/// The settings of the `ServiceMonitor`, as Prometheus applies them.
 #[tokio::test]
-async fn the_monitor_knows_how_to_read_them() {
+async fn monitor_settings_work() {
     let bed = Bed::shared("metrics-monitor").await;
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),

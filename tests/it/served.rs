@@ -1,25 +1,25 @@
-//! What the process itself serves and says: probes, metrics, logs; and the kinds that it is told to leave alone.
+//! Endpoints and output of the process: probes, metrics, logs; and disabled kinds.
 
 use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::Value;
 use testbed::receiver::Receiver;
 
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
-/// The value of the series that begins so.
+/// Returns the value of the first series with this prefix.
 fn series(metrics: &str, start: &str) -> Option<f64> {
     metrics
         .lines()
         .find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
 }
 
-/// What `/readyz` says when all is well, and the kinds are switched off that this is said of.
+/// Returns the text of `/readyz` when everything works and the selected kinds are disabled.
 fn ready(off: impl Fn(&str) -> bool) -> String {
-    let mut kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+    let mut kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
     kinds.sort_unstable();
     let state = |kind: &str| {
         if off(kind) {
@@ -35,7 +35,7 @@ fn ready(off: impl Fn(&str) -> bool) -> String {
 }
 
 #[tokio::test]
-async fn probes_metrics_and_logs() {
+async fn operator_serves_probes_metrics_and_logs() {
     let bed = Bed::shared("served").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -115,7 +115,7 @@ async fn probes_metrics_and_logs() {
     assert_eq!(
         series(&metrics, leads),
         Some(1.0),
-        "there is no election, so it acts"
+        "the operator acts, because there is no election"
     );
     for controller in ["contactpoint", "trackedfield"] {
         let of = |metric: &str| {
@@ -135,7 +135,7 @@ async fn probes_metrics_and_logs() {
         "no label names an object"
     );
 
-    let mut passes = 0;
+    let mut reconciles = 0;
     for line in operator.logs().lines() {
         let line: Value =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -146,7 +146,7 @@ async fn probes_metrics_and_logs() {
             );
         }
         if line["controller"].is_string() {
-            passes += 1;
+            reconciles += 1;
             for key in ["controllerGroup", "controllerKind", "namespace", "name"] {
                 assert!(line[key].is_string(), "no {key}: {line}");
             }
@@ -159,11 +159,11 @@ async fn probes_metrics_and_logs() {
             );
         }
     }
-    assert!(passes > 3);
+    assert!(reconciles > 3);
 }
 
 #[tokio::test]
-async fn a_kind_that_is_switched_off_is_left_alone() {
+async fn disabled_kind_is_unchanged() {
     let bed = Bed::shared("subset").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(
@@ -194,7 +194,7 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
     let field = bed.api::<TrackedField>().get("it").await.unwrap();
     assert!(field.status.is_none() && field.annotations().is_empty());
 
-    // The other way round: what is recorded waits for somebody who sends.
+    // The other way round: recorded entries wait for an operator that sends.
     drop(operator);
     let fields =
         Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;
@@ -217,9 +217,9 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
     bed.waiting("it", "").await;
 }
 
-/// `HTTPS_PROXY` is Telegram's: the apiserver and webhooks are reached without it.
+/// `HTTPS_PROXY` applies to Telegram: the operator reaches the apiserver and webhooks directly.
 #[tokio::test]
-async fn a_proxy_of_the_environment_is_not_the_apiservers() {
+async fn proxy_of_the_environment_is_not_used_for_the_apiserver() {
     let bed = Bed::shared("proxied").await;
     let receiver = Receiver::start().unwrap();
     let nowhere = "http://127.0.0.1:9";
@@ -232,9 +232,9 @@ async fn a_proxy_of_the_environment_is_not_the_apiservers() {
     bed.ready("hook").await;
 }
 
-/// Namespaces that are not watched belong to somebody else.
+/// Namespaces outside of the scope belong to other operators.
 #[tokio::test]
-async fn other_namespaces_are_left_alone() {
+async fn other_namespaces_are_unchanged() {
     let bed = Bed::shared("mine").await;
     let other = Bed::on(bed.plane.clone(), "theirs").await;
     let third = Bed::on(bed.plane.clone(), "also").await;
@@ -245,7 +245,7 @@ async fn other_namespaces_are_left_alone() {
         bed.track("it", "Deployment", "web", "replicas", "hook")
             .await;
     }
-    // Two installs, each with its own; the flag given twice and with a comma.
+    // Two installs, each with its own namespaces; the flag given twice and with a comma.
     let since = bed.plane.audit().mark().await.unwrap();
     let both = Settings::default().flag(&format!(
         "--watch-namespace={},{}",
@@ -279,5 +279,5 @@ async fn other_namespaces_are_left_alone() {
         .iter()
         .filter(|request| request.json().unwrap()["action"] == "Created")
         .count();
-    assert_eq!(delivered, 3, "each told once");
+    assert_eq!(delivered, 3, "each change is sent once");
 }

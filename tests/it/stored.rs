@@ -25,11 +25,11 @@ use testbed::wait::until;
 use crate::support::{Bed, Operator, SOON, Settings, only_large_test};
 
 const APPS: usize = 100;
-/// What a replica's container may use, in MiB.
+/// Memory limit of a replica's container, in MiB.
 const LIMIT: f64 = 128.0;
 const LEASE: &str = "stored";
 
-/// CRDs that let in any spec, until they are bound again.
+/// CRDs that accept any spec, until the bounds are restored.
 struct Unbound {
     api: Api<CustomResourceDefinition>,
     crds: Vec<CustomResourceDefinition>,
@@ -93,7 +93,7 @@ async fn replace_versions(
     .unwrap();
 }
 
-/// Waits until the apiserver lets in a spec with an unknown field of the wrong type for every kind, or does not.
+/// Waits until the apiserver accepts a spec with an unknown field of the wrong type for every kind, or rejects it.
 async fn accepts(bed: &Bed, kind: &ApiResource, expected: bool) {
     let object =
         DynamicObject::new("tried", kind).data(json!({ "spec": { "suspend": "no bool" } }));
@@ -122,7 +122,7 @@ fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>()
     (K::crd(), K::api_resource())
 }
 
-/// The most memory that a process had at any look, in MiB.
+/// Maximum of the measured memory of a process, in MiB.
 struct Peak {
     ended: Arc<AtomicBool>,
     looking: std::thread::JoinHandle<f64>,
@@ -149,7 +149,7 @@ impl Peak {
     }
 }
 
-/// 100 `AppServices` of 1.3 MB: whole pages of them, or the objects in memory, would take far more than a replica has.
+/// 100 `AppService`s of 1.3 MB: whole pages of them, or the objects in memory, would take far more than a replica has.
 #[rstest]
 #[case::streamed(true)]
 #[case::paged(false)]
@@ -205,15 +205,15 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
                 ready.reason.unwrap_or_default(),
                 ready.message.unwrap_or_default(),
             );
-            let told = reason == "SpecInvalid"
+            let reported = reason == "SpecInvalid"
                 && message.contains("spec is 1300")
                 && message.contains("Shorten it");
-            anyhow::ensure!(told, "{:?} says {reason}: {message}", app.metadata.name);
+            anyhow::ensure!(reported, "{:?} says {reason}: {message}", app.metadata.name);
         }
         Ok(Some(()))
     });
     all_invalid.await.unwrap();
-    // Each comes through the watches again, whole.
+    // Each object comes through the watches again, whole.
     for number in 0..APPS {
         let patch = json!({ "metadata": { "annotations": { "round": "2" } } });
         let name = format!("huge-{number}");
@@ -221,11 +221,11 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
             .await
             .unwrap();
     }
-    // The neighbour is served as ever,
+    // The neighbour works as before,
     let plain = json!({ "spec": { "size": 1, "image": "nginx:1.29" } });
     bed.create::<AppService>("plain", plain).await;
     bed.until("plain", "exists", |_: &Deployment| true).await;
-    // and what became small enough.
+    // and so does an object that became small enough.
     let args = json!({ "spec": { "args": ["-v"] } });
     bed.patch::<AppService>("huge-0", args).await;
     bed.until("huge-0", "exists", |_: &Deployment| true).await;
@@ -257,9 +257,10 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     assert_eq!(lists("deployments", "limit=") > 0, !streamed);
 }
 
-/// Everybody's objects, as large as an etcd takes them: decoded, the first two would take 180 MB, and the third twice as much.
+/// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice as
+/// much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn huge_objects_of_others_fit_into_the_memory_of_both_replicas() {
+async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     let _guard = only_large_test().await;
     let bed = Bed::own_with(Options::apiserver_only(), "others").await;
     let receiver = Receiver::start().unwrap();
@@ -337,13 +338,13 @@ async fn huge_objects_of_others_fit_into_the_memory_of_both_replicas() {
     bed.delivered("arguments", &[("Created", Some("nginx:1"))])
         .await;
     for name in ["variables", "volumes"] {
-        let said = bed.waiting(name, "TargetUnreadable: ").await;
+        let message = bed.waiting(name, "TargetUnreadable: ").await;
         assert!(
-            said.contains("takes more than 24 MiB of memory once it is decoded: shorten it"),
-            "{said}"
+            message.contains("takes more than 24 MiB of memory once it is decoded: shorten it"),
+            "{message}"
         );
     }
-    // Through the watches and by reads, several at once.
+    // The operator gets them through the watches and by reads, several at once.
     for (round, replicas) in (2..6).enumerate() {
         for name in ["variables", "arguments", "volumes"] {
             let patch = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
@@ -395,7 +396,7 @@ async fn huge_objects_of_others_fit_into_the_memory_of_both_replicas() {
     }
 }
 
-/// A text of more bytes than a spec may have.
+/// Returns a text of more bytes than a spec may have.
 fn large() -> String {
     "x".repeat(300_000)
 }
@@ -429,7 +430,7 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
 
     let unbound = Unbound::new(&bed, kinds).await;
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
-    // A field of a few kinds, and a spec that is as it should be.
+    // Valid fields of some kinds, and a valid spec.
     let specs = [
         ("image", json!({ "size": 1, "image": "nginx:1.29" })),
         ("configMapName", sync),
@@ -489,11 +490,11 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
                     ready["message"]
                 )
             });
-            let said = waiting.or(ready).unwrap_or_default();
-            let is_invalid = said.starts_with("SpecInvalid")
-                && said.contains("spec is 300")
-                && said.contains("Shorten it");
-            anyhow::ensure!(is_invalid == invalid, "it says {said:?}");
+            let message = waiting.or(ready).unwrap_or_default();
+            let is_invalid = message.starts_with("SpecInvalid")
+                && message.contains("spec is 300")
+                && message.contains("Shorten it");
+            anyhow::ensure!(is_invalid == invalid, "the message is {message:?}");
             Ok(Some(()))
         });
         read.await.unwrap();
@@ -519,12 +520,14 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
     {
         let api = objects(&bed, kind);
         api.delete(name, &DeleteParams::default()).await.unwrap();
-        let gone = until(format!("{} {name} is gone", kind.kind), SOON, async || {
-            Ok(api.get_opt(name).await?.is_none().then_some(()))
-        });
-        gone.await.unwrap();
+        let deleted = until(
+            format!("{} {name} is deleted", kind.kind),
+            SOON,
+            async || Ok(api.get_opt(name).await?.is_none().then_some(())),
+        );
+        deleted.await.unwrap();
     }
-    // What the large spec says about its copies was not read, so they stay.
+    // The operator did not read what the large spec says about copies, so they stay.
     let left = bed.api::<ConfigMap>().get("copy").await.unwrap();
     assert_eq!(left.data, copy.data);
 }

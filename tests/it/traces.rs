@@ -1,4 +1,4 @@
-//! Traces: what a collector is told, and that nothing waits for one.
+//! Traces: the spans that a collector gets, and independence from the collector.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use testbed::wait::until;
 
 use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api};
 
-/// What stands in for a collector: a receiver of OTLP over HTTP.
+/// A fake collector: a receiver of OTLP over HTTP.
 struct Collector(Receiver);
 
 impl Collector {
@@ -29,7 +29,7 @@ impl Collector {
         Self(Receiver::start().unwrap())
     }
 
-    /// Sends to it twenty times a second.
+    /// Returns settings that export spans twenty times a second.
     fn settings(&self) -> Settings {
         let settings = Settings::default().env("OTEL_EXPORTER_OTLP_ENDPOINT", &self.0.url());
         settings
@@ -37,7 +37,7 @@ impl Collector {
             .env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=it")
     }
 
-    fn taken(&self) -> Vec<ExportTraceServiceRequest> {
+    fn accepted(&self) -> Vec<ExportTraceServiceRequest> {
         let requests = self.0.requests();
         let taken = requests
             .iter()
@@ -56,7 +56,7 @@ impl Collector {
 
     fn spans(&self) -> Vec<Span> {
         let resources = self
-            .taken()
+            .accepted()
             .into_iter()
             .flat_map(|request| request.resource_spans);
         resources
@@ -95,13 +95,13 @@ fn is(span: &Span, key: &str, value: &str) -> bool {
         .is_some_and(|it| it == value)
 }
 
-/// The pass of a controller over the object of this name.
-fn pass_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
+/// Selects the reconcile of a controller for the object of this name.
+fn reconcile_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
     move |span| is(span, "controller", controller) && is(span, "name", name)
 }
 
 #[tokio::test]
-async fn a_pass_with_what_it_asks_for_and_sends() {
+async fn reconcile_span_contains_its_requests_and_messages() {
     let bed = Bed::shared("traces").await;
     let (collector, telegram, aws) = (Collector::start(), bot_api(), Aws::start().await.unwrap());
     let settings = collector.settings().telegram(&telegram.url()).aws(&aws);
@@ -113,9 +113,9 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         .await;
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
 
-    // What is sent stands beneath a pass that offered it, with its requests.
-    let is_beneath = |span: &Span, pass: &Span| {
-        span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id
+    // Sent requests are children of a reconcile that offered them.
+    let is_beneath = |span: &Span, reconcile: &Span| {
+        span.parent_span_id == reconcile.span_id && span.trace_id == reconcile.trace_id
     };
     let sent = collector
         .span("the message", |span| {
@@ -126,17 +126,20 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         is(&sent, "messaging.batch.message_count", "1") && is(&sent, "name", "chat"),
         "{sent:?}"
     );
-    let pass = collector
-        .span("the pass", |pass| is_beneath(&sent, pass))
+    let reconcile = collector
+        .span("the reconcile", |reconcile| is_beneath(&sent, reconcile))
         .await;
     assert!(
-        pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace),
-        "{pass:?}"
+        reconcile_of("trackedfield", "replicas")(&reconcile)
+            && is(&reconcile, "namespace", &bed.namespace),
+        "{reconcile:?}"
     );
-    assert!(pass.parent_span_id.is_empty());
+    assert!(reconcile.parent_span_id.is_empty());
     let template = "/apis/tg.azamaton.ru/v1/namespaces/{namespace}/trackedfields/{name}/status";
     let written = collector
-        .span("its status", |span| is(span, "url.template", template))
+        .span("the write of the status", |span| {
+            is(span, "url.template", template)
+        })
         .await;
     assert_eq!(written.kind(), SpanKind::Client);
     let method = attributes(&written.attributes)
@@ -147,29 +150,39 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         is(&written, "http.response.status_code", "200"),
         "{written:?}"
     );
-    let asked = attributes(&written.attributes);
+    let attributes_of_request = attributes(&written.attributes);
     let at = format!(
         "https://{}:{}/apis/tg.azamaton.ru/",
-        asked["server.address"], asked["server.port"]
+        attributes_of_request["server.address"], attributes_of_request["server.port"]
     );
-    assert!(asked["url.full"].starts_with(&at), "{asked:?}");
+    assert!(
+        attributes_of_request["url.full"].starts_with(&at),
+        "{attributes_of_request:?}"
+    );
     let writer = collector
-        .span("whose it is", |pass| is_beneath(&written, pass))
+        .span("the read of the owner tags", |reconcile| {
+            is_beneath(&written, reconcile)
+        })
         .await;
-    assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
+    assert!(
+        reconcile_of("trackedfield", "replicas")(&writer),
+        "{writer:?}"
+    );
 
-    // What fails says so: the subnets are unknown to AWS.
+    // A failed reconcile is marked as failed: AWS does not know the subnets.
     let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
     bed.create::<qm_api::MyIngress>("web", json!({ "spec": subnets }))
         .await;
     let call = "Elastic Load Balancing v2/CreateLoadBalancer";
     let refused = collector
-        .span("what AWS refused", |span| span.name == call)
+        .span("the call that AWS rejected", |span| span.name == call)
         .await;
     assert!(is(&refused, "error.type", "SubnetNotFound"), "{refused:?}");
     assert_eq!(refused.status.as_ref().unwrap().code(), Standing::Error);
     let failed = collector
-        .span("the pass that failed", |pass| is_beneath(&refused, pass))
+        .span("the failed reconcile", |reconcile| {
+            is_beneath(&refused, reconcile)
+        })
         .await;
     assert_eq!(failed.status.as_ref().unwrap().code(), Standing::Error);
     assert!(
@@ -180,7 +193,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
         "{failed:?}"
     );
 
-    // A connection that breaks: the words of such an error have the URL, in which the token is.
+    // A broken connection: the text of such an error has the URL, which contains the token.
     telegram.fault_next(1, Fault::Instead(Reply::reset()));
     bed.patch::<Deployment>("web", json!({ "spec": { "replicas": 2 } }))
         .await;
@@ -196,11 +209,11 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
                 .as_ref()
                 .is_some_and(|it| it.code() == Standing::Error)
     };
-    collector.span("what was not sent", unsent).await;
+    collector.span("the failed request", unsent).await;
 
-    // Who speaks; and no word of a secret.
+    // The resource attributes; and no part of a secret.
     let resource = attributes(
-        &collector.taken().remove(0).resource_spans[0]
+        &collector.accepted().remove(0).resource_spans[0]
             .resource
             .as_ref()
             .unwrap()
@@ -214,7 +227,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     }
 }
 
-/// One that copies the `ConfigMap` `settings`.
+/// Returns a sync that copies the `ConfigMap` `settings`.
 fn sync(bed: &Bed, to: &str) -> Value {
     let (source, name) = (&bed.namespace, "settings");
     json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })
@@ -227,7 +240,7 @@ fn is_ready(sync: &ConfigMapSync) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
+async fn spans_accepted_at_last_are_not_reported_as_lost() {
     let bed = Bed::shared("busy").await;
     let collector = Collector::start();
     collector
@@ -237,7 +250,10 @@ async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     collector
-        .span("what came second", pass_of("configmapsync", "first"))
+        .span(
+            "the reconcile after the outage",
+            reconcile_of("configmapsync", "first"),
+        )
         .await;
     assert_eq!(
         collector.0.requests()[0].answered,
@@ -251,7 +267,7 @@ async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
 }
 
 #[tokio::test]
-async fn without_a_collector_all_goes_on() {
+async fn missing_collector_changes_nothing() {
     let bed = Bed::shared("uncollected").await;
     let collector = Collector::start();
     collector.0.refuse().await.unwrap();
@@ -260,9 +276,9 @@ async fn without_a_collector_all_goes_on() {
         .settings()
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", &with_password);
     let mut operator = Operator::start(&bed, settings).await;
-    let says = async |words: &str| {
-        until(words, SOON, async || {
-            Ok(operator.logs().contains(words).then_some(()))
+    let says = async |line: &str| {
+        until(line, SOON, async || {
+            Ok(operator.logs().contains(line).then_some(()))
         })
         .await
         .unwrap();
@@ -278,7 +294,7 @@ async fn without_a_collector_all_goes_on() {
     collector.0.accept().await.unwrap();
     bed.create::<ConfigMapSync>("lost", sync(&bed, "lost"))
         .await;
-    until("it is asked again", SOON, async || {
+    until("the collector gets another request", SOON, async || {
         Ok(collector.0.requests().first().cloned())
     })
     .await
@@ -287,14 +303,17 @@ async fn without_a_collector_all_goes_on() {
     bed.create::<ConfigMapSync>("second", sync(&bed, "second"))
         .await;
     collector
-        .span("what came later", pass_of("configmapsync", "second"))
+        .span(
+            "the later reconcile",
+            reconcile_of("configmapsync", "second"),
+        )
         .await;
     says("exporting spans succeeds again").await;
-    let said = operator.logs();
-    assert_eq!(said.matches(lost).count(), 1, "{said}");
-    assert!(!said.contains("hunter2"), "{said}");
+    let logs = operator.logs();
+    assert_eq!(logs.matches(lost).count(), 1, "{logs}");
+    assert!(!logs.contains("hunter2"), "{logs}");
 
-    // One that answers nothing holds up neither the work nor the end.
+    // A hanging collector blocks neither the work nor the shutdown.
     collector.0.always(Reply::hang());
     bed.create::<ConfigMapSync>("third", sync(&bed, "third"))
         .await;
@@ -304,7 +323,7 @@ async fn without_a_collector_all_goes_on() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
+async fn failed_export_is_reported_and_blocks_nothing() {
     let bed = Bed::shared("untraced").await;
     let collector = Collector::start();
     let settings = collector
@@ -316,12 +335,12 @@ async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
     bed.create::<ConfigMapSync>("first", sync(&bed, "first"))
         .await;
     bed.until("first", "Ready", is_ready).await;
-    let said = operator.logs();
+    let logs = operator.logs();
     assert!(
-        said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
-        "{said}"
+        logs.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"),
+        "{logs}"
     );
-    // Whatever waits is sent at the end.
+    // Waiting spans are sent at the end.
     operator.child().terminate().unwrap();
     assert!(operator.child().wait(SOON).await.unwrap().success());
     assert!(collector.0.requests().is_empty());

@@ -1,4 +1,4 @@
-//! Why a `TrackedField` waits: each reason in the annotation and in an Event, and gone once it is mended.
+//! Reasons why a `TrackedField` waits: each is in the annotation and in an Event, and disappears once it is fixed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, READY, SOON, SYSTEM, Settings, changes, texts, told};
+use crate::support::{
+    ACCOUNT, Bed, Operator, READY, SOON, SYSTEM, Settings, actions_and_values, changes, texts,
+};
 
 fn requested_at(value: &str) -> Value {
     json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": value } } })
 }
 
-/// A `TrackedField` of the replicas of `web`, but for what `change` says.
+/// Tracks the replicas of `web`, with `change` merged into the spec.
 async fn track(bed: &Bed, name: &str, change: Value) {
     let mut spec = json!({
         "target": { "kind": "Deployment", "namespace": bed.namespace, "name": "web" },
@@ -35,7 +37,7 @@ async fn track(bed: &Bed, name: &str, change: Value) {
 }
 
 #[tokio::test]
-async fn every_reason_is_said_and_goes() {
+async fn every_reason_is_reported_and_cleared() {
     let bed = Bed::shared("waits").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -55,7 +57,7 @@ async fn every_reason_is_said_and_goes() {
     let target = |kind: &str, namespace: &str, name: &str| json!({ "kind": kind, "namespace": namespace, "name": name });
     let here = bed.namespace.as_str();
     let elsewhere = format!("{here}-other");
-    // Name, what it says other than the usual, the reason, the words, and how its spec is mended.
+    // Name, unusual part of the spec, reason, message, and the fix of the spec.
     let cases = [
         (
             "target",
@@ -67,7 +69,7 @@ async fn every_reason_is_said_and_goes() {
         (
             "path",
             json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
-            "InvalidPath",
+            "PathInvalid",
             String::new(),
             json!({ "field": "{.spec.replicas}" }),
         ),
@@ -111,25 +113,36 @@ async fn every_reason_is_said_and_goes() {
     for (name, change, ..) in &cases {
         track(&bed, name, change.clone()).await;
     }
-    for (name, _, reason, words, _) in &cases {
-        let said = bed.waiting(name, &format!("{reason}: ")).await;
-        assert!(said.contains(words.as_str()), "{name}: {said}");
-        assert_eq!(format!("{reason}: {}", bed.event(name, reason).await), said);
+    for (name, _, reason, expected, _) in &cases {
+        let annotation = bed.waiting(name, &format!("{reason}: ")).await;
+        assert!(
+            annotation.contains(expected.as_str()),
+            "{name}: {annotation}"
+        );
+        assert_eq!(
+            format!("{reason}: {}", bed.event(name, reason).await),
+            annotation
+        );
         let event = bed.events(name, reason).await.remove(0);
         assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
         let column = bed.kubectl(&["get", "trackedfield", name]).await;
         assert!(
-            column.contains("WAITING") && column.contains(reason) && !column.contains(&said),
+            column.contains("WAITING") && column.contains(reason) && !column.contains(&annotation),
             "{column}"
         );
     }
-    // Recorded and not sent without a contact point; neither without a target, a field or a right to look.
-    for (name, wanted) in [
+    // Without a contact point, changes are recorded and not sent; without a target, a field or a permission, nothing is
+    // recorded.
+    for (name, expected_entries) in [
         ("nowhere", &[("Created", Some("1"))][..]),
         ("target", &[]),
         ("scope", &[]),
     ] {
-        assert_eq!(told(&bed.history(name).await), wanted, "{name}");
+        assert_eq!(
+            actions_and_values(&bed.history(name).await),
+            expected_entries,
+            "{name}"
+        );
     }
     bed.until("point", "pending", |field: &TrackedField| {
         field
@@ -141,7 +154,7 @@ async fn every_reason_is_said_and_goes() {
             == [Some(Delivery::Pending)]
     })
     .await;
-    // A template that will not do costs no message.
+    // An invalid template costs no message.
     bed.delivered("template", &[("Created", Some("1"))]).await;
     assert!(
         texts(&receiver)
@@ -172,12 +185,12 @@ async fn every_reason_is_said_and_goes() {
         bed.until(name, "all delivered", delivered).await;
     }
     bed.scale("web", 2).await;
-    bed.until("template", "its template is used", |_: &TrackedField| {
+    bed.until("template", "the template is used", |_: &TrackedField| {
         texts(&receiver).iter().any(|text| text == "2!")
     })
     .await;
 
-    // Said once when it came, once when it went.
+    // One Event when the reason appeared, one when it disappeared.
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let mut writes = BTreeMap::<String, usize>::new();
     for (subject, count) in bed.plane.audit().writes(since).await.unwrap() {
@@ -193,7 +206,7 @@ async fn every_reason_is_said_and_goes() {
 }
 
 #[tokio::test]
-async fn contact_points_that_come_and_go() {
+async fn entries_wait_for_deleted_contact_points() {
     let bed = Bed::shared("comes").await;
     let receiver = Receiver::start().unwrap();
     let other = Receiver::start().unwrap();
@@ -218,17 +231,17 @@ async fn contact_points_that_come_and_go() {
     bed.scale("web", 2).await;
     pending(2).await;
     bed.webhook("hook", &receiver.url()).await;
-    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
-    bed.delivered("it", &wanted).await;
+    let mut expected_entries = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
 
-    // Gone: what comes is kept for the next one of that name.
+    // Entries are kept for the next contact point of that name.
     bed.delete::<ContactPoint>("hook").await;
     bed.waiting("it", "ContactPointNotFound: \"hook\" not found")
         .await;
     bed.scale("web", 3).await;
     pending(1).await;
-    // The nearest name comes and goes, too.
+    // The hint with the nearest name appears and disappears, too.
     bed.webhook("hooks", &other.url()).await;
     bed.waiting(
         "it",
@@ -240,12 +253,12 @@ async fn contact_points_that_come_and_go() {
         field
             .annotations()
             .values()
-            .any(|words| words.ends_with("own namespace"))
+            .any(|expected| expected.ends_with("own namespace"))
     };
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;
-    wanted.push(("Updated", Some("3")));
-    bed.delivered("it", &wanted).await;
+    expected_entries.push(("Updated", Some("3")));
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
     assert_eq!(
         changes(&other)
@@ -255,7 +268,7 @@ async fn contact_points_that_come_and_go() {
         ["3"]
     );
 
-    // What waits goes to the contact point that the spec names now.
+    // Waiting entries go to the contact point that the spec names now.
     bed.webhook("spare", &receiver.url()).await;
     bed.ready("spare").await;
     other.refuse().await.unwrap();
@@ -264,14 +277,14 @@ async fn contact_points_that_come_and_go() {
         .await;
     bed.patch::<TrackedField>("it", json!({ "spec": { "contactPoint": "spare" } }))
         .await;
-    wanted.push(("Updated", Some("4")));
-    bed.delivered("it", &wanted).await;
+    expected_entries.push(("Updated", Some("4")));
+    bed.delivered("it", &expected_entries).await;
     bed.waiting("it", "").await;
     assert_eq!(changes(&receiver).last().unwrap()["value"], "4");
 }
 
 #[tokio::test]
-async fn suspended_records_and_sends_later() {
+async fn suspended_field_records_and_sends_later() {
     let bed = Bed::shared("suspended").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -282,7 +295,7 @@ async fn suspended_records_and_sends_later() {
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.delivered("marker", &[("Created", Some("1"))]).await;
 
-    // One field.
+    // Suspension of one field.
     bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } }))
         .await;
     bed.waiting("it", "Suspended: changes are recorded").await;
@@ -303,7 +316,7 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|e| e.held_since.is_some())
+            .filter(|e| e.suspended_since.is_some())
             .count()
             == 2
     };
@@ -332,10 +345,10 @@ async fn suspended_records_and_sends_later() {
     assert!(
         history
             .iter()
-            .all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none())
+            .all(|entry| entry.suspended_since.is_none() && entry.suspended_seconds.is_none())
     );
 
-    // The contact point.
+    // Suspension of the contact point.
     let other = Receiver::start().unwrap();
     bed.webhook("other", &other.url()).await;
     bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "other" } }))
@@ -356,13 +369,13 @@ async fn suspended_records_and_sends_later() {
             .history()
             .unwrap()
             .iter()
-            .filter(|entry| entry.held_since.is_some())
+            .filter(|entry| entry.suspended_since.is_some())
             .count()
             == 1
     })
     .await;
     assert_eq!(of("it"), ["1", "2", "3"]);
-    // Its end sends no test message.
+    // The end of the suspension sends no test message.
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": null } }))
         .await;
     until("the rest", SOON, async || {
@@ -381,7 +394,7 @@ async fn suspended_records_and_sends_later() {
         1
     );
 
-    // Suspended from the start, and deleted: as ever.
+    // A field that is suspended from the start, and deleted: nothing special.
     bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } }))
         .await;
     bed.delete::<TrackedField>("it").await;
@@ -406,7 +419,7 @@ async fn suspended_records_and_sends_later() {
 }
 
 #[tokio::test]
-async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
+async fn entries_expire_without_counting_suspended_time() {
     let bed = Bed::shared("expires").await;
     let (away, held) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let operator = Operator::start(&bed, Settings::default().flag("--delivery-max-age=20s")).await;
@@ -433,11 +446,11 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
                 .history()
                 .unwrap()
                 .iter()
-                .any(|entry| entry.held_since.is_some())
+                .any(|entry| entry.suspended_since.is_some())
         })
         .await;
     }
-    // Younger than those two, and given up before them.
+    // A field younger than those two, whose entries expire before theirs.
     track(&bed, "it", json!({ "contactPoint": "away" })).await;
     let failed = |field: &TrackedField| {
         field
@@ -473,10 +486,10 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     for name in ["suspended", "by-point"] {
         bed.delivered(name, &[("Created", Some("1"))]).await;
     }
-    // The next one goes.
+    // The next message is sent.
     away.accept().await.unwrap();
     bed.scale("web", 2).await;
-    bed.until("it", "the next one goes", |field: &TrackedField| {
+    bed.until("it", "the next message is sent", |field: &TrackedField| {
         let all: Vec<_> = field
             .history()
             .unwrap()
@@ -488,21 +501,21 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     .await;
     assert!(
         changes(&away).iter().all(|change| change["value"] == "2"),
-        "what was given up is not sent"
+        "expired entries are not sent"
     );
 }
 
 #[tokio::test]
-async fn a_request_for_a_pass_ends_every_wait() {
+async fn requested_reconcile_ends_every_wait() {
     let bed = Bed::shared("requested").await;
     let receiver = Receiver::start().unwrap();
-    // Nobody waits this long: only the request can end it.
+    // Longer than the test: only the request can end the wait.
     let settings = [
-        "--waiting-min=10m",
-        "--waiting-max=10m",
-        "--stopped-retry=10m",
-        "--retry-min=10m",
-        "--retry-max=10m",
+        "--poll-min=10m",
+        "--poll-max=10m",
+        "--stopped-retry-period=10m",
+        "--backoff-min=10m",
+        "--backoff-max=10m",
     ]
     .into_iter()
     .fold(Settings::default(), Settings::flag);
@@ -533,9 +546,9 @@ async fn a_request_for_a_pass_ends_every_wait() {
     }
 }
 
-/// The apiserver forgets Events after an hour: one of a state that lasts is written again.
+/// The apiserver forgets Events after an hour: the operator writes the Event of a lasting state again.
 #[tokio::test]
-async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
+async fn event_of_a_wait_is_renewed_while_it_lasts() {
     let bed = Bed::shared("renewed").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default().flag("--event-renewal=500ms")).await;
@@ -561,7 +574,7 @@ async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
     })
     .await
     .unwrap();
-    // One may have been on its way.
+    // One write may have been in flight.
     assert!(count().await <= last + 1);
     bed.delete::<Deployment>("web").await;
     bed.delivered("it", &[("Created", Some("1")), ("Deleted", None)])

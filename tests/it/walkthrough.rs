@@ -7,7 +7,7 @@ use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, TOKEN};
 const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
-async fn document_000() {
+async fn document_000_works_as_printed() {
     let bed = Bed::own("walkthrough").await;
     let telegram = BotApi::start().unwrap();
     telegram.add_token(TOKEN);
@@ -20,7 +20,7 @@ async fn document_000() {
     )
     .await;
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
-    let told = async |count: usize| {
+    let sent = async |count: usize| {
         let messages = telegram
             .wait_for(SOON, |messages| messages.len() >= count)
             .await
@@ -44,7 +44,7 @@ async fn document_000() {
         format!("{SAMPLES}/tg_v1_contactpoint.yaml"),
     );
     kubectl(&["apply", "-f", &deploy, "-f", &point]).await;
-    assert_eq!(told(1).await, "Contact point is ready");
+    assert_eq!(sent(1).await, "Contact point is ready");
     kubectl(&["wait", "--for=condition=Ready", "contactpoint/telegram-cp"]).await;
     let ready = kubectl(&[
         "get",
@@ -56,19 +56,19 @@ async fn document_000() {
 
     kubectl(&["apply", "-f", &format!("{SAMPLES}/tg_v1_trackedfield.yaml")]).await;
     assert!(
-        told(2)
+        sent(2)
             .await
             .starts_with("Resource kind: Deployment\nName: nginx\nStatus: Created\nValue: 1\n")
     );
     kubectl(&["scale", "deployment", "nginx", "--replicas", "3"]).await;
     assert!(
-        told(3)
+        sent(3)
             .await
             .starts_with("Resource kind: Deployment\nName: nginx\nStatus: Updated\nValue: 3\n")
     );
     kubectl(&["delete", "deployment", "nginx"]).await;
     assert!(
-        told(4)
+        sent(4)
             .await
             .starts_with("Resource kind: Deployment\nName: nginx\nStatus: Deleted\nValue: -1\n")
     );
@@ -86,18 +86,19 @@ async fn document_000() {
         .iter()
         .map(|e| (e["action"].as_str(), e["value"].as_str()))
         .collect();
-    let wanted = [
+    let expected = [
         (Some("Created"), Some("1")),
         (Some("Updated"), Some("3")),
         (Some("Deleted"), None),
     ];
-    assert_eq!(entries, wanted);
+    assert_eq!(entries, expected);
     let all = kubectl(&["get", "quartermaster", "-A"]).await;
     assert!(
         all.contains("telegram-cp") && all.contains("nginx-deployment-replicas"),
         "{all}"
     );
-    // On a slow machine two may arrive closer together than they were sent; what the answer asks for is kept.
+    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests is
+    // kept.
     assert!(
         telegram
             .rejected()

@@ -1,46 +1,47 @@
-//! What the Helm chart takes from the code: CRDs, policies, the roles for people, and which controller needs which rights; and
-//! out of `config/`: alerts and the dashboard.
+//! Generates the chart's files: CRDs, policies, the roles for users and the permissions of each controller from the
+//! code; alerts and the dashboard from `config/`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use qm_core::kind::{KindInfo, Permission};
-use quartermaster::registry::{self, KINDS};
+use quartermaster::kinds::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::yaml::{Error, generated, yaml};
 use super::{policies, rbac};
 
-/// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
+/// Files from `config/`: the alerts, as Prometheus reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");
 const DASHBOARD: (&str, &str) = (
     "config/grafana/quartermaster.json",
     "grafana/quartermaster.json",
 );
 
-/// Rights, as the chart's template of roles reads them.
+/// Permissions, in the form that the chart's template of roles reads.
 #[derive(Serialize)]
-struct Rights {
-    controllers: BTreeMap<&'static str, OfController>,
+struct ChartPermissions {
+    controllers: BTreeMap<&'static str, ControllerPermissions>,
     crds: Vec<String>,
-    /// Without what the release puts before them.
+    /// Names of the policies, without the release's prefix.
     policies: Vec<String>,
 }
 
-/// What one controller needs.
+/// Permissions of one controller.
 #[derive(Serialize)]
-struct OfController {
-    /// In every namespace that it acts in.
+struct ControllerPermissions {
+    /// Permissions in every namespace that the operator watches.
     namespaced: Vec<PolicyRule>,
-    /// Beside them, where that is all of them.
+    /// Further permissions if the operator watches the whole cluster.
     cluster: Vec<PolicyRule>,
-    /// Beside them, where it is some.
+    /// Further permissions if the operator watches some namespaces.
     beside: Vec<PolicyRule>,
 }
 
-/// Every generated file of the chart: its path in `files/`, and its text. `read` gives the text of a file of the tree.
+/// Returns every generated file of the chart: its path in `files/`, and its text. `read` returns the text of a file of
+/// the tree.
 pub fn files(
     read: &impl Fn(&Path) -> Result<String, Error>,
 ) -> Result<Vec<(String, String)>, Error> {
@@ -48,13 +49,13 @@ pub fn files(
         .iter()
         .map(|kind| (kind.controller, of(kind)))
         .collect();
-    let rights = Rights {
+    let permissions = ChartPermissions {
         controllers,
         crds: KINDS.iter().map(KindInfo::crd_name).collect(),
         policies: policies::names(),
     };
-    let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
-    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
+    let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&permissions)?))];
+    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         files.push((
             format!("crd/{}.yaml", kind.controller),
             generated(&yaml(&crd)?),
@@ -79,27 +80,30 @@ pub fn files(
     Ok(files)
 }
 
-fn of(kind: &KindInfo) -> OfController {
-    let (inside, outside): (Vec<_>, Vec<_>) =
-        kind.permissions.iter().partition(|right| right.namespaced);
-    OfController {
+fn of(kind: &KindInfo) -> ControllerPermissions {
+    let (inside, outside): (Vec<_>, Vec<_>) = kind
+        .permissions
+        .iter()
+        .partition(|permission| permission.namespaced);
+    ControllerPermissions {
         namespaced: inside.into_iter().map(rbac::policy).collect(),
         cluster: outside.iter().copied().map(rbac::policy).collect(),
         beside: outside.into_iter().filter_map(beside).collect(),
     }
 }
 
-/// Nothing is listed: which namespaces there are is said, and listeners on nodes are for an operator of the whole cluster.
-fn beside(right: &Permission) -> Option<PolicyRule> {
-    right.verbs.contains(&"get").then(|| {
-        let named = right
+/// Returns the permission without the verbs that list: the namespaces are configured, and listeners on nodes need an
+/// operator of the whole cluster.
+fn beside(permission: &Permission) -> Option<PolicyRule> {
+    permission.verbs.contains(&"get").then(|| {
+        let named = permission
             .resources
             .contains(&"namespaces")
             .then(|| vec!["kube-system".to_owned()]);
         PolicyRule {
             verbs: vec!["get".into()],
             resource_names: named,
-            ..rbac::policy(right)
+            ..rbac::policy(permission)
         }
     })
 }

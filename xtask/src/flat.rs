@@ -1,15 +1,16 @@
-//! `deploy/` and `example/`: flat folders, for `kubectl apply -f`, with the files that document 002 has and more of the
-//! kind.
+//! `deploy/` and `example/`: flat folders for `kubectl apply -f`, with the files of document 002 and further ones of
+//! the same kind.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 
 use super::kustomize;
 use super::yaml::{Error, generated, yaml};
 
-/// The files of `deploy/`: what the kustomization `config/default` is. `read` gives the text of a file of the tree.
+/// Returns the files of `deploy/`, with the objects of kustomization `config/default`. `read` returns the text of a
+/// file of the tree.
 pub fn deploy(
     read: &impl Fn(&Path) -> Result<String, Error>,
 ) -> Result<Vec<(String, String)>, Error> {
@@ -30,7 +31,7 @@ pub fn deploy(
         .collect())
 }
 
-/// Where an object goes: as a rule into a file of the same name as its own.
+/// Returns the file of an object: by default the name of its source.
 fn file_of(source: &Path, kind: &str) -> String {
     let name = source
         .file_stem()
@@ -41,7 +42,7 @@ fn file_of(source: &Path, kind: &str) -> String {
         .iter()
         .any(|end| name.ends_with(end));
     match kind {
-        // kubectl goes by the names of the files, and the namespace must be there before what is in it.
+        // kubectl applies files in the order of their names, and a namespace must exist before its objects.
         "Namespace" => "00_namespace.yaml".into(),
         "CustomResourceDefinition" => "crd.yaml".into(),
         "Deployment" => "deploy.yaml".into(),
@@ -54,7 +55,7 @@ fn file_of(source: &Path, kind: &str) -> String {
     }
 }
 
-/// The files of `example/`: one sample of each kind, and the Deployment that one of them tracks.
+/// Returns the files of `example/`: one sample of each kind, and the Deployment that a sample tracks.
 pub fn example(
     read: &impl Fn(&Path) -> Result<String, Error>,
 ) -> Result<Vec<(String, String)>, Error> {

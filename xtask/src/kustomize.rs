@@ -1,5 +1,5 @@
-//! What `kubectl kustomize` makes of the kustomizations in `config/`, as far as they go: `resources`, `namespace` and
-//! `namePrefix`. Whatever else one says is refused, so that nothing is left out in silence.
+//! Builds the kustomizations in `config/` as `kubectl kustomize` does, limited to `resources`, `namespace` and
+//! `namePrefix`. Any other field is an error, so that nothing is silently ignored.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -10,12 +10,10 @@ use serde_json::Value;
 
 use super::Error;
 
-/// An object, and the file that it came from.
+/// An object and its source file.
 #[derive(Debug)]
 pub struct Built {
-    /// The file.
     pub file: PathBuf,
-    /// The object.
     pub object: Value,
 }
 
@@ -33,15 +31,15 @@ struct Kustomization {
     /// Kustomize's own order would put policies last.
     #[serde(rename = "sortOptions")]
     _sort_options: Option<IgnoredAny>,
-    /// How kustomize finds references that it does not know by itself: [`REFERENCES`] has them.
+    /// Configuration with which kustomize finds the references in [`REFERENCES`].
     #[serde(rename = "configurations")]
     _configurations: Option<IgnoredAny>,
 }
 
-/// Never prefixed: the name says what they are.
+/// Kinds that get no prefix: their names identify them.
 const OWN_NAMES: [&str; 2] = ["CustomResourceDefinition", "Namespace"];
 
-/// Fields that name an object of that kind; `roleRef` and `subjects` say the kind themselves.
+/// Fields that refer to an object of a kind; `roleRef` and `subjects` contain the kind.
 const REFERENCES: [(&str, &str); 5] = [
     ("serviceAccountName", "ServiceAccount"),
     ("policyName", "ValidatingAdmissionPolicy"),
@@ -50,10 +48,10 @@ const REFERENCES: [(&str, &str); 5] = [
     ("value", "ClusterRole"),
 ];
 
-/// All objects of the kustomization in `folder`, in its order. `read` gives the text of a file.
+/// Returns all objects of the kustomization in `folder`, in its order. `read` returns the text of a file.
 ///
 /// # Errors
-/// A file that cannot be read, or holds something that is not known here.
+/// Returns an error for a file that cannot be read, or has an unknown field.
 pub fn build(
     folder: &Path,
     read: &impl Fn(&Path) -> Result<String, Error>,
@@ -63,10 +61,10 @@ pub fn build(
         path: file.into(),
         source: Box::new(source),
     };
-    let said: Kustomization =
+    let kustomization: Kustomization =
         serde_saphyr::from_str(&read(&file)?).map_err(|error| refused(&file, error))?;
     let mut built = Vec::new();
-    for resource in &said.resources {
+    for resource in &kustomization.resources {
         let path = normal(&folder.join(resource));
         if path
             .extension()
@@ -82,7 +80,7 @@ pub fn build(
             built.extend(build(&path, read)?);
         }
     }
-    if let Some(namespace) = &said.namespace {
+    if let Some(namespace) = &kustomization.namespace {
         for Built { object, .. } in &mut built {
             place(object, namespace);
         }
@@ -98,7 +96,7 @@ pub fn build(
         else {
             continue;
         };
-        let new = format!("{}{old}", said.name_prefix);
+        let new = format!("{}{old}", kustomization.name_prefix);
         *name = new.clone().into();
         names.insert((kind, old), new);
     }
@@ -106,12 +104,16 @@ pub fn build(
         .iter_mut()
         .filter(|built| text(&built.object, "kind") != OWN_NAMES[0])
     {
-        follow(&mut built.object, &names, said.namespace.as_deref());
+        follow(
+            &mut built.object,
+            &names,
+            kustomization.namespace.as_deref(),
+        );
     }
     Ok(built)
 }
 
-/// Puts an object that has a namespace into this one.
+/// Sets the namespace of a namespaced object.
 fn place(object: &mut Value, namespace: &str) {
     let is_one = object["kind"] == "Namespace";
     let Some(metadata) = object["metadata"].as_object_mut() else {
@@ -123,7 +125,7 @@ fn place(object: &mut Value, namespace: &str) {
     }
 }
 
-/// Has every reference below lead to the objects' new names, and to accounts in their new namespace.
+/// Updates every reference to the objects' new names, and to `ServiceAccount`s in their new namespace.
 fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespace: Option<&str>) {
     let new = |kind: &str, old: &str| names.get(&(kind.to_owned(), old.to_owned())).cloned();
     match value {
@@ -131,13 +133,13 @@ fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespa
             .iter_mut()
             .for_each(|item| follow(item, names, namespace)),
         Value::Object(fields) => {
-            let said = |field: &str| {
+            let text_of = |field: &str| {
                 fields
                     .get(field)
                     .and_then(Value::as_str)
                     .unwrap_or_default()
             };
-            if let Some(name) = new(said("kind"), said("name")) {
+            if let Some(name) = new(text_of("kind"), text_of("name")) {
                 fields.insert("name".into(), name.into());
                 if let (Some(old), Some(namespace)) = (fields.get_mut("namespace"), namespace) {
                     *old = namespace.into();
@@ -177,7 +179,7 @@ fn text(object: &Value, field: &str) -> String {
     object[field].as_str().unwrap_or_default().to_owned()
 }
 
-/// The path without its `..`, so that it can be compared.
+/// Returns the path without `..`, for comparison.
 fn normal(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut so_far, part| {
         if part == Component::ParentDir {
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_those_who_use_them_change_together() {
+    fn names_and_references_change_together() {
         let top = "namespace: new\nnamePrefix: my-\nresources: [../below]\n";
         let objects = r"
 {kind: Namespace, metadata: {name: system}}
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
+    fn unknown_field_is_rejected() {
         let error = built("resources: [../below]\nimages: []\n", "")
             .unwrap_err()
             .to_string();

@@ -1,4 +1,5 @@
-//! `make manifests`: writes what is generated (CRDs, rights, `deploy/`, `example/`, `docs/reference/`) into the source tree.
+//! `make manifests`: writes the generated files (CRDs, permissions, `deploy/`, `example/`, `docs/reference/`) into the
+//! source tree.
 
 use std::path::Path;
 

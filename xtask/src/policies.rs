@@ -1,10 +1,10 @@
-//! Admission policies: nobody has the operator reach where they may not reach themselves, and the operator itself keeps to
-//! what is its own.
+//! Admission policies: authors cannot use the operator to exceed their own permissions, and the operator itself only
+//! changes objects that it owns.
 //!
-//! Of the objects of each kind whoever creates them, or changes their `spec`, is asked for the rights that the operator then
-//! uses in their place. Metadata, status and deletion ask for nothing: who lost a right can still label an object, and be
-//! rid of it. One check costs 350,000 of the 1,000,000 that the apiserver lets one expression spend, and of the 10,000,000
-//! of a policy: each stands in an expression of its own.
+//! A client that creates an object, or changes its `spec`, must have the permissions that the operator then uses for
+//! it. Metadata, status and deletion require nothing: an author who lost a permission can still label and delete an
+//! object. Each check costs 350,000 of the 1,000,000 that the apiserver allows one expression, and of the 10,000,000 of
+//! a policy: each check is a separate expression.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_api::tracked_field::KNOWN;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 use serde_json::{Value, json};
 
 use super::objects::{file, meta};
@@ -25,26 +25,26 @@ use super::objects::{file, meta};
 /// The API group of the policies.
 pub const GROUP: &str = "admissionregistration.k8s.io";
 
-/// One right that the author of an object must have. What it is on is written in CEL, in which `variables.spec` is the
-/// object's spec, `{}` where it has none.
+/// A permission that the author of an object must have. Its object is written in CEL, in which `variables.spec` is the
+/// object's spec, or `{}` without one.
 #[derive(Clone, Copy)]
 struct Check {
-    /// When the object does not ask for it.
+    /// Condition under which the object does not need the permission.
     unless: Option<&'static str>,
     verb: &'static str,
     group: &'static str,
     resource: &'static str,
-    /// The two as kubectl has them: `deployments.apps`.
+    /// Resource and group as kubectl writes them: `deployments.apps`.
     what: &'static str,
-    /// `''` is every namespace, or none.
+    /// Namespace; `''` is every namespace, or none for a cluster-scoped resource.
     namespace: &'static str,
-    /// The one object; none where the right is on all.
+    /// Name of the object; `None` for all objects.
     name: Option<&'static str>,
-    /// Why it is asked for, and what to do without it. Plain words.
+    /// Reason for the permission, and what to do without it, in plain text.
     because: &'static str,
 }
 
-/// What most have in common.
+/// Common values of checks.
 const CHECK: Check = Check {
     unless: None,
     verb: "",
@@ -56,7 +56,7 @@ const CHECK: Check = Check {
     because: "",
 };
 
-/// Names of all policies, without what an installation puts before them.
+/// Returns the names of all policies, without the prefix of an installation.
 pub fn names() -> Vec<String> {
     let kinds = KINDS
         .iter()
@@ -69,7 +69,7 @@ const OPERATOR: &str = "operator";
 
 fn all(params: &ParamRef) -> Vec<Shipped> {
     let params = ParamRef {
-        // Without the account there is nobody to be bound, and everybody else is to go on.
+        // Without the ServiceAccount the policy binds no client, and must not block the others.
         parameter_not_found_action: Some("Allow".into()),
         ..params.clone()
     };
@@ -81,7 +81,7 @@ fn all(params: &ParamRef) -> Vec<Shipped> {
         .collect()
 }
 
-/// All policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
+/// Returns all policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
 pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
     let params = ParamRef {
         name: Some(account.into()),
@@ -104,13 +104,13 @@ pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
     files.collect()
 }
 
-/// Whether what the operator does for an object of this kind compares with rights of its author.
+/// Returns whether authors of this kind need permissions that compare with the operator's.
 pub fn compares(kind: &KindInfo) -> bool {
     authors(kind).is_some()
 }
 
-/// Where kustomize is to put the names that it changes. The operator's name stands in a reference, because kustomize cannot
-/// change one within an expression.
+/// Returns the configuration of the names that kustomize must change. The operator's name is in a reference, because
+/// kustomize cannot change a name within an expression.
 pub fn kustomize_config() -> Value {
     let binding = |path: &str| json!([{ "group": GROUP, "kind": "ValidatingAdmissionPolicyBinding", "path": path }]);
     json!({
@@ -148,7 +148,7 @@ fn with_binding(
     }
 }
 
-/// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
+/// Returns the policy for authors of this kind; `None` if no permission of Kubernetes compares.
 fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
     let (more, checks) = match kind.delegated_access {
         DelegatedAccess::ConfigMaps => (config_map_sync_variables(), config_map_sync()),
@@ -167,7 +167,7 @@ fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
             [(&*resource.group, &*resource.plural)],
             &["CREATE", "UPDATE"],
         )),
-        // What is being deleted is not acted on any more, whatever its spec says.
+        // The operator does not act on the spec of an object that is being deleted.
         match_conditions: Some(vec![condition(
             "acts",
             "request.operation == 'CREATE' \
@@ -200,14 +200,14 @@ impl Check {
         Validation {
             expression: unless
                 .map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
-            // Should the other one fail.
+            // Message in case the expression of the other one fails.
             message: Some(format!("the right to {verb} is missing: {because}")),
             message_expression: Some(self.message()),
             reason: Some("Forbidden".into()),
         }
     }
 
-    /// Who lacks which right, where, and what to do. CEL.
+    /// Returns the CEL expression of the message: user, missing permission, namespace, and what to do.
     fn message(&self) -> String {
         let mut given = vec!["request.userInfo.username".to_owned()];
         let literal = self
@@ -243,7 +243,7 @@ impl Check {
 /// The object's own namespace.
 const HERE: &str = "request.namespace";
 
-/// The copies' content is the source's, so to have them written takes what it takes to write them by hand.
+/// The content of copies is the source's, so their author needs permission to write them directly.
 fn config_map_sync() -> Vec<Check> {
     let map = Check {
         group: "''",
@@ -282,7 +282,7 @@ fn config_map_sync() -> Vec<Check> {
     ]
 }
 
-/// One name is one namespace. All else, what cannot be served included, is every namespace.
+/// A single name is one namespace. Everything else, even if it cannot be served, is every namespace.
 fn config_map_sync_variables() -> Vec<Variable> {
     vec![
         variable(
@@ -315,8 +315,8 @@ fn tracked_field() -> Vec<Check> {
     }]
 }
 
-/// Group and plural as the operator takes them: those of the few kinds that need none, or the spec's own. What is neither is
-/// tracked by nobody, and only who may do everything may write it.
+/// Returns group and plural as the operator resolves them: from the few kinds that need none, or from the spec. A
+/// target with neither is never tracked, and only an author with all permissions may write it.
 fn tracked_field_variables() -> Vec<Variable> {
     let known: Vec<_> = KNOWN
         .iter()
@@ -347,7 +347,7 @@ fn tracked_field_variables() -> Vec<Variable> {
     ]
 }
 
-/// Who says where a Secret is sent can read it.
+/// An author who chooses where a Secret is sent can read the Secret.
 fn contact_point() -> Vec<Check> {
     let secret = Check {
         verb: "get",
@@ -449,21 +449,21 @@ fn my_app() -> Vec<Check> {
     }]
 }
 
-/// What the operator may write beside its own resources: all that it makes for others. Nothing that is there is touched
-/// unless it bears a mark, as in `runtime::ownership`, or its owner hands it over. Whether the mark is of a resource that
-/// lives only the operator can tell.
+/// Limits the operator's writes to its own resources and the objects that it creates for others. An existing object is
+/// changed only with an ownership mark, as in `runtime::ownership`, or if its owner allows adoption. Only the operator
+/// can tell whether the mark's owner exists.
 fn operator() -> ValidatingAdmissionPolicySpec {
-    let rights = KINDS
+    let permissions = KINDS
         .iter()
         .flat_map(|kind| kind.permissions)
-        .filter(|right| right.verbs.contains(&"create"));
-    let made: BTreeSet<_> = rights
-        .filter(|right| **right != EVENTS)
-        .flat_map(|right| {
-            right
+        .filter(|permission| permission.verbs.contains(&"create"));
+    let made: BTreeSet<_> = permissions
+        .filter(|permission| **permission != EVENTS)
+        .flat_map(|permission| {
+            permission
                 .resources
                 .iter()
-                .map(|resource| (right.group, *resource))
+                .map(|resource| (permission.group, *resource))
         })
         .collect();
     let owners: Vec<_> = KINDS
@@ -505,9 +505,9 @@ fn operator() -> ValidatingAdmissionPolicySpec {
             .collect(),
         ),
         validations: Some(
-            std::iter::once(refused_unless(&expression, "touch", &because))
+            std::iter::once(operator_rule(&expression, "touch", &because))
                 .chain(PODS.iter().map(|(allowed, because)| {
-                    refused_unless(&format!("!variables.runs || {allowed}"), "run", because)
+                    operator_rule(&format!("!variables.runs || {allowed}"), "run", because)
                 }))
                 .collect(),
         ),
@@ -515,9 +515,9 @@ fn operator() -> ValidatingAdmissionPolicySpec {
     }
 }
 
-/// Limits on what the operator may run: no more than it does for an `AppService` or a `MyApp`, so that its token is worth no more. Each
-/// with the reason. The policy sees Pods after mutation, so that what a service mesh adds must pass: an init container with
-/// capabilities, a user of its own, more volumes. Which `ServiceAccount` a Deployment names is its author's to say.
+/// Limits on Pods of the operator, with the reason: no more than it runs for an `AppService` or a `MyApp`, so that its
+/// token is worth no more. The policy sees Pods after mutation, so additions of a service mesh must pass: an init
+/// container with capabilities, another user, more volumes. The author chooses the `ServiceAccount` of a Deployment.
 const PODS: &[(&str, &str)] = &[
     (
         "(!(request.namespace in ['kube-system', 'kube-public', 'kube-node-lease']) \
@@ -547,8 +547,8 @@ const PODS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The Pod that a write asks for, if it is another one than before: metadata and status of what is there may change, and a
-/// Deployment may be scaled.
+/// Returns the Pod of a write, if it differs from the former one: metadata and status of an existing Pod may change,
+/// and a Deployment may be scaled.
 fn pod_variables() -> [Variable; 3] {
     [
         variable(
@@ -568,7 +568,7 @@ fn pod_variables() -> [Variable; 3] {
     ]
 }
 
-fn refused_unless(expression: &str, verb: &str, because: &str) -> Validation {
+fn operator_rule(expression: &str, verb: &str, because: &str) -> Validation {
     Validation {
         expression: expression.into(),
         message: Some(format!("the operator may not {verb} this: {because}")),
@@ -580,7 +580,7 @@ fn refused_unless(expression: &str, verb: &str, because: &str) -> Validation {
     }
 }
 
-/// These resources, each with its group, in every version.
+/// Returns rules for these resources, each with its group, in every version.
 fn on<'a>(
     resources: impl IntoIterator<Item = (&'a str, &'a str)>,
     operations: &[&str],
@@ -590,7 +590,8 @@ fn on<'a>(
         api_versions: Some(vec!["*".into()]),
         operations: Some(operations.iter().map(ToString::to_string).collect()),
         resources: Some(vec![resource.into()]),
-        // The default, written out: kubectl apply compares lists of rules as a whole, and would find a change each time.
+        // The default, written out: kubectl apply compares lists of rules as a whole, and would find a change each
+        // time.
         scope: Some("*".into()),
         ..NamedRuleWithOperations::default()
     };

@@ -1,7 +1,6 @@
-//! Rights: the operator's own, what it may track, and the roles for people, kind by kind.
+//! Permissions: the operator's, those on trackable resources, and the roles for users, kind by kind.
 //!
-//! Names are without the prefix that `config/default` adds, and the namespace is the one that it replaces, as
-//! kubebuilder's users know them.
+//! Names lack the prefix that `config/default` adds, and the namespace is the one that it replaces, as in kubebuilder.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +12,10 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use qm_core::kind::{KindInfo, Permission};
 use quartermaster::cli::{LEASE, POLICY_PREFIX};
-use quartermaster::registry::{
-    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS,
-    POLICY_VERBS, TARGET_RIGHTS, TRACKER_ROLE_VERBS,
+use quartermaster::kinds::{self, KINDS};
+use quartermaster::permissions::{
+    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS,
+    TARGET_RIGHTS, TRACKER_ROLE_VERBS,
 };
 use serde_json::{Value, json};
 
@@ -24,13 +24,13 @@ use super::policies;
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
-/// The `ClusterRole` that says what may be tracked.
+/// The `ClusterRole` for trackable resources.
 const TRACKER_ROLE: &str = "tracker-role";
 
-/// Label of the operator's `ClusterRole`: where it acts. Helm looks for it before another one is installed.
-const SCOPE: &str = "quartermaster.dev/scope";
+/// Label of the operator's `ClusterRole` with its namespaces. Helm looks for it before another installation.
+const SCOPE: &str = "quartermaster.dev/watch-scope";
 
-/// All objects, each with the name of its file.
+/// Returns all objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {
     let mut objects = vec![
         file("service_account", &service_account()),
@@ -58,7 +58,7 @@ pub fn objects() -> Vec<(String, Value)> {
     objects
 }
 
-/// Where kustomize is to put the name of the tracker role, beside the places that it knows.
+/// Returns the configuration of the places with the tracker role's name, which kustomize does not know.
 pub fn kustomize_config() -> Value {
     let place =
         |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
@@ -74,7 +74,7 @@ pub fn kustomize_config() -> Value {
     })
 }
 
-/// The roles for people.
+/// Returns the roles for users.
 pub fn for_people() -> Vec<(String, Value)> {
     let of = |kind: &'static KindInfo| {
         [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)].map(|(who, verbs)| {
@@ -87,15 +87,15 @@ pub fn for_people() -> Vec<(String, Value)> {
     KINDS.iter().flat_map(of).collect()
 }
 
-/// Everything that the operator's controllers need in all namespaces; equal rights of several kinds once.
+/// Returns all permissions of the operator's controllers in all namespaces; equal permissions of several kinds once.
 fn manager() -> ClusterRole {
     let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
-    for right in KINDS.iter().flat_map(|kind| kind.permissions) {
-        for resource in right.resources {
+    for permission in KINDS.iter().flat_map(|kind| kind.permissions) {
+        for resource in permission.resources {
             verbs
-                .entry((right.group, resource))
+                .entry((permission.group, resource))
                 .or_default()
-                .extend(right.verbs);
+                .extend(permission.verbs);
         }
     }
     let mut rules: Vec<_> = verbs
@@ -114,7 +114,7 @@ fn manager() -> ClusterRole {
             CRD_VERBS,
         )
     });
-    // Kustomize does not put its prefix before the names in a rule.
+    // Kustomize does not add its prefix to the names in a rule.
     let policies = policies::names()
         .into_iter()
         .map(|name| format!("{POLICY_PREFIX}-{name}"));
@@ -164,7 +164,7 @@ fn leader_election() -> Role {
     }
 }
 
-/// What the operator may track: nothing by itself, all of what carries the label. The controller-manager fills it.
+/// Returns the role of trackable resources: empty, and aggregated by label. The controller-manager fills it.
 fn tracker() -> ClusterRole {
     let selector = LabelSelector {
         match_labels: Some(labels([(AGGREGATE_TO_TRACKER, "true")])),
@@ -175,7 +175,7 @@ fn tracker() -> ClusterRole {
         aggregation_rule: Some(AggregationRule {
             cluster_role_selectors: Some(vec![selector]),
         }),
-        rules: None, // an apply that names them would empty them for a moment
+        rules: None, // an apply with rules would empty them for a moment
     }
 }
 
@@ -192,7 +192,7 @@ fn tracker_targets() -> ClusterRole {
     }
 }
 
-/// With `--metrics-secure`.
+/// Returns the role for `--metrics-secure`.
 fn metrics_auth() -> ClusterRole {
     let rules = METRICS_RIGHTS.iter().map(policy).collect();
     ClusterRole {
@@ -202,7 +202,7 @@ fn metrics_auth() -> ClusterRole {
     }
 }
 
-/// For whoever reads the metrics then, such as Prometheus. It is bound to nobody.
+/// Returns the role for readers of the secured metrics, such as Prometheus. It has no binding.
 fn metrics_reader() -> ClusterRole {
     let rule = PolicyRule {
         non_resource_urls: Some(vec!["/metrics".into()]),
@@ -231,8 +231,8 @@ const ADMIN: &[&str] = &[
     "watch",
 ];
 
-/// For people; each joins the cluster's own role of that rank. That who may edit the objects of one namespace reaches no
-/// further through them is for the policies to see to; where these have no right to compare with, only the viewer's joins.
+/// Returns the role for users, which joins the cluster's own role of that rank. The policies prevent editors of one
+/// namespace from reaching further; for kinds without a permission to compare, only the viewer's role joins.
 fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
     let resource = kind.resource();
     let mut metadata = meta(&format!("{}-{who}-role", kind.controller));
@@ -251,7 +251,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
         rule(&resource.group, &[&resource.plural], verbs),
         rule(&resource.group, &[&of("status")], &["get"]),
     ];
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.metadata.name == Some(kind.crd_name()));
     let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();
@@ -275,7 +275,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
 }
 
 fn service_account() -> ServiceAccount {
-    // The operator's Pod asks for its token; whatever else may run under the account gets none by itself.
+    // The operator's Pod requests its token; other Pods of the account get none automatically.
     ServiceAccount {
         metadata: namespaced(SERVICE_ACCOUNT),
         automount_service_account_token: Some(false),
@@ -316,12 +316,12 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     }
 }
 
-pub(super) fn policy(right: &Permission) -> PolicyRule {
-    rule(right.group, right.resources, right.verbs)
+pub(super) fn policy(permission: &Permission) -> PolicyRule {
+    rule(permission.group, permission.resources, permission.verbs)
 }
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let owned = |strings: &[&str]| strings.iter().map(ToString::to_string).collect::<Vec<_>>();
     PolicyRule {
         api_groups: Some(vec![group.into()]),
         resources: Some(owned(resources)),
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lease_that_may_be_held_is_the_one_that_is_asked_for() {
+    fn permitted_lease_is_the_default_lease() {
         let program = Cli::command();
         let mut flags = program.find_subcommand("run").unwrap().get_arguments();
         let id = flags

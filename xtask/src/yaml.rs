@@ -6,38 +6,31 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Why manifests could not be made.
+/// Why files could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An object that cannot be written as YAML.
+    /// An object cannot be written as YAML.
     #[error("cannot be written as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser_error::Error),
-    /// An object that cannot be written as JSON.
+    /// An object cannot be written as JSON.
     #[error("cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file that cannot be read as what it is.
+    /// A file cannot be parsed.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which one.
         path: PathBuf,
-        /// Why.
         source: Box<serde_saphyr::Error>,
     },
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
-    File {
-        /// Which one.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
 }
 
 pub(crate) fn generated(yaml: &str) -> String {
     format!("# Generated from the code: run `make manifests`.\n{yaml}")
 }
 
-/// One document. Rules and messages stand on one line each, as `kubectl` prints them.
+/// Returns one document. Rules and messages are on one line each, as `kubectl` prints them.
 pub(crate) fn yaml(object: &impl Serialize) -> Result<String, Error> {
     let mut object = serde_json::to_value(object)?;
     whole_numbers(&mut object);
@@ -48,11 +41,11 @@ pub(crate) fn yaml(object: &impl Serialize) -> Result<String, Error> {
     ))
 }
 
-/// The API's types hold a schema's bounds as floats, and `30.0` reads badly.
+/// Converts whole floats to integers: the API's types have a schema's bounds as floats, and `30.0` is hard to read.
 fn whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
-            #[allow(clippy::cast_possible_truncation)] // bounded right here
+            #[allow(clippy::cast_possible_truncation)] // bounded by the condition
             if let Some(float) = number
                 .as_f64()
                 .filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 1e15)
@@ -70,14 +63,14 @@ fn whole_numbers(value: &mut Value) {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use quartermaster::registry;
+    use quartermaster::kinds;
 
     use super::*;
 
-    /// What YAML makes of a rule's quotes and backslashes is the rule again.
+    /// A rule's quotes and backslashes survive YAML.
     #[test]
-    fn yaml_reads_back_as_it_was() {
-        for crd in registry::crds() {
+    fn yaml_reads_back_unchanged() {
+        for crd in kinds::crds() {
             let read: Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
             let mut written = serde_json::to_value(&crd).unwrap();
             whole_numbers(&mut written);

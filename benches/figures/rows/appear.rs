@@ -1,4 +1,4 @@
-//! How soon something that was waited for is acted on once it is there.
+//! Measures how soon the operator acts on an awaited object once it exists.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -9,12 +9,12 @@ use crate::floor::Floor;
 use crate::line::{Line, Sample};
 use crate::stage::{Change, Sender, Stage, leading, name, point};
 
-/// Times that each is done.
+/// Number of measurements of each figure.
 const TIMES: usize = 10;
-/// Promised, in milliseconds.
+/// Promised limit, in milliseconds.
 const LIMIT: f64 = 1_000.0;
 
-/// A target that appears, and a contact point that does: from the apiserver's acknowledgement to the message.
+/// Measures a target that appears, and a contact point that does: from the apiserver's acknowledgement to the message.
 pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, 0).await?;
     let (_floor, _) = Floor::start(&stage).await?;

@@ -1,5 +1,5 @@
-//! `AppService` and `MyApp`: a burst beside a bare program that makes the same writes, one alone, memory after many, and
-//! 500 of each kind at rest.
+//! `AppService` and `MyApp`: a burst compared with a bare program that makes the same writes, a single object, memory
+//! after many objects, and 500 of each kind at rest.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;
@@ -29,7 +29,7 @@ const ALONE: usize = 40;
 const MANY: usize = 2_000;
 const EACH: usize = 500;
 
-/// A kind that makes objects, and what a bare program would make for one of it.
+/// A kind with children, and the children that a bare program would create.
 struct Made {
     controller: &'static str,
     spec: fn(&str) -> Value,
@@ -89,15 +89,15 @@ fn resource(api_version: &str, kind: &str) -> ApiResource {
     }
 }
 
-fn of_ours(controller: &str) -> ApiResource {
-    registry::KINDS
+fn operator_kind(controller: &str) -> ApiResource {
+    kinds::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
         .unwrap()
         .resource()
 }
 
-/// A control plane of its own, and what a bare watch of the children has seen.
+/// A separate control plane, and the children that a bare watch has seen.
 struct Scene {
     bed: Bed,
     seen: Arc<Mutex<HashSet<(String, String)>>>,
@@ -114,7 +114,7 @@ impl Drop for Scene {
 impl Scene {
     async fn set(made: &[&Made]) -> Result<Self> {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
-        // What the controller-manager, which does not run, makes in each namespace: Pods are refused without it.
+        // The controller-manager, which does not run, would create this ServiceAccount: Pods are rejected without it.
         bed.kubectl(&["create", "serviceaccount", "default"]).await;
         let (seen, last) = (
             Arc::<Mutex<HashSet<_>>>::default(),
@@ -182,17 +182,17 @@ impl Scene {
             .await?)
     }
 
-    /// One of the kind.
+    /// Creates one object of the kind.
     async fn make(&self, made: &Made, name: &str) -> Result<DynamicObject> {
         self.create(
-            &of_ours(made.controller),
+            &operator_kind(made.controller),
             name,
             json!({ "spec": (made.spec)(name) }),
         )
         .await
     }
 
-    /// Several of the kind, `AT_ONCE` at a time.
+    /// Creates several objects of the kind, `AT_ONCE` at a time.
     async fn make_all(&self, made: &Made, names: &[String]) -> Result<()> {
         stream::iter(names)
             .map(|name| self.make(made, name))
@@ -201,7 +201,7 @@ impl Scene {
             .await
     }
 
-    /// Waits until so many children have been seen; when the last of them was.
+    /// Waits until `count` children have been seen. Returns when the last one was.
     async fn children(&self, count: usize) -> Result<Instant> {
         until(format!("{count} children"), PATIENCE, async || {
             let seen = self.seen.lock().unwrap().len();
@@ -211,14 +211,14 @@ impl Scene {
         .await
     }
 
-    /// What the bare program does for one.
+    /// Creates the children of one object, as the bare program does.
     async fn bare(&self, made: &Made, name: &str) -> Result<()> {
         self.make(made, name).await?;
         for (resource, name, content) in (made.children)(name) {
             self.create(&resource, &name, content).await?;
         }
         let patch = json!({ "status": (made.status)(name) });
-        self.api(&of_ours(made.controller))
+        self.api(&operator_kind(made.controller))
             .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
         Ok(())
@@ -229,7 +229,7 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("app-{number}")).collect()
 }
 
-/// Objects a second.
+/// Returns objects per second.
 fn rate(count: usize, took: Duration) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX)) / took.as_secs_f64()
 }
@@ -239,7 +239,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// 500 `AppService`s and 500 `MyApp`s at once, each side on a control plane of its own, in turn.
+/// Measures 500 `AppService`s and 500 `MyApp`s at once, each side on a separate control plane, in turn.
 pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for (made, what) in [
@@ -247,13 +247,13 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
         (&PODS, "500 MyApps at once"),
     ] {
         let each = (made.children)("x").len();
-        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        let (mut rates, mut bare) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let scene = Scene::set(&[made]).await?;
             let _operator = scene.operator(program.clone()).await?;
             let began = Instant::now();
             scene.make_all(made, &names(BURST)).await?;
-            ours.push(rate(BURST, scene.children(BURST * each).await? - began));
+            rates.push(rate(BURST, scene.children(BURST * each).await? - began));
             drop(scene);
 
             let scene = Scene::set(&[made]).await?;
@@ -265,10 +265,10 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
             work.try_for_each(async |()| Ok(())).await?;
             bare.push(rate(BURST, scene.children(BURST * each).await? - began));
         }
-        let note = format!("{ours:.0?}/s beside {bare:.0?}/s of a bare program");
-        let (ours, bare) = (median(ours), median(bare));
+        let note = format!("{rates:.0?}/s beside {bare:.0?}/s of a bare program");
+        let (rates, bare) = (median(rates), median(bare));
         lines.push(
-            Line::new(what, ours / bare * 100.0, "% of a bare program")
+            Line::new(what, rates / bare * 100.0, "% of a bare program")
                 .at_least(70.0)
                 .note(note),
         );
@@ -276,7 +276,7 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// One `AppService` at a time, from its acknowledgement to both children; then memory after 2,000.
+/// Measures one `AppService` at a time, from its acknowledgement to both children; then memory after 2,000.
 pub async fn alone(program: PathBuf) -> Result<Vec<Line>> {
     let scene = Scene::set(&[&APPS]).await?;
     let mut operator = scene.operator(program).await?;
@@ -299,7 +299,7 @@ pub async fn alone(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// 500 of each kind, all of them well, over a minute in which nothing changes.
+/// Measures 500 of each kind, all of them ready, over a minute without changes.
 pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
     const WINDOW: Duration = Duration::from_mins(1);
     let scene = Scene::set(&[&APPS, &PODS]).await?;
@@ -317,10 +317,10 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
             scene.create(&resource("v1", "ConfigMap"), name, json!({ "data": { "v": name } })).await?;
             let here = &scene.bed.namespace;
             let spec = json!({ "sourceNamespace": here, "configMapName": name, "destinationNamespace": here, "destinationName": format!("copy-{name}") });
-            scene.create(&of_ours("configmapsync"), name, json!({ "spec": spec })).await?;
+            scene.create(&operator_kind("configmapsync"), name, json!({ "spec": spec })).await?;
             scene.bed.webhook(name, hook).await;
             scene.bed.track(name, "Deployment", name, "replicas", name).await;
-            // What the controller-manager and a kubelet, which do not run, would say.
+            // The controller-manager and a kubelet, which do not run, would write these statuses.
             let well = json!({ "status": { "observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1,
                 "availableReplicas": 1, "conditions": [{ "type": "Available", "status": "True" }] } });
             scene.api(&resource("apps/v1", "Deployment")).patch_status(name, &PatchParams::default(), &Patch::Merge(&well)).await?;
@@ -334,9 +334,9 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
         .await?;
     delivered(&scene.bed, EACH).await?;
     for kind in [
-        of_ours("appservice"),
-        of_ours("myapp"),
-        of_ours("configmapsync"),
+        operator_kind("appservice"),
+        operator_kind("myapp"),
+        operator_kind("configmapsync"),
     ] {
         until(
             format!("every {} is well", kind.kind),
@@ -374,8 +374,8 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
     tokio::time::sleep(WINDOW).await;
     let share = (cpu_seconds(process)? - before) / began.elapsed().as_secs_f64() * 100.0;
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let asked = scene.bed.plane.audit().requests(since).await?;
-    let writes = asked
+    let requests = scene.bed.plane.audit().requests(since).await?;
+    let writes = requests
         .iter()
         .filter(|request| request.subject.user == user && request.subject.is_write());
     let others = writes

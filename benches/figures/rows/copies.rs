@@ -1,4 +1,4 @@
-//! `ConfigMapSync`: how soon a copy is right, one source in many namespaces, and a crowd of `ConfigMap`s that nobody syncs.
+//! `ConfigMapSync`: latency of copies, one source in many namespaces, and many `ConfigMap`s without a sync.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -24,18 +24,18 @@ use crate::support::{Bed, Operator};
 
 const SYNCS: usize = 100;
 const EDITS: usize = 1_000;
-/// Edits a second.
+/// Edits per second.
 const RATE: u32 = 50;
 const NAMESPACES: usize = 200;
 const CROWD: usize = 10_000;
 const CROWD_BYTES: usize = 20_000;
-/// What the product promises of each thing that is put right, in milliseconds.
+/// Promised limit of each correction, in milliseconds.
 const RIGHT: f64 = 1000.0;
 
 /// When each value was first seen, by namespace and name.
 type Seen = HashMap<(String, String, String), Instant>;
 
-/// A control plane, its syncs, and a bare watch of all that is copied.
+/// A control plane, its syncs, and a bare watch of all copies.
 struct Scene {
     bed: Bed,
     seen: Arc<Mutex<Seen>>,
@@ -106,7 +106,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Sets a value; when the apiserver acknowledged it.
+    /// Sets a value. Returns when the apiserver acknowledged it.
     async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let patch = Patch::Merge(json!({ "data": { "v": value } }));
         self.maps(namespace)
@@ -125,7 +125,7 @@ impl Scene {
             .await;
     }
 
-    /// When this value was first seen there.
+    /// Waits for a value. Returns when it was first seen.
     async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let place = (namespace.to_owned(), name.to_owned(), value.to_owned());
         until(format!("{place:?}"), PATIENCE, async || {
@@ -134,7 +134,7 @@ impl Scene {
         .await
     }
 
-    /// `SYNCS` sources, each copied to namespace `far`.
+    /// Creates `SYNCS` sources, each copied to namespace `far`.
     async fn syncs(&self) -> Result<Vec<String>> {
         self.namespace("far", json!({})).await?;
         let names: Vec<_> = (0..SYNCS).map(|number| format!("s{number}")).collect();
@@ -156,8 +156,9 @@ impl Scene {
     }
 }
 
-/// From the acknowledgement of an edit of one of 100 sources to its copy being right, as a bare watch sees it. The floor is
-/// that watch seeing the source. Then copies that are edited and deleted, and one source in 200 namespaces.
+/// Measures from the acknowledgement of an edit of one of 100 sources until a bare watch sees the copy match. The floor
+/// is the watch event of the source. Then measures copies that are edited and deleted, and one source in 200
+/// namespaces.
 pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     let scene = Arc::new(Scene::set().await);
     let _operator = scene.operator(program).await?;
@@ -175,10 +176,10 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
             anyhow::Ok((name, value, at))
         }));
     }
-    let (mut right, mut floor) = (Sample::default(), Sample::default());
+    let (mut matched, mut floor) = (Sample::default(), Sample::default());
     for edit in edits {
         let (name, value, at) = edit.await??;
-        right = right.and(
+        matched = matched.and(
             [milliseconds(at, scene.arrival("far", &name, &value).await?)]
                 .into_iter()
                 .collect(),
@@ -216,14 +217,14 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     let mut lines = vec![
         Line::new(
             "source edited -> copy right, p50, 100 syncs",
-            right.p50(),
+            matched.p50(),
             "ms",
         )
         .below(50.0)
         .floor(floor.p50()),
         Line::new(
             "source edited -> copy right, p99, 100 syncs",
-            right.p99(),
+            matched.p99(),
             "ms",
         )
         .below(250.0)
@@ -235,8 +236,8 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// One source in 200 namespaces: from its making and its edit to the last copy. The floor is a bare program that replaces
-/// them all.
+/// Measures one source in 200 namespaces: from its creation and its edit to the last copy. The floor is a bare program
+/// that replaces all copies.
 async fn many(scene: &Scene) -> Result<Vec<Line>> {
     let spaces: Vec<_> = (0..NAMESPACES).map(|number| format!("n{number}")).collect();
     let open = |name: &String| {
@@ -288,8 +289,8 @@ async fn many(scene: &Scene) -> Result<Vec<Line>> {
     ])
 }
 
-/// Memory with 100 syncs among 10,000 `ConfigMap`s of 20 kB, half of which hold their content twice, as `kubectl apply`
-/// leaves them.
+/// Measures memory with 100 syncs among 10,000 `ConfigMap`s of 20 kB, half of which contain their content twice, as
+/// `kubectl apply` leaves them.
 pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
     let scene = Scene::set().await;
     scene.namespace("crowd", json!({})).await?;

@@ -1,4 +1,4 @@
-//! How soon an ordinary change is told while a tenant has the operator look into a huge object.
+//! Measures the latency of ordinary changes while a tenant makes the operator look fields up in a huge object.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::support::SYSTEM;
 
 /// The hostile Deployment.
 const HUGE: &str = "huge";
-/// As many empty arguments as fit: the apiserver stores two bytes for each.
+/// Number of empty arguments: as many as fit, because the apiserver stores two bytes for each.
 const ARGUMENTS: usize = 700_000;
-/// How many `TrackedField`s look for 16 names at any depth of it.
+/// Number of `TrackedField`s that look for 16 names at any depth of the huge Deployment.
 const HOSTILE: usize = 100;
-/// Ordinary `TrackedField`s.
+/// Number of ordinary `TrackedField`s.
 const ORDINARY: usize = 100;
-/// Changes of ordinary fields, over 40 seconds.
+/// Number of changes of ordinary fields, over 40 seconds.
 const CHANGES: usize = 2_000;
 
-/// Ordinary changes while an annotation of the huge Deployment changes once a second.
+/// Measures ordinary changes while an annotation of the huge Deployment changes once a second.
 pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, ORDINARY).await?;
     hostile(&stage).await;
@@ -87,7 +87,7 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// The Deployment, and what looks into it.
+/// Creates the huge Deployment, and the `TrackedField`s of it.
 async fn hostile(stage: &Stage) {
     let labels = json!({ "app": HUGE });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; ARGUMENTS] });
@@ -133,7 +133,7 @@ async fn changing(stage: Arc<Stage>) {
     }
 }
 
-/// Who leads, and how often that has changed.
+/// Returns the leader and the number of leader transitions of each Lease.
 async fn leaders(stage: &Stage) -> Result<Vec<(Option<String>, Option<i32>)>> {
     let leases: Api<Lease> = Api::namespaced(stage.bed.client.clone(), SYSTEM);
     let leases = leases

@@ -1,4 +1,4 @@
-//! How soon a change is told, alone and beside a receiver that hangs.
+//! Measures how soon a change is delivered, alone and next to a receiver that hangs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::floor::Floor;
 use crate::line::{Line, Sample};
 use crate::stage::{FIELDS, POINTS, RATE, Sender, Stage, name, point};
 
-/// Promised, in milliseconds.
+/// Promised limits, in milliseconds.
 const P50: f64 = 50.0;
 pub const P99: f64 = 250.0;
 
-/// From the apiserver's acknowledgement of a change to the message's first bytes at its receiver.
+/// Measures from the apiserver's acknowledgement of a change to the first bytes of the message at its receiver.
 pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, FIELDS).await?;
     let before = floor(&stage).await?;
     let operator = stage.operator(FIELDS).await?;
     let spread = measured(&stage, 2_000, Sender::Operator).await?;
 
-    // All of them on one contact point: its requests are one after the other.
+    // All fields use one contact point, which sends its requests one after the other.
     stage
         .each(0..FIELDS, async |index| {
             stage
@@ -74,7 +74,8 @@ pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     .collect())
 }
 
-/// The same for the contact points whose receivers are well, while one hangs. In turn, so that noise meets both.
+/// Measures the contact points whose receivers are healthy, while one hangs. The rounds alternate, so that noise
+/// affects both.
 pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
     const ROUNDS: usize = 4;
     let stage = Stage::set(program, FIELDS).await?;
@@ -86,14 +87,14 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
         hanging.always(Reply::hang());
         beside = beside.and(of_the_well(&stage).await?);
         hanging.always(Reply::ok());
-        // Nobody waits for an answer any more.
+        // No test waits for an answer any more.
         hanging.refuse().await?;
         hanging.accept().await?;
         stage.delivered(FIELDS).await?;
         stage.forget();
     }
     let line = |what: &str, of: fn(&Sample) -> f64| {
-        let words = format!(
+        let note = format!(
             "{:.1} ms, without it {:.1} ms; {} changes each",
             of(&beside),
             of(&alone),
@@ -101,7 +102,7 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
         );
         Line::new(what, of(&beside) / of(&alone), "x")
             .at_most(1.2)
-            .note(words)
+            .note(note)
     };
     Ok(vec![
         line("p50 while another's receiver hangs / without", Sample::p50),
@@ -109,7 +110,7 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Changes of all fields; what became of those whose receiver is not the first.
+/// Measures changes of all fields. Returns the latencies of those whose receiver is not the first.
 async fn of_the_well(stage: &Arc<Stage>) -> Result<Sample> {
     let mut changes = stage.paced(FIELDS, RATE, 500).await;
     changes.retain(|change| change.field % POINTS != 0);

@@ -1,4 +1,4 @@
-//! Memory before and after a lot of work, and a receiver that is slow.
+//! Measures memory before and after many changes, and a slow receiver.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,39 +11,39 @@ use crate::floor::Floor;
 use crate::line::Line;
 use crate::stage::{FIELDS, POINTS, SETTLE, Sender, Stage, leading};
 
-/// How many changes the memory is read after.
+/// Number of changes before memory is read.
 const CHANGES: usize = 10_000;
 
-/// Memory idle, with 1,000 `TrackedField`s, and after 10,000 changes of their fields: at a pace that the operator keeps
-/// up with, and as fast as the apiserver takes them. The floor does the same work at the same time.
+/// Measures memory idle, with 1,000 `TrackedField`s, and after 10,000 changes of their fields: at a rate that the
+/// operator keeps up with, and as fast as the apiserver accepts them. The floor does the same work at the same time.
 pub async fn memory(program: PathBuf) -> Result<Vec<Line>> {
     let (idle, with_fields, paced, _) = worked(program.clone(), Some(100)).await?;
-    let (_, _, flooded, all_told) = worked(program, None).await?;
+    let (_, _, flooded, all_delivered) = worked(program, None).await?;
     let lines = [
         lines("idle", idle, 6.0, 20.0),
         lines("with 1,000 TrackedFields", with_fields, 16.0, 30.0),
         lines("after 10,000 changes, 100/s", paced, 16.0, 30.0),
         lines("after 10,000 changes at once", flooded, 16.0, 30.0),
     ];
-    Ok(lines.into_iter().flatten().chain([all_told]).collect())
+    Ok(lines.into_iter().flatten().chain([all_delivered]).collect())
 }
 
-/// What the operator holds, and the floor.
+/// Memory of the operator and of the floor.
 type Held = [Memory; 2];
 
-fn lines(when: &str, [ours, floor]: Held, anonymous: f64, resident: f64) -> [Line; 2] {
+fn lines(when: &str, [operator, floor]: Held, anonymous: f64, resident: f64) -> [Line; 2] {
     [
-        Line::new(&format!("RssAnon {when}"), ours.anonymous, "MiB")
+        Line::new(&format!("RssAnon {when}"), operator.anonymous, "MiB")
             .below(anonymous)
             .floor(floor.anonymous),
-        Line::new(&format!("VmRSS {when}"), ours.resident, "MiB")
+        Line::new(&format!("VmRSS {when}"), operator.resident, "MiB")
             .below(resident)
             .floor(floor.resident),
     ]
 }
 
-/// What is held before, with the fields, and after so many changes a second, or as many as the apiserver takes; and how
-/// long it took to tell of them.
+/// Returns the memory before, with the fields, and after the changes (`rate` per second, or as many as the apiserver
+/// accepts), and how long their delivery took.
 async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held, Line)> {
     let stage = Stage::set(program, 0).await?;
     let (floor, _) = Floor::start(&stage).await?;
@@ -63,7 +63,7 @@ async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held
         None => stage.flood(FIELDS, CHANGES).await,
     };
     let made = began.elapsed();
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     for sender in [Sender::Operator, Sender::Floor] {
         let last = stage
             .arrivals(&changes, sender)
@@ -71,19 +71,19 @@ async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held
             .into_iter()
             .max()
             .context("no change")?;
-        told.push((last - began).as_secs_f64());
+        delivered.push((last - began).as_secs_f64());
     }
     stage.delivered(FIELDS).await?;
-    let all_told = Line::new("10,000 changes at once: all told", told[0], "s")
-        .floor(told[1])
+    let all_delivered = Line::new("10,000 changes at once: all told", delivered[0], "s")
+        .floor(delivered[1])
         .note(format!("making them took {:.1} s", made.as_secs_f64()));
-    Ok((idle, with_fields, read().await?, all_told))
+    Ok((idle, with_fields, read().await?, all_delivered))
 }
 
-/// 1,000 changes of 50 fields to a receiver that takes one message a second.
+/// Measures 1,000 changes of 50 fields to a receiver that accepts one message a second.
 pub async fn slow(program: PathBuf) -> Result<Vec<Line>> {
     const ROUNDS: usize = 20;
-    /// Those of one contact point are changed.
+    /// The fields of one contact point are changed.
     const TRACKED: usize = 50 * POINTS;
     let stage = Stage::set(program, TRACKED).await?;
     let _operator = stage.operator(TRACKED).await?;

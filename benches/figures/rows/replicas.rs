@@ -1,4 +1,4 @@
-//! How long nobody acts when the leader is killed, and when it is told to stop.
+//! Measures how long no replica acts after the leader is killed, and after it is told to stop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::line::{Line, Sample};
 use crate::stage::{FIELDS, PATIENCE, Stage, leads, says_it_leads};
 use crate::support::{Operator, SYSTEM};
 
-/// Times that each is done.
+/// Number of measurements of each figure.
 const TIMES: usize = 3;
-/// Changes a second meanwhile.
+/// Changes per second meanwhile.
 const RATE: u32 = 20;
 
-/// From the signal to the first message that the other replica sends, while changes go on.
+/// Measures from the signal to the first message of the other replica, while changes continue.
 pub async fn failover(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, FIELDS).await?;
     let mut leader = stage.operator(FIELDS).await?;
@@ -61,8 +61,8 @@ pub async fn failover(program: PathBuf) -> Result<Vec<Line>> {
             (gaps.into_iter().collect(), floor.into_iter().collect());
         let note = format!(
             "the longest of {}; floor: {floor_is} ({})",
-            gaps.words(),
-            floor.words()
+            gaps.list(),
+            floor.list()
         );
         Line::new(what, gaps.max(), "s")
             .below(limit)
@@ -87,14 +87,14 @@ pub async fn failover(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// A replica with warm caches that does not lead.
+/// Starts a replica with synced caches that does not lead.
 async fn standby(stage: &Stage) -> Result<Operator> {
     let standby = Operator::start(&stage.bed, stage.settings()).await;
     ensure!(!says_it_leads(&standby), "two lead");
     Ok(standby)
 }
 
-/// Seconds until the lease of a leader that is dead ends by itself.
+/// Returns the seconds until the lease of a dead leader expires.
 async fn lease_left(stage: &Stage) -> Result<f64> {
     let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM)
         .get("quartermaster")
@@ -107,7 +107,7 @@ async fn lease_left(stage: &Stage) -> Result<f64> {
     Ok(f64::from(duration) - Timestamp::now().duration_since(renewed).as_secs_f64())
 }
 
-/// When the first message came after `standby` took the lease: nobody else sends from then on.
+/// Returns when the first message came after `standby` acquired the lease: only it sends from then on.
 async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
     leads(standby).await?;
     let leads_since = Instant::now();

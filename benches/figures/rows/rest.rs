@@ -1,4 +1,4 @@
-//! What it costs at rest, how soon it is ready, how large it is.
+//! Measures costs at rest, the time to readiness, and the size of the binary.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::line::{Line, Sample};
 use crate::stage::{FIELDS, PATIENCE, SETTLE, Stage, says_it_leads};
 use crate::support::{ACCOUNT, Operator, SYSTEM};
 
-/// CPU and writes over a minute in which nothing changes but that the metrics are read, four times. The floor rests beside it.
+/// Measures CPU and writes over a minute without changes, in which the metrics are read four times. The floor is
+/// measured at the same time.
 pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     const WINDOW: Duration = Duration::from_mins(1);
     let stage = Stage::set(program, FIELDS).await?;
@@ -46,8 +47,8 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     tokio::time::sleep(WINDOW).await;
     let (after, took) = (used()?, began.elapsed().as_secs_f64());
     let share = |process: usize| (after[process] - before[process]) / took * 100.0;
-    let asked = requests(&stage, since).await?;
-    let writes = asked.iter().filter(|request| request.subject.is_write());
+    let sent = requests(&stage, since).await?;
+    let writes = sent.iter().filter(|request| request.subject.is_write());
     let writes = writes.filter(|request| !request.subject.resource.ends_with("reviews"));
     let (leases, others): (Vec<_>, Vec<_>) =
         writes.partition(|request| request.subject.resource == "leases");
@@ -59,7 +60,7 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
             .floor(share(1))
             .note(format!(
                 "{} requests in {took:.0} s, {} of them for the lease",
-                asked.len(),
+                sent.len(),
                 leases.len()
             )),
         Line::new(
@@ -84,7 +85,7 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Reads the metrics as Prometheus does, from now on; they can be read.
+/// Reads the metrics as Prometheus does, from now on. Returns once they can be read.
 async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
     const EVERY: Duration = Duration::from_secs(15);
     let kubectl = async |arguments: &[&str]| stage.bed.plane.run_kubectl(arguments, "").await;
@@ -124,7 +125,7 @@ async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
     Ok(scraping.abort_handle())
 }
 
-/// What the operator (or the floor, which has its rights) asked the apiserver for.
+/// Returns the requests of the operator (or of the floor, which has its permissions) to the apiserver.
 async fn requests(stage: &Stage, since: Mark) -> Result<Vec<Request>> {
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let mut requests = stage.bed.plane.audit().requests(since).await?;
@@ -132,7 +133,7 @@ async fn requests(stage: &Stage, since: Mark) -> Result<Vec<Request>> {
     Ok(requests)
 }
 
-/// From its start to `/readyz` and the lease, which nobody holds.
+/// Measures from the start to `/readyz` and the lease, which no replica holds.
 pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
     const TIMES: usize = 5;
     let stage = Stage::set(program, FIELDS).await?;
@@ -167,8 +168,8 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
     let (both, ready, floor) = (sample(both), sample(ready), sample(floor));
     let note = format!(
         "the longest of {}; /readyz alone {}; floor: listed",
-        both.words(),
-        ready.words()
+        both.list(),
+        ready.list()
     );
     Ok(vec![
         Line::new(
@@ -182,7 +183,7 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Asks `/readyz` with the least that a request can be.
+/// Requests `/readyz` with a minimal request.
 async fn answers_ok(operator: &Operator) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let ask = async {
@@ -200,7 +201,7 @@ async fn answers_ok(operator: &Operator) -> bool {
         .is_ok_and(|answer: String| answer.starts_with("HTTP/1.1 200"))
 }
 
-/// The file's size.
+/// Returns the size of the binary.
 pub fn size(program: &Path) -> Result<Vec<Line>> {
     let kibibytes = u32::try_from(std::fs::metadata(program)?.len() >> 10)?;
     Ok(vec![

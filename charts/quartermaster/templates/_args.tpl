@@ -58,13 +58,13 @@
 - --leader-election-id={{ . }}
 {{- end }}
 {{- with .Values.leaderElection.leaseDuration }}
-- --lease-duration={{ . }}
+- --leader-elect-lease-duration={{ . }}
 {{- end }}
 {{- with .Values.leaderElection.renewDeadline }}
-- --lease-renew-deadline={{ . }}
+- --leader-elect-renew-deadline={{ . }}
 {{- end }}
 {{- with .Values.leaderElection.retryPeriod }}
-- --lease-retry-period={{ . }}
+- --leader-elect-retry-period={{ . }}
 {{- end }}
 {{- with .Values.log.level }}
 - {{ printf "--log-level=%s" . | quote }}

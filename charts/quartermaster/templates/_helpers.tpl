@@ -221,7 +221,7 @@ true
 {{- define "quartermaster.others" -}}
 {{- if .Values.rbac.create -}}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}
-{{- $scope := dig "metadata" "labels" "quartermaster.dev/scope" "" . -}}
+{{- $scope := dig "metadata" "labels" "quartermaster.dev/watch-scope" "" . -}}
 {{- $taken := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
 {{- $ours := or $taken (include "quartermaster.isOurs" (dict "root" $ "object" .)) -}}
 {{- if and $scope (not $ours) (or (eq $scope "cluster") (not $.Values.watchNamespaces)) }}

@@ -140,7 +140,7 @@ pub struct ConfigMapSyncStatus {
     /// How many copies there are to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destinations: Option<i64>,
-    /// Type `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
@@ -207,3 +207,5 @@ fn not_itself() -> Rule {
          destinationName",
     )
 }
+
+super::kind::kind!(ConfigMapSync, ConfigMapSyncSpec, ConfigMapSyncStatus, finalizer: FINALIZER);

@@ -4,10 +4,16 @@ use std::collections::BTreeMap;
 
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
+use qm_core::conditions::READY;
+use qm_core::kind::Kind;
+use qm_core::names::MetadataNames;
+use qm_core::readiness::{Readiness, ReadinessSummary, from_status};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::common::{Conditions, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over};
+use super::common::{
+    Conditions, NAMES, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over,
+};
 
 /// The `type` of a contact point that is a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
@@ -229,22 +235,23 @@ pub struct ContactPointStatus {
     pub observed_generation: Option<i64>,
     /// What the last test message was sent with: another one is sent when this changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tested: Option<Tested>,
-    /// Number of test messages that were accepted so far: the id of the next one follows from this and from `tested`.
+    pub last_test: Option<LastTest>,
+    /// Number of test messages that were accepted so far: the id of the next one follows from this and from `lastTest`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests_accepted: Option<i64>,
     /// True after a stopped receiver has accepted a test message, until it accepts an entry: no test message is sent
     /// meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested_while_stopped: Option<bool>,
-    /// True while it is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a
+    /// True while the contact point is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a
     /// test message, unless what it was tested with has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_when_resumed: Option<bool>,
+    pub was_ready: Option<bool>,
     /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrated_to_chat_id: Option<i64>,
-    /// Type `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason. `OutcomesRecorded` while deliveries cannot
+    /// be recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
@@ -253,7 +260,7 @@ pub struct ContactPointStatus {
 /// What a test message was sent with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Tested {
+pub struct LastTest {
     /// Digest of the spec without `suspend`.
     pub spec: String,
     /// Digest of the UID and resourceVersion of each Secret that was read.
@@ -381,4 +388,21 @@ fn header_needs_token() -> Rule {
         "webhookSpec.headerName carries apiToken: add apiToken: {secretName: NAME, key: KEY}, or remove headerName (a header \
          that is no secret goes into webhookSpec.headers)",
     )
+}
+
+super::spec_size::stored_spec!(ContactPointSpec);
+super::kind::has_conditions!(ContactPointStatus { ready });
+
+impl Kind for ContactPoint {
+    const NAMES: &'static MetadataNames = &NAMES;
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        match &self.status {
+            // The original program wrote no conditions.
+            Some(status) if status.ready && status.conditions.is_empty() => {
+                (Readiness::True, READY)
+            }
+            status => from_status(self.metadata.generation, status.as_ref()),
+        }
+    }
 }

@@ -11,9 +11,9 @@ pub mod app_service;
 pub mod common;
 pub mod config_map_sync;
 pub mod contact_point;
+mod kind;
 pub mod my_app;
 pub mod my_ingress;
-pub mod readiness;
 #[cfg(test)]
 mod schema_tests;
 pub mod spec_size;
@@ -25,12 +25,3 @@ pub use contact_point::ContactPoint;
 pub use my_app::MyApp;
 pub use my_ingress::MyIngress;
 pub use tracked_field::TrackedField;
-
-spec_size::stored_specs!(
-    app_service::AppServiceSpec,
-    config_map_sync::ConfigMapSyncSpec,
-    contact_point::ContactPointSpec,
-    my_app::MyAppSpec,
-    my_ingress::MyIngressSpec,
-    tracked_field::TrackedFieldSpec,
-);

@@ -109,7 +109,7 @@ pub struct MyAppStatus {
     /// The generation that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Type `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
@@ -127,3 +127,5 @@ fn name_of_a_container() -> Rule {
     .message(NAME)
     .optional_old_self(true)
 }
+
+super::kind::kind!(MyApp, MyAppSpec, MyAppStatus { ready });

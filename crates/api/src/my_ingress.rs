@@ -229,7 +229,7 @@ pub struct MyIngressStatus {
     /// The generation that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Type `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
@@ -250,10 +250,10 @@ pub struct Alb {
     pub state: Option<String>,
     /// When AWS was last asked to create it. For a while after that it may be there though AWS does not show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested_at: Option<Time>,
+    pub creation_requested_at: Option<Time>,
     /// Keys of the tags of the spec that it has, or is about to have: those that the spec drops are taken away.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tag_keys: Vec<String>,
+    pub managed_tag_keys: Vec<String>,
 }
 
 /// How a listener is.
@@ -273,7 +273,7 @@ pub struct ListenerStatus {
     pub reason: String,
     /// When AWS was last asked to create something of it. For a while after that it may be there though AWS does not show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested_at: Option<Time>,
+    pub creation_requested_at: Option<Time>,
 }
 
 fn two_subnets() -> Rule {
@@ -323,3 +323,5 @@ fn name_of_a_balancer() -> Rule {
     .message(NAME)
     .optional_old_self(true)
 }
+
+super::kind::kind!(MyIngress, MyIngressSpec, MyIngressStatus, finalizer: FINALIZER);

@@ -105,10 +105,10 @@ pub(super) fn text<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Implements reading and writing of specs by their derived functions (`serde(remote = "Self")`), with the bound on their size
+/// Implements reading and writing of a spec by its derived functions (`serde(remote = "Self")`), with the bound on its size
 /// in between.
-macro_rules! stored_specs {
-    ($($spec:ty),* $(,)?) => {$(
+macro_rules! stored_spec {
+    ($spec:ident) => {
         impl serde::Serialize for $spec {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 <$spec>::serialize(self, serializer)
@@ -118,9 +118,14 @@ macro_rules! stored_specs {
         impl<'de> serde::Deserialize<'de> for $spec {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 match $crate::spec_size::text(deserializer)? {
-                    Ok(text) => <$spec>::deserialize(&mut serde_json::Deserializer::from_slice(&text))
-                        .map_err(serde::de::Error::custom),
-                    Err(bytes) => Ok(Self { oversized: Some(bytes), ..Self::default() }),
+                    Ok(text) => {
+                        <$spec>::deserialize(&mut serde_json::Deserializer::from_slice(&text))
+                            .map_err(serde::de::Error::custom)
+                    }
+                    Err(bytes) => Ok(Self {
+                        oversized: Some(bytes),
+                        ..Self::default()
+                    }),
                 }
             }
         }
@@ -130,10 +135,10 @@ macro_rules! stored_specs {
                 self.oversized
             }
         }
-    )*};
+    };
 }
 
-pub(super) use stored_specs;
+pub(super) use stored_spec;
 
 #[cfg(test)]
 mod tests {

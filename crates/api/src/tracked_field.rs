@@ -1,14 +1,20 @@
 //! `TrackedField`: which field of which resource is told to which contact point, and its history.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
+use qm_core::conditions::{Activity, READY, ReadyCondition};
+use qm_core::kind::{HasReadyCondition, Kind};
+use qm_core::names::MetadataNames;
+use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 
-use super::common::rule_over;
+use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
 
 mod history;
 
-pub use history::{Action, Cut, Delivery, Entry, History, StoredHistory, Subject};
+pub use history::{Action, Delivery, Entry, History, StoredHistory, Subject, Truncation};
 
 /// Tells a contact point when one field of one resource changes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -308,5 +314,74 @@ pub fn words_of(kind: &str) -> String {
         words
     } else {
         words + " or "
+    }
+}
+
+super::spec_size::stored_spec!(TrackedFieldSpec);
+
+/// Returns the readiness of a `TrackedField` that waits for this reason, and that has recorded an entry or not.
+pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> ReadinessSummary<'a> {
+    match waiting {
+        Some((reason, _)) => (Readiness::False, reason),
+        None if recorded => (Readiness::True, READY),
+        None => (Readiness::Unknown, NOT_OBSERVED),
+    }
+}
+
+/// Returns why a `TrackedField` waits, as reason and message. Its status is a list without room for conditions, so an
+/// annotation has them.
+pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
+    object
+        .annotations()
+        .get(WAITING)
+        .map(|text| text.split_once(": ").unwrap_or((text, "")))
+}
+
+impl Kind for TrackedField {
+    const NAMES: &'static MetadataNames = &NAMES;
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        let recorded = self
+            .status
+            .as_ref()
+            .is_some_and(|history| !history.is_empty());
+        from_waiting(waiting(self), recorded)
+    }
+}
+
+/// The history has no room for a condition: annotations report it while it is False.
+impl HasReadyCondition for TrackedField {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        waiting(self).map(|(reason, message)| ReadyCondition {
+            is_true: false,
+            reason,
+            message,
+            activity: Activity::default(),
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        None
+    }
+
+    fn set_ready_condition(
+        _status: &mut StoredHistory,
+        _condition: &ReadyCondition<'_>,
+        _generation: i64,
+        _now: Time,
+    ) {
+    }
+
+    fn ready_annotations(condition: &ReadyCondition<'_>) -> Vec<(&'static str, Option<String>)> {
+        let ReadyCondition {
+            is_true,
+            reason,
+            message,
+            ..
+        } = *condition;
+        vec![
+            (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),
+            (WAITING_REASON, (!is_true).then(|| reason.to_owned())),
+        ]
     }
 }

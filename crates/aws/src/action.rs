@@ -1,4 +1,4 @@
-//! THE list of what is called in AWS, and the rights that follow from it.
+//! The list of AWS API actions, and the IAM policy that follows from it.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use crate::NAME_SUFFIX;
 
-/// A call, named as in the API reference of its [`AwsAction::service`]
-/// ([load balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
+/// An API action, named as in the API reference of its [`AwsAction::service`] ([load
+/// balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
 /// [accounts](https://docs.aws.amazon.com/STS/latest/APIReference/API_Operations.html)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // each is a page of the API reference
+#[allow(missing_docs)] // the API reference describes each action
 pub enum AwsAction {
     DescribeLoadBalancers,
     DescribeListeners,
@@ -36,22 +36,22 @@ pub enum AwsAction {
     SetSubnets,
 }
 
-/// How the policy lets a call be made
+/// Grant of an action in the policy
 /// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant {
-    /// Not at all: every caller may.
+    /// No grant: every caller may.
     Unrestricted,
-    /// On everything: what only reads knows no resources.
+    /// On every resource: reading actions do not support resource permissions.
     Read,
-    /// With our tags on it.
+    /// On new resources that carry the ownership tags.
     Create,
-    /// On what bears our tags.
+    /// On resources that carry the ownership tags.
     Owned,
 }
 
 impl AwsAction {
-    /// All of them.
+    /// All actions.
     pub const ALL: [Self; 21] = [
         Self::DescribeLoadBalancers,
         Self::DescribeListeners,
@@ -76,7 +76,7 @@ impl AwsAction {
         Self::SetSubnets,
     ];
 
-    /// As AWS spells it.
+    /// Returns the name, as AWS spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::DescribeLoadBalancers => "DescribeLoadBalancers",
@@ -103,7 +103,7 @@ impl AwsAction {
         }
     }
 
-    /// The service, as AWS's SDKs call it.
+    /// Returns the service, as AWS's SDKs name it.
     pub fn service(self) -> &'static str {
         if self == Self::GetCallerIdentity {
             "STS"
@@ -112,7 +112,7 @@ impl AwsAction {
         }
     }
 
-    /// Whether it changes anything. AWS counts these apart.
+    /// Returns whether the action changes a resource. AWS rate-limits changing actions separately.
     pub fn writes(self) -> bool {
         matches!(self.grant(), Grant::Create | Grant::Owned)
     }
@@ -143,7 +143,7 @@ impl AwsAction {
         }
     }
 
-    /// What AWS asks of the caller besides, in EC2
+    /// Returns the EC2 permissions that AWS requires of the caller as well
     /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html>).
     fn needs(self) -> &'static [&'static str] {
         match self {
@@ -168,13 +168,13 @@ impl AwsAction {
     }
 }
 
-/// Tag of every balancer of ours, and its value.
+/// Tag of every owned load balancer, with its value.
 pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 
-/// What the names of all target groups of ours begin with: the policy names them by it.
+/// Name prefix of all owned target groups, for the policy.
 pub const GROUP_PREFIX: &str = "qm-";
 
-/// The least IAM policy that all of it works with.
+/// Returns the least IAM policy that the operator needs.
 pub fn policy(names: &MetadataNames) -> Value {
     let granted = |grant: Grant| {
         AwsAction::ALL
@@ -189,7 +189,7 @@ pub fn policy(names: &MetadataNames) -> Value {
         .flat_map(AwsAction::needs)
         .map(|need| (*need).to_owned())
         .collect();
-    let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
+    let reads: Vec<_> = calls(Grant::Read).chain(needed).collect();
     let named = [
         format!("loadbalancer/app/*{NAME_SUFFIX}/*"),
         format!("listener/app/*{NAME_SUFFIX}/*"),
@@ -203,12 +203,12 @@ pub fn policy(names: &MetadataNames) -> Value {
     json!({
         "Version": "2012-10-17",
         "Statement": [
-            { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
+            { "Sid": "Look", "Effect": "Allow", "Action": reads, "Resource": "*" },
             statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
-            // AWS asks for the right to tag of who creates something with tags.
-            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
-            statement("TakeOver", tag(), has_tag("ResourceTag", names.adopt_by)),
-            statement("ChangeOurs", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
+            // AWS requires permission to tag from a caller that creates a resource with tags.
+            statement("TagOnCreate", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
+            statement("Adopt", tag(), has_tag("ResourceTag", names.adopt_by)),
+            statement("ManageOwned", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
         ],
     })
 }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_is_granted() {
+    fn every_action_is_granted() {
         let policy = policy(&qm_core::metadata_names!("example.com"));
         let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> = statements
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_spelled_as_it_is_called() {
+    fn action_names_match_the_methods() {
         for action in AwsAction::ALL {
             assert_eq!(action.name(), format!("{action:?}"));
             let reads = ["Describe", "Get"]

@@ -1,4 +1,4 @@
-//! Load balancers of AWS, through its Elastic Load Balancing API, version 2.
+//! AWS load balancers, through the Elastic Load Balancing API, version 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use self::batcher::{AT_ONCE, BatchCall, Batcher};
+use self::batcher::{BatchCall, Batcher, MAX_NAMES};
 use self::listeners::{certificates, described, forward, health};
 use super::action::AwsAction;
 use super::error::{self, AwsError};
@@ -33,12 +33,12 @@ use crate::Timings;
 mod batcher;
 mod listeners;
 
-/// Targets that one call registers or deregisters: AWS is known to refuse larger calls now and then
+/// Targets that one call registers or deregisters: AWS sometimes rejects larger calls
 /// (<https://github.com/kubernetes/kubernetes/issues/101592>).
-const TARGETS_AT_ONCE: usize = 100;
+const MAX_TARGETS: usize = 100;
 
-/// Asks AWS. Region, credentials and endpoint are what the SDK finds
-/// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
+/// Client of AWS. The SDK finds region, credentials and endpoint at the first call
+/// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>).
 pub struct Elb {
     connection: Mutex<Connection>,
     load_balancers: Batcher<LoadBalancer>,
@@ -49,16 +49,16 @@ pub struct Elb {
     timeout: Duration,
 }
 
-/// What came of looking for region and credentials.
+/// Result of looking for region and credentials.
 enum Connection {
-    /// They were not looked for yet, or are to be looked for anew.
+    /// Region and credentials are looked for at the next call.
     None,
-    /// There was no region then. Who asks a moment later need not wait for the same answer.
+    /// No region was found. A call shortly after need not wait for the same answer.
     Failed(Instant, AwsError),
     Made(Clients),
 }
 
-/// Who asks.
+/// Clients of the services.
 #[derive(Clone)]
 struct Clients {
     elb: Client,
@@ -77,7 +77,7 @@ impl Clients {
 }
 
 impl Elb {
-    /// Each call is made only while `fence` is held.
+    /// Creates a client that makes calls only while `fence` is held.
     pub fn new(fence: Fence, metrics: AwsMetrics, timings: &Timings) -> Self {
         let reads = Rate {
             burst: rate_limit::READ_BURST,
@@ -126,7 +126,7 @@ impl Elb {
             .operation_timeout(self.timeout)
             .build();
         let load = aws_config::defaults(BehaviorVersion::latest())
-            // The runtime's delays are enough.
+            // The runtime's backoff is enough.
             .retry_config(RetryConfig::disabled())
             .timeout_config(limits)
             .http_client(proxy::client()?)
@@ -139,12 +139,12 @@ impl Elb {
         let made = loaded.zip(region.filter(|region| !region.is_empty()));
         made.map(|(config, region)| Clients::new(&config, region))
             .ok_or_else(|| {
-                let words = "no region for AWS: set AWS_REGION, or region in the profile";
-                AwsError::unsent(Class::Slow, error::REGION_MISSING, words)
+                let message = "no region for AWS: set AWS_REGION, or region in the profile";
+                AwsError::unsent(Class::Slow, error::REGION_MISSING, message)
             })
     }
 
-    /// Makes a call, when it is its turn.
+    /// Makes a call when the rate limit allows it.
     async fn call<T, E>(
         &self,
         action: AwsAction,
@@ -154,11 +154,11 @@ impl Elb {
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
         let Clients { elb, .. } = self.clients().await?;
-        self.rate_limit.turn(action).await;
+        self.rate_limit.acquire(action).await;
         self.send(action, send(&elb)).await
     }
 
-    /// Makes a call whose turn it is.
+    /// Makes a call that the rate limit allows.
     async fn send<T, E>(
         &self,
         action: AwsAction,
@@ -193,30 +193,31 @@ impl Elb {
         answer
     }
 
-    /// The tags of these, no more than can be asked for at once.
+    /// Returns the tags of these resources, at most [`batcher::MAX_NAMES`].
     async fn tags_batched(
         &self,
         arns: BTreeSet<String>,
     ) -> Result<BTreeMap<String, Tags>, AwsError> {
         let Clients { elb, .. } = self.clients().await?;
-        self.tags.ask(arns, &DescribeTags(self, elb)).await
+        self.tags.query(arns, &DescribeTags(self, elb)).await
     }
 }
 
-/// Balancers, by name.
+/// Describes load balancers, by name.
 struct DescribeLoadBalancers<'a>(&'a Elb, Client);
 
 impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
-    async fn turn(&self) {
+    async fn acquire(&self) {
         self.0
             .rate_limit
-            .turn(AwsAction::DescribeLoadBalancers)
+            .acquire(AwsAction::DescribeLoadBalancers)
             .await;
     }
 
     async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, LoadBalancer>, AwsError> {
         let Self(elb, client) = self;
-        // One name that is not there fails the call for all of them, so several are looked for among all there are.
+        // A missing name fails the call for all names, so several names are filtered from the list of all load
+        // balancers.
         let alone = (names.len() == 1).then(|| names.clone());
         let (mut found, mut next) = (BTreeMap::new(), None);
         loop {
@@ -227,12 +228,12 @@ impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
             let page = elb
                 .send(AwsAction::DescribeLoadBalancers, ask.send())
                 .await?;
-            let shown = page
+            let described = page
                 .load_balancers()
                 .iter()
                 .filter_map(|it| Some((it.load_balancer_name()?.to_owned(), it)));
             found.extend(
-                shown
+                described
                     .filter(|(name, _)| names.contains(name))
                     .map(|(name, it)| (name, LoadBalancer::from(it))),
             );
@@ -240,17 +241,17 @@ impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
                 Some(marker) => next = Some(marker.to_owned()),
                 None => return Ok(found),
             }
-            self.turn().await;
+            self.acquire().await;
         }
     }
 }
 
-/// The tags of anything, by ARN.
+/// Describes the tags of resources, by ARN.
 struct DescribeTags<'a>(&'a Elb, Client);
 
 impl BatchCall<Tags> for DescribeTags<'_> {
-    async fn turn(&self) {
-        self.0.rate_limit.turn(AwsAction::DescribeTags).await;
+    async fn acquire(&self) {
+        self.0.rate_limit.acquire(AwsAction::DescribeTags).await;
     }
 
     async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, AwsError> {
@@ -264,7 +265,7 @@ impl BatchCall<Tags> for DescribeTags<'_> {
     }
 }
 
-/// A resource and its tags.
+/// Returns the ARN of a resource and its tags.
 fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
     let pair = |tag: &Tag| {
         Some((
@@ -285,7 +286,7 @@ impl Aws for Elb {
 
     async fn account(&self) -> Result<String, AwsError> {
         let Clients { sts, .. } = self.clients().await?;
-        self.rate_limit.turn(AwsAction::GetCallerIdentity).await;
+        self.rate_limit.acquire(AwsAction::GetCallerIdentity).await;
         let caller = self
             .send(
                 AwsAction::GetCallerIdentity,
@@ -302,7 +303,7 @@ impl Aws for Elb {
         let Clients { elb, .. } = self.clients().await?;
         match self
             .load_balancers
-            .ask([name.to_owned()].into(), &DescribeLoadBalancers(self, elb))
+            .query([name.to_owned()].into(), &DescribeLoadBalancers(self, elb))
             .await
         {
             Ok(mut found) => Ok(found.remove(name)),
@@ -433,7 +434,7 @@ impl Aws for Elb {
                 .send()
                 .await
         };
-        // A page has more than a balancer may have.
+        // A page has room for all listeners of a load balancer.
         Ok(self
             .call(AwsAction::DescribeListeners, describe)
             .await?
@@ -496,7 +497,7 @@ impl Aws for Elb {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
         let mut found = BTreeMap::new();
-        for some in arns.chunks(AT_ONCE) {
+        for some in arns.chunks(MAX_NAMES) {
             found.extend(self.tags_batched(some.iter().cloned().collect()).await?);
         }
         Ok(found)
@@ -573,7 +574,7 @@ impl Aws for Elb {
         group: &str,
         targets: &BTreeSet<InstanceTarget>,
     ) -> Result<(), AwsError> {
-        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+        for some in described(targets).chunks(MAX_TARGETS) {
             let register = async |client: &Client| {
                 client
                     .register_targets()
@@ -592,7 +593,7 @@ impl Aws for Elb {
         group: &str,
         targets: &BTreeSet<InstanceTarget>,
     ) -> Result<(), AwsError> {
-        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+        for some in described(targets).chunks(MAX_TARGETS) {
             let deregister = async |client: &Client| {
                 client
                     .deregister_targets()
@@ -658,28 +659,28 @@ impl Aws for Elb {
 }
 
 impl From<&SdkLoadBalancer> for LoadBalancer {
-    fn from(shown: &SdkLoadBalancer) -> Self {
+    fn from(described: &SdkLoadBalancer) -> Self {
         let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
-        let state = shown.state();
+        let state = described.state();
         Self {
-            arn: text(shown.load_balancer_arn()),
-            dns: text(shown.dns_name()),
-            kind: text(shown.r#type().map(LoadBalancerTypeEnum::as_str)),
+            arn: text(described.load_balancer_arn()),
+            dns: text(described.dns_name()),
+            kind: text(described.r#type().map(LoadBalancerTypeEnum::as_str)),
             state: text(
                 state
                     .and_then(|state| state.code())
                     .map(LoadBalancerStateEnum::as_str),
             ),
             state_reason: text(state.and_then(|state| state.reason())),
-            scheme: text(shown.scheme().map(LoadBalancerSchemeEnum::as_str)),
-            vpc: text(shown.vpc_id()),
-            ip_address_type: text(shown.ip_address_type().map(IpAddressType::as_str)),
-            subnets: shown
+            scheme: text(described.scheme().map(LoadBalancerSchemeEnum::as_str)),
+            vpc: text(described.vpc_id()),
+            ip_address_type: text(described.ip_address_type().map(IpAddressType::as_str)),
+            subnets: described
                 .availability_zones()
                 .iter()
                 .filter_map(|zone| zone.subnet_id().map(Into::into))
                 .collect(),
-            security_groups: shown.security_groups().iter().cloned().collect(),
+            security_groups: described.security_groups().iter().cloned().collect(),
         }
     }
 }
@@ -698,9 +699,9 @@ fn pairs(tags: &Tags) -> Vec<Tag> {
 mod tests {
     use super::*;
 
-    /// A region is there, and AWS would be asked; nobody is.
+    /// A region is set, so a call would be made.
     #[tokio::test]
-    async fn nothing_is_asked_but_under_the_lease() {
+    async fn calls_are_made_only_under_the_lease() {
         let elb = Elb::new(Fence::shut(), AwsMetrics::default(), &Timings::default());
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -708,7 +709,7 @@ mod tests {
         *elb.connection.lock().await = Connection::Made(Clients::new(&config, "us-east-1".into()));
         let error = elb.delete_load_balancer("arn").await.err();
         assert_eq!(
-            error.map(|error| (error.class, error.undone)),
+            error.map(|error| (error.class, error.had_no_effect)),
             Some((Class::Stale, true))
         );
     }

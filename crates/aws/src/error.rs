@@ -1,4 +1,4 @@
-//! Why AWS refuses: THE table from its error codes to what is to be done about each, and what is said of it.
+//! AWS errors: the table from error codes to classes and reasons.
 
 use std::error::Error;
 use std::fmt;
@@ -9,88 +9,89 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use qm_runtime::error::Class;
 use qm_runtime::telemetry;
 
-/// There is no balancer of that name or ARN.
+/// No load balancer has that name or ARN.
 pub const NOT_FOUND: &str = "LoadBalancerNotFound";
-/// What AWS does not allow as things are.
+/// AWS does not allow the operation in the current state.
 pub const NOT_PERMITTED: &str = "OperationNotPermitted";
-/// There is no target group of that name or ARN.
+/// No target group has that name or ARN.
 pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
-/// There is no listener of that ARN.
+/// No listener has that ARN.
 pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
-/// Some targets are none that can be had.
+/// Some targets cannot be registered.
 pub const INVALID_TARGET: &str = "InvalidTarget";
-/// Something that is led to from elsewhere.
+/// Another resource refers to the resource.
 pub const IN_USE: &str = "ResourceInUse";
 
-/// The reason while the credentials are missing, expired or refused.
+/// Reason while the credentials are missing, expired or rejected.
 pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
-/// The reason of a balancer in another account than the one that is asked.
+/// Reason of a load balancer in another account than the operator's.
 pub const ACCOUNT_MISMATCH: &str = "AccountMismatch";
-/// The reason of a balancer in another region than the one that is asked.
+/// Reason of a load balancer in another region than the operator's.
 pub const REGION_MISMATCH: &str = "RegionMismatch";
-/// The reason while no region is known.
+/// Reason while no region is known.
 pub const REGION_MISSING: &str = "RegionMissing";
 
-/// The reason while `HTTPS_PROXY` names no proxy that AWS can be called through.
+/// Reason while `HTTPS_PROXY` names no usable proxy.
 pub const PROXY_INVALID: &str = "ProxyInvalid";
 
 const ACCESS_DENIED: &str = "AccessDenied";
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
-const IN_PROGRESS: &str = "InProgress";
-const TARGETS_REFUSED: &str = "TargetsRefused";
+const OPERATION_IN_PROGRESS: &str = "OperationInProgress";
+const TARGETS_REJECTED: &str = "TargetsRejected";
 const NAME_TAKEN: &str = "NameTaken";
 const FORBIDDEN_NOW: &str = "NotPermitted";
-const SUBNET_UNFIT: &str = "SubnetUnfit";
-const SPEC_REFUSED: &str = "SpecRefused";
-const REFUSED: &str = "Refused";
+const SUBNET_INVALID: &str = "SubnetInvalid";
+const SPEC_REJECTED: &str = "SpecRejected";
+const REQUEST_FAILED: &str = "AWSRequestFailed";
 
-/// The reasons of what AWS did not answer, or not with a code of the table.
+/// Reasons of errors without an answer, or with a code that the table lacks.
 pub const OTHER_REASONS: [&str; 8] = [
     ACCOUNT_MISMATCH,
     CREDENTIALS_MISSING,
     PROXY_INVALID,
     REGION_MISMATCH,
     REGION_MISSING,
-    REFUSED,
+    REQUEST_FAILED,
     THROTTLED,
     UNAVAILABLE,
 ];
 
-/// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
-/// what is never called here.
+/// Every code of the [API
+/// reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), with codes of
+/// actions that the operator does not use.
 ///
-/// Terminal is what only another spec changes, slow what somebody else has to change first.
+/// Terminal: only another spec helps. Slow: somebody else has to change something first.
 #[rustfmt::skip]
 pub const CODES: &[(&str, Class, &str)] = &[
-    // The spec.
-    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
-    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REFUSED),
-    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REFUSED),
-    ("CertificateNotFound",                      Class::Terminal,  SPEC_REFUSED),
-    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REFUSED),
-    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REFUSED),
-    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REFUSED),
-    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REFUSED),
-    ("InvalidScheme",                            Class::Terminal,  SPEC_REFUSED),
-    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REFUSED),
-    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REFUSED),
-    ("SubnetNotFound",                           Class::Terminal,  SPEC_REFUSED),
-    ("TooManyTags",                              Class::Terminal,  SPEC_REFUSED),
-    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REFUSED),
-    ("ValidationError",                          Class::Terminal,  SPEC_REFUSED),
-    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REFUSED),
-    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REFUSED),
-    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REFUSED),
-    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REFUSED),
-    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REFUSED),
-    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REFUSED),
-    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
-    ("AssociationNotFound",                      Class::Terminal,  SPEC_REFUSED),
-    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
-    // The account: its limits ...
-    ("InvalidSubnet",                            Class::Slow,      SUBNET_UNFIT),
+    // Codes of the spec.
+    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REJECTED),
+    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REJECTED),
+    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REJECTED),
+    ("CertificateNotFound",                      Class::Terminal,  SPEC_REJECTED),
+    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REJECTED),
+    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REJECTED),
+    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REJECTED),
+    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REJECTED),
+    ("InvalidScheme",                            Class::Terminal,  SPEC_REJECTED),
+    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REJECTED),
+    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REJECTED),
+    ("SubnetNotFound",                           Class::Terminal,  SPEC_REJECTED),
+    ("TooManyTags",                              Class::Terminal,  SPEC_REJECTED),
+    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REJECTED),
+    ("ValidationError",                          Class::Terminal,  SPEC_REJECTED),
+    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REJECTED),
+    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REJECTED),
+    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REJECTED),
+    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REJECTED),
+    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REJECTED),
+    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REJECTED),
+    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REJECTED),
+    ("AssociationNotFound",                      Class::Terminal,  SPEC_REJECTED),
+    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REJECTED),
+    // Codes of the account: quotas ...
+    ("InvalidSubnet",                            Class::Slow,      SUBNET_INVALID),
     ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyActions",                           Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyCertificates",                      Class::Slow,      QUOTA_EXCEEDED),
@@ -106,14 +107,14 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("InsufficientCapacity",                     Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTrustStores",                       Class::Slow,      QUOTA_EXCEEDED),
-    // ... what it forbids ...
+    // ... forbidden operations ...
     (NOT_PERMITTED,                              Class::Slow,      FORBIDDEN_NOW),
     ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
     ("AccessDeniedException",                    Class::Slow,      ACCESS_DENIED),
     ("NotAuthorized",                            Class::Slow,      ACCESS_DENIED),
     ("OptInRequired",                            Class::Slow,      ACCESS_DENIED),
     ("UnauthorizedOperation",                    Class::Slow,      ACCESS_DENIED),
-    // ... and whom it does not know.
+    // ... and credentials.
     ("AuthFailure",                              Class::Slow,      CREDENTIALS_MISSING),
     ("ExpiredToken",                             Class::Slow,      CREDENTIALS_MISSING),
     ("ExpiredTokenException",                    Class::Slow,      CREDENTIALS_MISSING),
@@ -123,25 +124,25 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("MissingAuthenticationToken",               Class::Slow,      CREDENTIALS_MISSING),
     ("SignatureDoesNotMatch",                    Class::Slow,      CREDENTIALS_MISSING),
     ("UnrecognizedClientException",              Class::Slow,      CREDENTIALS_MISSING),
-    // Another balancer of the name, which is not shown yet or not any more.
+    // Another load balancer with the name, which is not visible yet or any more.
     ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
-    // What is there, or is not there any more, in a moment.
-    ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
-    ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
-    ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
-    (INVALID_TARGET,                             Class::Transient, TARGETS_REFUSED),
-    (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
-    (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
-    ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
-    ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
-    (IN_USE,                                     Class::Transient, IN_PROGRESS),
-    ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
-    ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
-    (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),
-    ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
-    ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
-    ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),
-    // AWS itself.
+    // Resources that exist, or are deleted, in a moment.
+    ("DuplicateListener",                        Class::Transient, OPERATION_IN_PROGRESS),
+    ("DuplicateTargetGroupName",                 Class::Transient, OPERATION_IN_PROGRESS),
+    ("HealthUnavailable",                        Class::Transient, OPERATION_IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, TARGETS_REJECTED),
+    (LISTENER_NOT_FOUND,                         Class::Transient, OPERATION_IN_PROGRESS),
+    (NOT_FOUND,                                  Class::Transient, OPERATION_IN_PROGRESS),
+    ("PriorRequestNotComplete",                  Class::Transient, OPERATION_IN_PROGRESS),
+    ("PriorityInUse",                            Class::Transient, OPERATION_IN_PROGRESS),
+    (IN_USE,                                     Class::Transient, OPERATION_IN_PROGRESS),
+    ("ResourceNotFound",                         Class::Transient, OPERATION_IN_PROGRESS),
+    ("RuleNotFound",                             Class::Transient, OPERATION_IN_PROGRESS),
+    (GROUP_NOT_FOUND,                            Class::Transient, OPERATION_IN_PROGRESS),
+    ("CapacityReservationPending",               Class::Transient, OPERATION_IN_PROGRESS),
+    ("TrustStoreInUse",                          Class::Transient, OPERATION_IN_PROGRESS),
+    ("TrustStoreNotReady",                       Class::Transient, OPERATION_IN_PROGRESS),
+    // Codes of AWS itself.
     ("RequestLimitExceeded",                     Class::Transient, THROTTLED),
     ("Throttling",                               Class::Transient, THROTTLED),
     ("ThrottlingException",                      Class::Transient, THROTTLED),
@@ -152,63 +153,63 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("ServiceUnavailable",                       Class::Transient, UNAVAILABLE),
 ];
 
-/// A call that was not answered as it should be.
+/// Error of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwsError {
-    /// What is to be done about it.
+    /// Class of the error.
     pub class: Class,
-    /// The condition's reason.
+    /// Reason of the condition.
     pub reason: &'static str,
-    /// AWS' own code, if it answered.
+    /// AWS's error code, if it answered.
     pub code: Option<String>,
-    /// Whether nothing came of the call, for sure.
-    pub undone: bool,
-    /// What people read.
+    /// The call had no effect, for certain.
+    pub had_no_effect: bool,
+    /// Message for the user.
     pub message: String,
 }
 
 impl AwsError {
-    /// Before anything was sent.
+    /// Creates the error of a call that was not sent.
     pub fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             class,
             reason,
             code: None,
-            undone: true,
+            had_no_effect: true,
             message: message.into(),
         }
     }
 
-    /// The answer did not come, or says nothing.
+    /// Creates the error of a call without a usable answer.
     pub(super) fn unknown(message: impl Into<String>) -> Self {
         Self {
-            undone: false,
+            had_no_effect: false,
             ..Self::unsent(Class::Transient, UNAVAILABLE, message)
         }
     }
 
-    /// What AWS answered, with the HTTP status.
+    /// Creates the error of AWS's answer, with the HTTP status.
     fn answered(code: Option<&str>, message: Option<&str>, status: u16) -> Self {
         let known = CODES.iter().find(|(known, ..)| Some(*known) == code);
         let (class, reason) = match known {
             Some((_, class, reason)) => (*class, *reason),
             None if status >= 500 => (Class::Transient, UNAVAILABLE),
             None if status == 429 => (Class::Transient, THROTTLED),
-            None => (Class::Slow, REFUSED),
+            None => (Class::Slow, REQUEST_FAILED),
         };
-        let words = message.unwrap_or("no words with it");
-        // Some are as long as a policy, and what to do about it stands behind them.
-        let words = &words[..words.floor_char_boundary(400)];
+        let cause = message.unwrap_or("no words with it");
+        // Some messages are as long as a policy, and the advice follows them.
+        let cause = &cause[..cause.floor_char_boundary(400)];
         let message = match code {
-            Some(code) => format!("AWS says {code}: {words}"),
-            None => format!("AWS says HTTP {status}: {words}"),
+            Some(code) => format!("AWS says {code}: {cause}"),
+            None => format!("AWS says HTTP {status}: {cause}"),
         };
         let message = Self::advised(reason, message);
         Self {
             class,
             reason,
             code: code.map(Into::into),
-            undone: status < 500,
+            had_no_effect: status < 500,
             message,
         }
     }
@@ -225,8 +226,8 @@ impl AwsError {
         }
     }
 
-    /// Whether it is about the one thing that was asked for: another call may well be answered.
-    pub fn is_of_one(&self) -> bool {
+    /// Returns whether the error concerns one resource alone: calls for other resources may succeed.
+    pub fn concerns_one_resource(&self) -> bool {
         let all = [
             THROTTLED,
             UNAVAILABLE,
@@ -237,7 +238,7 @@ impl AwsError {
         self.class != Class::Stale && !all.contains(&self.reason)
     }
 
-    /// What metrics call it: AWS' own code, or the reason where it is none of the table.
+    /// Returns the label for metrics: AWS's error code, or the reason if the table lacks the code.
     pub(super) fn label(&self) -> &'static str {
         CODES
             .iter()
@@ -245,7 +246,7 @@ impl AwsError {
             .map_or(self.reason, |(code, ..)| code)
     }
 
-    /// Whether AWS gave this code.
+    /// Returns whether AWS answered with this code.
     pub fn is(&self, code: &str) -> bool {
         self.code.as_deref() == Some(code)
     }
@@ -261,25 +262,25 @@ impl Error for AwsError {}
 
 impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for AwsError {
     fn from(error: SdkError<E, HttpResponse>) -> Self {
-        if let SdkError::ServiceError(said) = &error {
-            let (code, message) = (said.err().code(), said.err().message());
-            return Self::answered(code, message, said.raw().status().as_u16());
+        if let SdkError::ServiceError(answer) = &error {
+            let (code, message) = (answer.err().code(), answer.err().message());
+            return Self::answered(code, message, answer.raw().status().as_u16());
         }
-        let words = telemetry::causes(&error);
+        let causes = telemetry::causes(&error);
         if lacks_credentials(&error) {
-            // What was tried stands there in many lines.
-            let first = words.lines().next().unwrap_or_default();
+            // The message lists every attempted source, one a line.
+            let first = causes.lines().next().unwrap_or_default();
             let message = format!(
                 "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
                  (docs/my-ingress.md, \"Region and credentials\"); the SDK says: {first}"
             );
             return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
         }
-        Self::unknown(format!("AWS did not answer: {words}"))
+        Self::unknown(format!("AWS did not answer: {causes}"))
     }
 }
 
-/// Whether it is for want of credentials that a call was not made.
+/// Returns whether the call was not made for lack of credentials.
 fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {

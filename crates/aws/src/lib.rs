@@ -1,4 +1,4 @@
-//! Load balancers of AWS: the calls ([`Aws`]), their answers, and why AWS refuses one ([`error`]). [`elb`] implements the calls.
+//! Load balancers of AWS: the calls ([`Aws`]), their answers and errors ([`error`]). [`elb`] implements the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +22,7 @@ mod proxy;
 mod rate_limit;
 mod traces;
 
-/// A load balancer is called `NAME-alb` after its resource.
+/// Suffix of a load balancer's name: `NAME-alb`.
 pub const NAME_SUFFIX: &str = "-alb";
 
 /// Timeouts and rates of calls.
@@ -46,23 +46,23 @@ impl Default for Timings {
     }
 }
 
-/// The calls that the operator makes. AWS has one load balancer and one target group of each name in an account and region.
+/// Calls that the operator makes. AWS has one load balancer and one target group of each name in an account and region.
 ///
-/// AWS may have done what a failed call asked for: the connection can break after the deed.
+/// A failed call may have had its effect: the connection can break after AWS acted.
 pub trait Aws: Send + Sync + 'static {
-    /// The region that AWS is called in.
+    /// Returns the region of the calls.
     fn region(&self) -> impl Future<Output = Result<String, AwsError>> + Send;
 
-    /// The account of the credentials.
+    /// Returns the account of the credentials.
     fn account(&self) -> impl Future<Output = Result<String, AwsError>> + Send;
 
-    /// The load balancer of that name. AWS may show one late that it created or deleted a moment ago.
+    /// Returns the load balancer with that name. AWS may show changes late.
     fn find_load_balancer(
         &self,
         name: &str,
     ) -> impl Future<Output = Result<Option<LoadBalancer>, AwsError>> + Send;
 
-    /// The tags of a load balancer; `None` if it does not exist.
+    /// Returns the tags of a load balancer; `None` if it does not exist.
     fn find_tags(&self, arn: &str) -> impl Future<Output = Result<Option<Tags>, AwsError>> + Send;
 
     /// Creates a load balancer. AWS answers with an existing one of the same name and settings, whoever owns it.
@@ -106,31 +106,31 @@ pub trait Aws: Send + Sync + 'static {
     /// Deletes a load balancer and its listeners. A missing one is no error.
     fn delete_load_balancer(&self, arn: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// The listeners of a load balancer.
+    /// Returns the listeners of a load balancer.
     fn listeners(
         &self,
         load_balancer: &str,
     ) -> impl Future<Output = Result<Vec<Listener>, AwsError>> + Send;
 
-    /// The target groups that the listeners of a load balancer lead to.
+    /// Returns the target groups of a load balancer's listeners.
     fn target_groups(
         &self,
         load_balancer: &str,
     ) -> impl Future<Output = Result<Vec<TargetGroup>, AwsError>> + Send;
 
-    /// The target group of that name.
+    /// Returns the target group with that name.
     fn find_target_group(
         &self,
         name: &str,
     ) -> impl Future<Output = Result<Option<TargetGroup>, AwsError>> + Send;
 
-    /// Every target group whose name has that prefix.
+    /// Returns every target group whose name has that prefix.
     fn target_groups_named(
         &self,
         prefix: &str,
     ) -> impl Future<Output = Result<Vec<TargetGroup>, AwsError>> + Send;
 
-    /// The tags of each of these listeners and target groups; a missing one fails the call.
+    /// Returns the tags of each of these listeners and target groups; a missing one fails the call.
     fn tags_of(
         &self,
         arns: &[String],
@@ -153,7 +153,7 @@ pub trait Aws: Send + Sync + 'static {
     fn delete_target_group(&self, group: &str)
     -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// The targets of a group and their health.
+    /// Returns the targets of a group and their health.
     fn target_health(
         &self,
         group: &str,
@@ -192,17 +192,17 @@ pub trait Aws: Send + Sync + 'static {
     fn delete_listener(&self, listener: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
 }
 
-/// The region of an Amazon Resource Name: `arn:aws:elasticloadbalancing:REGION:ACCOUNT:...`.
+/// Returns the region of an Amazon Resource Name: `arn:aws:elasticloadbalancing:REGION:ACCOUNT:...`.
 pub fn region_of(arn: &str) -> Option<&str> {
     arn.split(':').nth(3).filter(|region| !region.is_empty())
 }
 
-/// The account of an Amazon Resource Name.
+/// Returns the account of an Amazon Resource Name.
 pub fn account_of(arn: &str) -> Option<&str> {
     arn.split(':').nth(4).filter(|account| !account.is_empty())
 }
 
-/// The beginning of a command that changes a load balancer, with its region: the user's default may be another one.
+/// Returns the beginning of a command that changes a load balancer, with the region: the user's default may differ.
 pub fn command(arn: &str) -> String {
     region_of(arn).map_or_else(
         || "aws elbv2".into(),

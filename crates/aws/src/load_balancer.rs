@@ -8,41 +8,39 @@ pub type Tags = BTreeMap<String, String>;
 /// The desired state of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredLoadBalancer {
-    /// Its name.
     pub name: String,
     /// `internet-facing` or `internal`.
     pub scheme: String,
-    /// `ipv4` or one of the others; `ipv4` is what one is created with where there is none.
+    /// `ipv4` or another type; if `None`, new load balancers get `ipv4`.
     pub ip_address_type: Option<String>,
-    /// IDs of its subnets.
+    /// IDs of the subnets.
     pub subnets: BTreeSet<String>,
-    /// IDs of its security groups; if empty, AWS chooses.
+    /// IDs of the security groups; if empty, AWS chooses.
     pub security_groups: BTreeSet<String>,
-    /// Its tags.
     pub tags: Tags,
 }
 
 /// A load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancer {
-    /// Its Amazon Resource Name.
+    /// Amazon Resource Name.
     pub arn: String,
-    /// Its DNS name.
+    /// DNS name.
     pub dns: String,
     /// `application`, `network` or `gateway`.
     pub kind: String,
     /// `provisioning`, `active`, `active_impaired` or `failed`.
     pub state: String,
-    /// Why it is in that state, if AWS says so.
+    /// Reason of the state, if AWS gives one.
     pub state_reason: String,
     /// `internet-facing` or `internal`.
     pub scheme: String,
-    /// `ipv4` or one of the others.
+    /// `ipv4` or another type.
     pub ip_address_type: String,
-    /// ID of its VPC.
+    /// ID of the VPC.
     pub vpc: String,
-    /// IDs of its subnets.
+    /// IDs of the subnets.
     pub subnets: BTreeSet<String>,
-    /// IDs of its security groups.
+    /// IDs of the security groups.
     pub security_groups: BTreeSet<String>,
 }

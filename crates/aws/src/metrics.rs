@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Metrics of the calls. Cheap to clone; the default is in no registry.
+/// Metrics of the calls. Cheap to clone; the default is not registered.
 #[derive(Clone, Debug, Default)]
 pub struct AwsMetrics {
     requests: Family<[(&'static str, &'static str); 2], Counter>,

@@ -1,4 +1,4 @@
-//! HTTP client of the AWS SDK: `HTTPS_PROXY` and `NO_PROXY`, as for Telegram.
+//! HTTP client of the AWS SDK, with `HTTPS_PROXY` and `NO_PROXY`.
 
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::Provider;
@@ -10,8 +10,8 @@ use qm_runtime::error::Class;
 
 use super::error::{self, AwsError};
 
-/// Addresses of the SDK's credential endpoints: the node's metadata, the Pod's own identity, over IPv4 and IPv6. They
-/// speak HTTP, which [`ProxyConfig::https`] leaves alone; this list holds should they ever speak HTTPS.
+/// Addresses of the SDK's credential endpoints: the node's metadata and the Pod's identity, over IPv4 and IPv6. The
+/// endpoints use HTTP, which [`ProxyConfig::https`] ignores; this list applies in case they ever use HTTPS.
 const LINK_LOCAL: &str = "169.254.0.0/16,fe80::/10,fd00:ec2::/32";
 
 /// Creates the HTTP client.
@@ -19,7 +19,7 @@ const LINK_LOCAL: &str = "169.254.0.0/16,fe80::/10,fd00:ec2::/32";
 /// The SDK's own client also reads `HTTP_PROXY` and `ALL_PROXY`, and so sends requests for credentials through a proxy.
 ///
 /// # Errors
-/// `HTTPS_PROXY` names no proxy that AWS can be called through.
+/// `HTTPS_PROXY` names no usable proxy.
 pub fn client() -> Result<SharedHttpClient, AwsError> {
     let proxy = from_environment()?;
     Ok(
@@ -34,7 +34,7 @@ pub fn client() -> Result<SharedHttpClient, AwsError> {
     )
 }
 
-/// Returns the proxy that the environment names.
+/// Returns the proxy from the environment.
 fn from_environment() -> Result<ProxyConfig, AwsError> {
     let variable = |names: [&str; 2]| {
         names
@@ -51,9 +51,9 @@ fn from_environment() -> Result<ProxyConfig, AwsError> {
     };
     let listed = variable(["NO_PROXY", "no_proxy"]);
     let direct: Vec<_> = listed.as_deref().into_iter().chain([LINK_LOCAL]).collect();
-    // The value may hold a password.
-    let words = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are known";
+    // The value may contain a password.
+    let message = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are known";
     let proxy = ProxyConfig::https(url)
-        .map_err(|_| AwsError::unsent(Class::Slow, error::PROXY_INVALID, words))?;
+        .map_err(|_| AwsError::unsent(Class::Slow, error::PROXY_INVALID, message))?;
     Ok(proxy.no_proxy(direct.join(",")))
 }

@@ -1,4 +1,4 @@
-//! Spans of the calls, as the [semantic conventions] have them.
+//! Spans of the calls, following the [semantic conventions].
 //!
 //! [semantic conventions]: https://opentelemetry.io/docs/specs/semconv/cloud-providers/aws-sdk/
 

@@ -1,11 +1,28 @@
-//! Conditions as the API conventions have them: one of each type, and a transition time that moves with the status only.
+//! Conditions by the API conventions: one of each type, and a transition time that changes only with the status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// The condition type that says whether all is well.
+/// Type of the condition that summarizes the state of an object.
 pub const READY: &str = "Ready";
-/// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
+/// Condition of an object that the operator is still working on; absent otherwise.
+pub const RECONCILING: &str = "Reconciling";
+/// Condition of an object that stays as it is until somebody changes its spec; absent otherwise.
+pub const STALLED: &str = "Stalled";
+/// Longest message, in bytes: the API allows 32 KiB, but people read messages in a table.
 pub const MAX_MESSAGE: usize = 1024;
+
+/// What the operator does about an object that is not ready, as
+/// [kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md) has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activity {
+    /// Nothing: the object is ready or suspended.
+    #[default]
+    Idle,
+    /// The operator works on the object or retries: [`RECONCILING`] is True.
+    Reconciling,
+    /// The operator waits for another spec: [`STALLED`] is True.
+    Stalled,
+}
 
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +33,18 @@ pub struct ReadyCondition<'a> {
     pub reason: &'a str,
     /// Message for people.
     pub message: &'a str,
+    /// What the operator does about an object that is not ready.
+    pub activity: Activity,
+}
+
+impl ReadyCondition<'_> {
+    /// Returns the conditions beside `Ready`, each with whether it is True. A condition that is not True is absent.
+    pub fn others(&self) -> [(&'static str, bool); 2] {
+        [
+            (RECONCILING, self.activity == Activity::Reconciling),
+            (STALLED, self.activity == Activity::Stalled),
+        ]
+    }
 }
 
 /// A status with a list of conditions.
@@ -26,7 +55,7 @@ pub trait HasConditions {
     /// Returns the conditions for a change.
     fn conditions_mut(&mut self) -> &mut Vec<Condition>;
 
-    /// Returns the generation of the spec that the status is about.
+    /// Returns the observed generation of the spec.
     fn observed_generation(&self) -> Option<i64> {
         get(self.conditions(), READY)?.observed_generation
     }
@@ -35,17 +64,17 @@ pub trait HasConditions {
     fn mirror_ready(&mut self, _is_ready: bool, _generation: i64) {}
 }
 
-/// Puts a condition into `conditions`, in place of the one of its type.
+/// Sets a condition; replaces the condition of the same type.
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
-    well: bool,
+    is_true: bool,
     reason: &str,
     message: &str,
     generation: i64,
     now: Time,
 ) {
-    let status = if well { "True" } else { "False" };
+    let status = if is_true { "True" } else { "False" };
     let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
     let existing = conditions
         .iter_mut()
@@ -68,21 +97,27 @@ pub fn set(
     }
 }
 
-/// The condition of that type.
+/// Returns the condition of that type.
 pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
 /// Returns the condition `Ready`.
 pub fn ready(conditions: &[Condition]) -> Option<ReadyCondition<'_>> {
+    let is_present = |type_| get(conditions, type_).is_some();
     get(conditions, READY).map(|ready| ReadyCondition {
         is_true: ready.status == "True",
         reason: &ready.reason,
         message: &ready.message,
+        activity: match (is_present(RECONCILING), is_present(STALLED)) {
+            (_, true) => Activity::Stalled,
+            (true, false) => Activity::Reconciling,
+            (false, false) => Activity::Idle,
+        },
     })
 }
 
-/// Sets the condition `Ready`.
+/// Sets the condition `Ready`, and [`RECONCILING`] or [`STALLED`] with the same reason and message.
 pub fn set_ready(
     conditions: &mut Vec<Condition>,
     ready: &ReadyCondition<'_>,
@@ -96,15 +131,36 @@ pub fn set_ready(
         ready.reason,
         ready.message,
         generation,
-        now,
+        now.clone(),
     );
+    for (type_, is_true) in ready.others() {
+        if is_true {
+            let (reason, message) = (ready.reason, ready.message);
+            set(
+                conditions,
+                type_,
+                true,
+                reason,
+                message,
+                generation,
+                now.clone(),
+            );
+        } else {
+            conditions.retain(|other| other.type_ != type_);
+        }
+    }
 }
 
-/// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.
-pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+/// Returns the condition of that type if an Event should publish it: its reason differs from `before`, or its message
+/// does while the status is not `True`.
+pub fn to_publish<'a>(
+    before: &[Condition],
+    now: &'a [Condition],
+    type_: &str,
+) -> Option<&'a Condition> {
     let (then, now) = (get(before, type_), get(now, type_)?);
-    let said = |then: &Condition| then.message == now.message || now.status == "True";
-    then.is_none_or(|then| then.reason != now.reason || !said(then))
+    let is_unpublished = |then: &Condition| then.message != now.message && now.status != "True";
+    then.is_none_or(|then| then.reason != now.reason || is_unpublished(then))
         .then_some(now)
 }
 
@@ -120,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transition_time_moves_with_the_status_only() {
+    fn transition_time_changes_with_the_status_only() {
         let mut conditions = Vec::new();
         set(
             &mut conditions,
@@ -162,26 +218,30 @@ mod tests {
         assert_eq!(conditions.len(), 1);
     }
 
-    type Said = (&'static str, bool, &'static str, &'static str);
+    type Case = (&'static str, bool, &'static str, &'static str);
 
     #[rstest]
-    #[case::the_first((READY, false, "Loop", "a"), None, true)]
-    #[case::the_first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
+    #[case::first((READY, false, "Loop", "a"), None, true)]
+    #[case::first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
     #[case::of_another_type(("Other", false, "Loop", "a"), None, false)]
-    #[case::well_at_once((READY, true, "Ready", "a"), None, true)]
-    #[case::the_same((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
-    #[case::another_reason((READY, false, "Refused", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::well_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::other_words((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
-    #[case::other_words_of_one_that_is_well((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
-    fn what_is_news(#[case] now: Said, #[case] before: Option<Said>, #[case] told: bool) {
-        let conditions = |said: Option<Said>| {
+    #[case::true_first((READY, true, "Ready", "a"), None, true)]
+    #[case::unchanged((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
+    #[case::another_reason((READY, false, "Other", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::true_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::another_message((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
+    #[case::another_message_while_true((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
+    fn condition_is_published_when_it_changes(
+        #[case] now: Case,
+        #[case] before: Option<Case>,
+        #[case] is_published: bool,
+    ) {
+        let conditions = |condition: Option<Case>| {
             let mut conditions = Vec::new();
-            if let Some((type_, well, reason, message)) = said {
+            if let Some((type_, is_true, reason, message)) = condition {
                 set(
                     &mut conditions,
                     type_,
-                    well,
+                    is_true,
                     reason,
                     message,
                     1,
@@ -192,8 +252,8 @@ mod tests {
         };
         let now = conditions(Some(now));
         assert_eq!(
-            news(&conditions(before), &now, READY),
-            now.first().filter(|_| told)
+            to_publish(&conditions(before), &now, READY),
+            now.first().filter(|_| is_published)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A kind as the operator knows it: its API resource and what its controller may do.
+//! Kinds of the operator: the API resource of each and the permissions of its controller.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::ApiResource;
@@ -30,14 +30,14 @@ pub trait Kind: Resource<DynamicType = ()> {
 
 /// A kind whose status has the condition `Ready`.
 pub trait HasReadyCondition: Kind + HasStatus {
-    /// Returns the condition as last written, whichever generation it is about.
+    /// Returns the condition as last written, for any generation.
     fn ready_condition(&self) -> Option<ReadyCondition<'_>>;
 
-    /// Returns the generation that the status is about.
+    /// Returns the observed generation of the status.
     fn observed_generation(&self) -> Option<i64>;
 
-    /// Sets the condition of a status, and what else repeats it. `generation` is the object's; the transition time of a
-    /// condition that changes its status is `now`.
+    /// Sets the condition of a status, and fields that repeat it. `generation` is the object's; the transition time of
+    /// a condition that changes its status is `now`.
     fn set_ready_condition(
         status: &mut Self::Status,
         condition: &ReadyCondition<'_>,
@@ -45,8 +45,8 @@ pub trait HasReadyCondition: Kind + HasStatus {
         now: Time,
     );
 
-    /// Returns the annotations that report the condition, of a kind whose status has no room for conditions. An annotation
-    /// without a value is removed.
+    /// Returns the annotations that report the condition, for a kind whose status has no room for conditions. An
+    /// annotation without a value is removed.
     fn ready_annotations(_condition: &ReadyCondition<'_>) -> Vec<(&'static str, Option<String>)> {
         Vec::new()
     }
@@ -81,7 +81,7 @@ pub struct Permission {
     pub resources: &'static [&'static str],
     /// Verbs.
     pub verbs: &'static [&'static str],
-    /// Whether the resources are namespaced.
+    /// True if the resources are namespaced.
     pub namespaced: bool,
 }
 
@@ -127,36 +127,38 @@ pub enum DelegatedAccess {
     Targets,
     /// The operator reads Secrets and sends them.
     Secrets,
-    /// The operator creates a Deployment and what belongs to it.
+    /// The operator creates a Deployment and the objects around it.
     Deployments,
     /// The operator creates a Pod.
     Pods,
-    /// No Kubernetes permission corresponds to what the operator does.
+    /// The operator does nothing that a Kubernetes permission covers.
     Nothing,
 }
 
-/// A kind, as a value.
+/// Constants of a kind as a value.
 #[derive(Clone, Copy, Debug)]
 pub struct KindInfo {
     /// Name of the controller in logs, metrics and `--controllers`: the kind's singular.
     pub controller: &'static str,
     /// Permissions that the controller needs.
     pub permissions: &'static [Permission],
-    /// Access that an author gets through the controller.
+    /// Access that the controller gives to an author.
     pub delegated_access: DelegatedAccess,
     /// Digests of every released schema of the CRD, oldest first; the last one is the current schema. A schema may only
-    /// add to the one before, because a program continues with a newer CRD than its own. Empty: the program works with any
-    /// schema.
+    /// add to the previous one, because an older program continues with a newer CRD. If empty, the program works with
+    /// any schema.
     pub schemas: &'static [&'static str],
     /// [`Kind::NAMES`].
     pub names: &'static MetadataNames,
     /// [`Kind::FINALIZER`].
     pub finalizer: Option<&'static str>,
+    /// Rank of the kind when all objects are deleted: lower ranks go first.
+    pub uninstall_rank: u8,
     resource: fn() -> ApiResource,
 }
 
 impl KindInfo {
-    /// Creates a kind.
+    /// Creates the value for the kind `K`.
     pub const fn of<K: Kind + CustomResourceExt>(
         controller: &'static str,
         schemas: &'static [&'static str],
@@ -170,11 +172,21 @@ impl KindInfo {
             schemas,
             names: K::NAMES,
             finalizer: K::FINALIZER,
+            uninstall_rank: 100,
             resource: K::api_resource,
         }
     }
 
-    /// Returns group, version, kind and plural.
+    /// Sets the rank of the kind when all objects are deleted; 100 unless set.
+    #[must_use]
+    pub const fn with_uninstall_rank(self, uninstall_rank: u8) -> Self {
+        Self {
+            uninstall_rank,
+            ..self
+        }
+    }
+
+    /// Returns group, version, kind and plural of the kind.
     pub fn resource(&self) -> ApiResource {
         (self.resource)()
     }

@@ -1,5 +1,5 @@
-//! What an API type tells the operator that serves it: its kind and the permissions that its controller needs, the version of
-//! its schema, its readiness. No client: types that depend on this crate can be used without one.
+//! Contract between an API type and the operator that serves it: the kind and the permissions of its controller, the
+//! version of its schema, its readiness. The crate has no client, so API types can be used without one.
 
 #![warn(missing_docs)]
 

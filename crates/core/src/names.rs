@@ -18,10 +18,10 @@ pub struct MetadataNames {
     /// Annotation: owner, as `NAMESPACE/NAME`, that may adopt the object.
     pub adopt_by: &'static str,
     /// Annotation of a child: digest of the applied state.
-    pub applied: &'static str,
+    pub applied_digest: &'static str,
 }
 
-/// Creates the [`MetadataNames`](crate::names::MetadataNames) of an operator from its domain.
+/// Creates the [`MetadataNames`] of an operator from its domain.
 #[macro_export]
 macro_rules! metadata_names {
     ($domain:literal) => {
@@ -32,7 +32,7 @@ macro_rules! metadata_names {
             owner_uid: concat!($domain, "/owner-uid"),
             owner: concat!($domain, "/owner"),
             adopt_by: concat!($domain, "/adopt-by"),
-            applied: concat!($domain, "/applied"),
+            applied_digest: concat!($domain, "/applied-digest"),
         }
     };
 }

@@ -1,9 +1,9 @@
-//! Readiness of an object, in two words: the status and the reason of its condition `Ready`.
+//! Readiness of an object: status and reason of its condition `Ready`.
 
 use crate::conditions::{self, HasConditions, READY};
 
-/// Reason of an object whose current spec no status speaks of yet.
-pub const UNSEEN: &str = "Unseen";
+/// Reason of an object whose current spec the operator has not observed yet.
+pub const NOT_OBSERVED: &str = "NotObserved";
 
 /// Status of the condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,12 +12,12 @@ pub enum Readiness {
     True,
     /// The object is not ready.
     False,
-    /// No status speaks of the object's current spec.
+    /// No status covers the object's current spec.
     Unknown,
 }
 
 impl Readiness {
-    /// Returns the status as a condition has it.
+    /// Returns the value of a condition's `status`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -27,7 +27,7 @@ impl Readiness {
     }
 }
 
-/// Readiness and its reason.
+/// Readiness, and the reason of the condition `Ready`.
 pub type ReadinessSummary<'a> = (Readiness, &'a str);
 
 /// Returns the readiness of an object of this generation whose condition has this observed generation, status and reason.
@@ -36,11 +36,11 @@ pub fn from_condition<'a>(
     condition: Option<(Option<i64>, &str, &'a str)>,
 ) -> ReadinessSummary<'a> {
     match condition {
-        Some((observed, _, _)) if generation > observed => (Readiness::Unknown, UNSEEN),
+        Some((observed, _, _)) if generation > observed => (Readiness::Unknown, NOT_OBSERVED),
         Some((_, "True", reason)) => (Readiness::True, reason),
         Some((_, "False", reason)) => (Readiness::False, reason),
         Some((_, _, reason)) => (Readiness::Unknown, reason),
-        None => (Readiness::Unknown, UNSEEN),
+        None => (Readiness::Unknown, NOT_OBSERVED),
     }
 }
 

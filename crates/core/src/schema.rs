@@ -1,4 +1,4 @@
-//! From the schema that is derived from the Rust types to the one that an apiserver is given.
+//! Conversion of the schema that is derived from the Rust types into the one that the apiserver gets.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -11,17 +11,17 @@ use sha2::{Digest, Sha256};
 
 use crate::names::MetadataNames;
 
-/// What tells one schema of a CRD from another, and an older one from a newer.
+/// Version of the schema of a CRD: tells older schemas from newer ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchemaVersion {
-    /// Grows with each change.
+    /// Number of the schema, which grows with each change.
     pub number: usize,
-    /// Of the schema.
+    /// Digest of the schema.
     pub digest: String,
 }
 
 impl SchemaVersion {
-    /// The mark of a finished CRD, whose schema has that number.
+    /// Creates the version of a finished CRD whose schema has this number.
     pub fn of(crd: &CustomResourceDefinition, number: usize) -> Self {
         Self {
             number,
@@ -29,15 +29,15 @@ impl SchemaVersion {
         }
     }
 
-    /// Returns whether the program has no schemas, so that it works with any.
+    /// Returns whether the program has no schemas and works with any.
     pub fn is_any(&self) -> bool {
         self.number == 0
     }
 
-    /// Whether a program of the schema `ours` can work under a CRD of this one: the same, or a newer one, which keeps all
-    /// that older ones had. A replica of the version before goes on while an upgrade is rolled out.
-    pub fn is_compatible_with(&self, ours: &Self) -> bool {
-        self.number > ours.number || self == ours
+    /// Returns whether a program with the schema `own` can work with a CRD of this version: the same, or a newer one,
+    /// which keeps all earlier fields. A replica of the previous version continues during an upgrade.
+    pub fn is_compatible_with(&self, own: &Self) -> bool {
+        self.number > own.number || self == own
     }
 }
 
@@ -59,7 +59,7 @@ impl FromStr for SchemaVersion {
     }
 }
 
-/// Finishes a derived CRD and annotates it with its schema, which has this number.
+/// Finishes a derived CRD and annotates it with the version of its schema, which has this number.
 pub fn finish(
     mut crd: CustomResourceDefinition,
     number: usize,
@@ -72,7 +72,7 @@ pub fn finish(
             .and_then(|s| s.open_api_v3_schema.as_mut())
         {
             visit(schema, &mut finish_node);
-            // A status that is a list has no Rust struct whose words it could take.
+            // A status that is a list has no Rust struct with a description.
             if let Some(status) = schema.properties.as_mut().and_then(|p| p.get_mut("status")) {
                 status
                     .description
@@ -87,19 +87,19 @@ pub fn finish(
                 schema
                     .x_kubernetes_validations
                     .get_or_insert_default()
-                    .push(spec_stays());
+                    .push(keep_spec_rule());
             }
         }
     }
-    let mark = SchemaVersion::of(&crd, number);
+    let version = SchemaVersion::of(&crd, number);
     crd.metadata
         .annotations
         .get_or_insert_default()
-        .insert(names.schema.into(), mark.to_string());
+        .insert(names.schema.into(), version.to_string());
     crd
 }
 
-/// The digest of what a CRD lets in and keeps: 16 hexadecimal digits, the same for all wordings of its descriptions.
+/// Returns the digest of the fields and rules of a CRD: 16 hexadecimal digits, independent of its descriptions.
 fn digest(crd: &CustomResourceDefinition) -> String {
     let mut hash = Sha256::new();
     for version in &crd.spec.versions {
@@ -109,7 +109,7 @@ fn digest(crd: &CustomResourceDefinition) -> String {
             .and_then(|s| s.open_api_v3_schema.clone())
             .unwrap_or_default();
         visit(&mut schema, &mut |schema| schema.description = None);
-        // Maps with string keys and no custom serializer: this cannot fail.
+        // Serialization cannot fail: maps have string keys, and there is no custom serializer.
         hash.update(
             serde_json::to_vec(&(&version.name, schema, &version.subresources)).unwrap_or_default(),
         );
@@ -123,9 +123,9 @@ fn digest(crd: &CustomResourceDefinition) -> String {
         })
 }
 
-/// Of a kind whose original CRD let an object without a spec in: such an object can still be given a label or a status. One that
-/// has a spec keeps it, or what cannot be changed in it could be taken out and written anew.
-fn spec_stays() -> ValidationRule {
+/// Returns the rule that a spec stays. Objects without a spec, which the original CRD accepted, can still get a label
+/// or a status. An object with a spec keeps it, because removing and writing it again would change immutable fields.
+fn keep_spec_rule() -> ValidationRule {
     ValidationRule {
         rule: "has(self.spec) || (oldSelf.hasValue() && !has(oldSelf.value().spec))".into(),
         message: Some("write a spec: kubectl explain says what it takes".into()),
@@ -135,11 +135,11 @@ fn spec_stays() -> ValidationRule {
 }
 
 fn finish_node(schema: &mut JSONSchemaProps) {
-    // A default would be written into the users' objects.
+    // The apiserver would write a default into the users' objects.
     schema.default = None;
-    // The apiserver drops a null where the field is not nullable: null is then absent, to rules and to us.
+    // The apiserver removes a null where the field is not nullable, so that rules and the operator read it as absent.
     schema.nullable = None;
-    // Formats that Kubernetes does not know (it warns of them); the bounds stay.
+    // Kubernetes does not know these formats and warns of them; the bounds stay.
     if matches!(
         schema.format.as_deref(),
         Some("uint8" | "uint16" | "uint32" | "uint64" | "uint")
@@ -149,7 +149,7 @@ fn finish_node(schema: &mut JSONSchemaProps) {
     if schema.type_.as_deref() == Some("array") && schema.x_kubernetes_list_type.is_none() {
         schema.x_kubernetes_list_type = Some("atomic".into());
     }
-    // Rust's line breaks are no paragraphs.
+    // Line breaks in Rust comments do not separate paragraphs.
     if let Some(text) = &mut schema.description {
         let paragraphs = text
             .split("\n\n")
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_is_of_the_schema_not_of_its_wording() {
+    fn digest_covers_the_schema_without_descriptions() {
         let crd = finish(Widget::crd(), 1, &NAMES);
         let change = |act: &mut dyn FnMut(&mut JSONSchemaProps)| {
             let mut crd = crd.clone();
@@ -212,7 +212,7 @@ mod tests {
                 .ends_with(&format!("-{}", digest(&crd)))
         );
         assert_eq!(
-            change(&mut |node| node.description = Some("other words".into())),
+            change(&mut |node| node.description = Some("another description".into())),
             digest(&crd)
         );
         assert_ne!(

@@ -180,7 +180,7 @@ impl HttpSender {
         let failed = |error| SendFailure::new(error, carried);
         self.policy.check_url(&webhook.url).map_err(|denied| {
             failed(SendError::Refused {
-                reason: Refusal::AddressRefused,
+                reason: Refusal::AddressNotAllowed,
                 message: denied.to_string(),
             })
         })?;

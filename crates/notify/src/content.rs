@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Entry;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 
 /// Entry of a `TrackedField` with the context that its message needs.
 #[derive(Clone, Debug)]
@@ -43,8 +43,8 @@ impl OutgoingEntry {
     }
 
     /// Returns the key of the `TrackedField`.
-    pub fn field(&self) -> Key {
-        Key::new(&self.namespace, &self.name)
+    pub fn field(&self) -> ObjectKey {
+        ObjectKey::new(&self.namespace, &self.name)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
         value: value.map(Into::into),
         display_value: None,
         missing: false,
-        cut: None,
+        truncated: None,
         id: Some("e1".into()),
         delivery: Some(Delivery::Pending),
         reason: None,
@@ -34,8 +34,8 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
         resource_version: None,
         merged: None,
         first_value: None,
-        held_since: None,
-        held_seconds: None,
+        suspended_since: None,
+        suspended_seconds: None,
     };
     OutgoingEntry {
         namespace: "team".into(),

@@ -142,7 +142,7 @@ impl Redactor {
         loop {
             if let Some(denied) = cause.downcast_ref::<AddressDenied>() {
                 return SendError::Refused {
-                    reason: Refusal::AddressRefused,
+                    reason: Refusal::AddressNotAllowed,
                     message: denied.to_string(),
                 };
             }

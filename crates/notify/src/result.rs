@@ -31,7 +31,7 @@ impl SendFailure {
             error,
             SendError::Unsent { .. }
                 | SendError::Refused {
-                    reason: Refusal::AddressRefused,
+                    reason: Refusal::AddressNotAllowed,
                     ..
                 }
         );
@@ -84,7 +84,7 @@ pub enum Refusal {
     /// Status 400, 413, 415 or 422.
     Rejected,
     /// The operator refuses the address itself.
-    AddressRefused,
+    AddressNotAllowed,
 }
 
 impl Refusal {
@@ -100,7 +100,7 @@ impl Refusal {
             Self::Redirected => "Redirected",
             Self::UnexpectedStatus => "UnexpectedStatus",
             Self::Rejected => "Rejected",
-            Self::AddressRefused => "AddressRefused",
+            Self::AddressNotAllowed => "AddressNotAllowed",
         }
     }
 
@@ -111,6 +111,6 @@ impl Refusal {
 
     /// Returns whether the message can be the cause.
     pub fn may_be_message(self) -> bool {
-        self != Self::AddressRefused
+        self != Self::AddressNotAllowed
     }
 }

@@ -59,7 +59,7 @@ impl Controller for Greetings {
         Ok(Outcome::ready("the ConfigMap exists"))
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.maps.forget(key);
     }
 }

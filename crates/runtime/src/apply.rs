@@ -1,4 +1,4 @@
-//! Every write to Kubernetes. Nothing is sent that would change nothing: callers compare first.
+//! All writes to Kubernetes. Callers compare first, so that no write without a change is sent.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -18,16 +18,16 @@ use super::cache::strip;
 use super::client;
 use super::raw_object::BoundedObject;
 
-/// Asks the apiserver to answer with the metadata alone.
+/// Media type that asks the apiserver to answer with the metadata alone.
 const METADATA: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
-/// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
-/// written in the meantime is lost. What the object's status says and `status` does not goes. Gives the object as it then
-/// is. The apiserver answers with the metadata alone: a stored spec may be large.
+/// Writes `status`, computed from `object`: fails with 409 if the object has changed since, so that no change in
+/// between is lost. Removes fields that the object's status has and `status` lacks. Returns the written object. The
+/// apiserver answers with the metadata alone, because a stored spec may be large.
 ///
 /// # Errors
-/// What the apiserver answers, 409 and 404 among it.
+/// The apiserver's error, such as 409 or 404.
 pub async fn status<K>(
     api: &Api<K>,
     manager: &str,
@@ -39,11 +39,11 @@ where
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
     let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
-    // A list is replaced whole: a history need not be written down once more to be compared.
+    // A merge patch replaces a list as a whole, so a history need not be serialized again for a comparison.
     if status.is_object()
         && let Some(before) = object.status()
     {
-        take_away(
+        null_removed(
             &serde_json::to_value(before).map_err(kube::Error::SerdeError)?,
             &mut status,
         );
@@ -75,7 +75,7 @@ where
     Ok(object)
 }
 
-/// Returns `object` with what a write has made of its metadata.
+/// Returns `object` with the metadata that a write returned.
 fn with_metadata<K: Kind + Clone>(object: &K, written: PartialObjectMeta<K>) -> K {
     let mut object = object.clone();
     *object.meta_mut() = written.metadata;
@@ -83,21 +83,22 @@ fn with_metadata<K: Kind + Clone>(object: &K, written: PartialObjectMeta<K>) -> 
     object
 }
 
-/// A merge patch (RFC 7386) leaves what it does not name: what `before` has and `after` has not is named, as null.
-fn take_away(before: &Value, after: &mut Value) {
+/// Adds a null for each field that `before` has and `after` lacks, because a merge patch (RFC 7386) keeps fields that
+/// it does not name.
+fn null_removed(before: &Value, after: &mut Value) {
     let (Value::Object(before), Value::Object(after)) = (before, after) else {
         return;
     };
     for (key, before) in before {
-        take_away(before, after.entry(key.clone()).or_insert(Value::Null));
+        null_removed(before, after.entry(key.clone()).or_insert(Value::Null));
     }
 }
 
-/// Sets annotations of `object`, or removes those without a value: refused with 409 when the object has changed since, so that the
-/// answer shows nothing that its reader has not yet looked at. Gives the object as it then is.
+/// Sets annotations of `object`, or removes those without a value: fails with 409 if the object has changed since, so
+/// that the response contains no change that the caller has not seen. Returns the written object.
 ///
 /// # Errors
-/// What the apiserver answers, 409 and 404 among it.
+/// The apiserver's error, such as 409 or 404.
 pub async fn annotate<K>(
     api: &Api<K>,
     manager: &str,
@@ -111,10 +112,10 @@ where
     own_metadata(api, manager, object, patch).await
 }
 
-/// Has `object` have these finalizers: refused with 409 when it has changed since. Gives the object as it then is.
+/// Replaces the finalizers of `object`: fails with 409 if the object has changed since. Returns the written object.
 ///
 /// # Errors
-/// What the apiserver answers, 409 and 404 among it.
+/// The apiserver's error, such as 409 or 404.
 pub async fn finalizers<K>(
     api: &Api<K>,
     manager: &str,
@@ -128,9 +129,10 @@ where
     own_metadata(api, manager, object, patch).await
 }
 
-/// Whether a namespace that is being deleted refuses to take anything new.
-pub fn is_terminating(said: &Status) -> bool {
-    said.details
+/// Returns whether the apiserver rejects a new object because its namespace is being deleted.
+pub fn is_terminating(status: &Status) -> bool {
+    status
+        .details
         .iter()
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating")
@@ -145,42 +147,42 @@ pub fn is_replaced(status: &Status) -> bool {
             .any(|cause| cause.field == "metadata.uid")
 }
 
-/// Whether a field is to be changed that nobody can change.
-pub fn is_immutable(said: &Status) -> bool {
-    let causes = said.details.iter().flat_map(|details| &details.causes);
-    said.code == 422
+/// Returns whether a write would change an immutable field.
+pub fn is_immutable(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422
         && causes
             .into_iter()
             .any(|cause| cause.message.contains("field is immutable"))
 }
 
-/// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
-pub fn is_denied(said: &Status) -> bool {
-    said.message.contains("denied the request")
-        || said.message.contains("ValidatingAdmissionPolicy")
+/// Returns whether an admission policy or a webhook denied the request. The status code may be any.
+pub fn is_denied(status: &Status) -> bool {
+    status.message.contains("denied the request")
+        || status.message.contains("ValidatingAdmissionPolicy")
 }
 
-/// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
-/// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429 are
-/// temporary.
-fn is_rejected(said: &Status) -> bool {
-    match said.code {
-        _ if is_replaced(said) => false,
-        403 if said.message.contains(" cannot patch resource ") => false,
+/// Returns whether the apiserver rejected a write because of this object, or because an admission webhook failed on it:
+/// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429
+/// are temporary.
+fn is_rejected(status: &Status) -> bool {
+    match status.code {
+        _ if is_replaced(status) => false,
+        403 if status.message.contains(" cannot patch resource ") => false,
         401 | 409 | 429 => false,
         400..=499 => true,
-        500 => said.message.contains("failed calling webhook"),
+        500 => status.message.contains("failed calling webhook"),
         _ => false,
     }
 }
 
-/// Returns the status code and message of a write that failed because of this object, by [`is_rejected`]. A write that
-/// gets no answer in time counts as one, with code 504: an admission webhook may take as long as the operator waits. While
-/// the apiserver `is_out`, no answer says anything about the object.
+/// Returns the status code and message of a write that failed because of this object, by [`is_rejected`]. A write
+/// without a response in time counts as one, with code 504: an admission webhook may take as long as the operator
+/// waits. While the apiserver `is_out`, no response says anything about the object.
 pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     match error {
-        kube::Error::Api(said) if is_rejected(said) || (said.code == 504 && !is_out) => {
-            Some((said.code, said.message.clone()))
+        kube::Error::Api(status) if is_rejected(status) || (status.code == 504 && !is_out) => {
+            Some((status.code, status.message.clone()))
         }
         error if !is_out => {
             let message = client::timed_out(error)?;
@@ -190,10 +192,10 @@ pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     }
 }
 
-/// Creates `object`; none if there is one of its name. Nothing that is there is touched.
+/// Creates `object`; returns `None` if an object of its name exists, which stays unchanged.
 ///
 /// # Errors
-/// What the apiserver answers, other than "already exists".
+/// The apiserver's error, except "already exists".
 pub async fn create<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
@@ -218,7 +220,7 @@ where
     }
 }
 
-/// Dry-runs the creation of `object` alone, regardless of an existing object of its name.
+/// Dry-runs the creation of `object` alone, whether or not an object of its name exists.
 ///
 /// # Errors
 /// The apiserver's error, except "already exists", which only valid objects get.
@@ -245,11 +247,11 @@ where
     }
 }
 
-/// Writes `object` in place of what stands there, whole: refused with 409 unless it carries the UID and resourceVersion of
-/// that. What server-side apply would leave, because somebody else added it, goes.
+/// Replaces an object as a whole: fails with 409 unless `object` carries the current UID and resourceVersion. Fields of
+/// other managers, which server-side apply would keep, are removed.
 ///
 /// # Errors
-/// What the apiserver answers, 409 and 404 among it.
+/// The apiserver's error, such as 409 or 404.
 pub async fn replace<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
@@ -261,11 +263,11 @@ where
     api.replace(&object.name_any(), &parameters, object).await
 }
 
-/// Server-side apply of `object` as the whole of what `manager` says about it, whoever says otherwise. It is pinned to the
-/// UID that `object` carries: another object of its name is not touched (409, or 422 on `metadata.uid`).
+/// Applies `object` server-side, with force, as all fields of `manager`. The write is pinned to the UID that `object`
+/// carries: another object of its name stays unchanged (409, or 422 on `metadata.uid`).
 ///
 /// # Errors
-/// What the apiserver answers.
+/// The apiserver's error.
 pub async fn apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
@@ -273,10 +275,10 @@ where
     applied(api, manager, object, false).await
 }
 
-/// What would come of [`apply`]: nothing is changed.
+/// Dry-runs [`apply`].
 ///
 /// # Errors
-/// What the apiserver answers.
+/// The apiserver's error.
 pub async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
@@ -299,20 +301,20 @@ where
         dry_run,
         ..PatchParams::default()
     };
-    let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
-    whole["apiVersion"] = K::api_version(&()).into();
-    whole["kind"] = K::kind(&()).into();
+    let mut sent = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
+    sent["apiVersion"] = K::api_version(&()).into();
+    sent["kind"] = K::kind(&()).into();
     Ok(api
-        .patch(&object.name_any(), &parameters, &Patch::Apply(&whole))
+        .patch(&object.name_any(), &parameters, &Patch::Apply(&sent))
         .await?
         .0)
 }
 
-/// Merges `patch` into the metadata of `object`: refused with 409 when the object has changed since. Gives the object as it
-/// then is.
+/// Merges `patch` into the metadata of `object`: fails with 409 if the object has changed since. Returns the written
+/// object.
 ///
 /// # Errors
-/// What the apiserver answers, 409 and 404 among it.
+/// The apiserver's error, such as 409 or 404.
 pub async fn metadata<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
@@ -332,7 +334,8 @@ where
         .0)
 }
 
-/// The same for an object whose other fields the operator has: the apiserver answers with the metadata alone.
+/// Merges `patch` into the metadata of an object of the operator's own kinds. The apiserver answers with the metadata
+/// alone, because the caller has the other fields.
 async fn own_metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
 where
     K: Kind + Clone + Debug + DeserializeOwned,
@@ -347,17 +350,18 @@ where
     Ok(with_metadata(object, written))
 }
 
-/// A change of the metadata of `object` as it was read.
+/// Returns a patch of the metadata of `object`, pinned to its UID and resourceVersion.
 fn pinned(object: &impl ResourceExt, mut patch: Value) -> Patch<Value> {
     patch["uid"] = object.uid().into();
     patch["resourceVersion"] = object.resource_version().into();
     Patch::Merge(json!({ "metadata": patch }))
 }
 
-/// Deletes `object` in the state in which it was read, and its dependents after it; that it is gone already is well.
+/// Deletes `object` in the state in which it was read, and its dependents in the background. A missing object is no
+/// error.
 ///
 /// # Errors
-/// What the apiserver answers: 409 when it has changed since, or is another one.
+/// The apiserver's error, such as 409 if the object has changed since or was replaced.
 pub async fn remove<K>(api: &Api<K>, object: &impl ResourceExt) -> kube::Result<()>
 where
     K: Clone + Debug + DeserializeOwned,
@@ -377,8 +381,8 @@ where
 /// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by a
 /// timeout, may still have changed the object.
 pub fn is_without_effect(error: &kube::Error) -> bool {
-    // 408 is a proxy's: the request may have passed it.
-    matches!(error, kube::Error::Api(said) if (400..500).contains(&said.code) && said.code != 408)
+    // 408 comes from a proxy, which may have forwarded the request.
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 408)
 }
 
 #[cfg(test)]
@@ -391,11 +395,11 @@ mod tests {
     use crate::testing::Widget;
 
     #[test]
-    fn an_answer_about_the_object_is_told_from_one_that_passes() {
+    fn rejection_differs_from_a_transient_error() {
         let rejected = |code: u16, message: &str| {
-            let said =
+            let status =
                 json!({ "status": "Failure", "message": message, "reason": "", "code": code });
-            is_rejected(&serde_json::from_value(said).unwrap())
+            is_rejected(&serde_json::from_value(status).unwrap())
         };
         for code in [400, 403, 404, 413, 422] {
             assert!(rejected(code, "denied"), "{code}");
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_without_an_answer_is_about_the_object_unless_the_apiserver_is_out() {
+    fn write_without_a_response_is_a_rejection_unless_the_apiserver_is_out() {
         let hangs = || {
             kube::Error::Service(Box::new(client::RequestError::Timeout(
                 std::time::Duration::from_secs(30),
@@ -432,7 +436,7 @@ mod tests {
         assert_eq!(rejection(&not_leading, false), None);
     }
 
-    /// RFC 7386, as the apiserver does it.
+    /// Applies a merge patch (RFC 7386), as the apiserver does.
     fn merge(target: &mut Value, patch: Value) {
         let Value::Object(patch) = patch else {
             *target = patch;
@@ -452,12 +456,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_stands_is_what_was_computed() {
+    async fn status_equals_the_computed_one_after_the_write() {
         let stands = json!({
             "initialized": true,
             "ready": true,
             "observedGeneration": 1,
-            "tested": { "spec": "abc", "secrets": ["uid/1"] },
+            "lastTest": { "spec": "abc", "secrets": ["uid/1"] },
             "migratedToChatId": -100,
             "conditions": [
                 { "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
@@ -472,7 +476,7 @@ mod tests {
         });
         let before: Widget = serde_json::from_value(object.clone()).unwrap();
         for computed in [
-            json!({ "initialized": true, "ready": false, "tested": { "spec": "def" } }),
+            json!({ "initialized": true, "ready": false, "lastTest": { "spec": "def" } }),
             json!({ "initialized": true, "ready": true, "migratedToChatId": -100 }),
             stands.clone(),
         ] {

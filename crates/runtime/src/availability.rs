@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 /// Longest pause between probes of an apiserver that does not answer; jitter at most halves it.
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
-/// Timeout of a probe.
+/// Timeout of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
@@ -31,30 +31,30 @@ pub fn pause(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into()).min(LONGEST_PAUSE)
 }
 
-/// Availability of the apiserver, as requests show it. Clones share it.
+/// Availability of the apiserver, derived from the results of requests. Clones share it.
 #[derive(Clone, Default)]
 pub struct Availability(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
     suspected: Notify,
-    /// An outage is confirmed and has not ended.
+    /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// The last request that had something to store was answered with a 5xx.
+    /// True if the last request with something to store was answered with a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
-    /// The apiserver answers reads and stores no write.
+    /// True if the apiserver answers reads and stores no write.
     stores_nothing: AtomicBool,
     /// Number of outages that have ended.
     returns: watch::Sender<u64>,
-    /// Instant until which the apiserver asked for a pause last.
+    /// Instant until which the apiserver last asked for a pause.
     paused: Mutex<Option<Instant>>,
 }
 
 impl Availability {
-    /// Records how a request ended: with the status `code`, or without an answer, and with which `Retry-After`. `stores`:
-    /// its success proves that the apiserver stores objects.
+    /// Records how a request ended: with the status `code`, or without a response, and with which `Retry-After`.
+    /// `stores`: the success of the request proves that the apiserver stores objects.
     pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
         if stores && let Some(code) = code {
             self.0
@@ -77,8 +77,8 @@ impl Availability {
         }
     }
 
-    /// Records that a reconcile failed with a 5xx that is no webhook's. A read may have got it: unless a write got one as
-    /// well, it says nothing about writes.
+    /// Records that a reconcile failed with a 5xx that does not come from a webhook. A read may have got it: unless a
+    /// write got one as well, it says nothing about writes.
     pub fn reconcile_failed(&self) {
         if !self.0.last_write_failed.load(Ordering::Acquire) {
             return;
@@ -97,7 +97,7 @@ impl Availability {
         self.0.stores_nothing.load(Ordering::Acquire)
     }
 
-    /// Returns the instant until which the apiserver asked for a pause last, by the `Retry-After` of a 429.
+    /// Returns the instant until which the apiserver last asked for a pause, by the `Retry-After` of a 429.
     pub fn paused_until(&self) -> Option<Instant> {
         *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +107,7 @@ impl Availability {
         self.0.returns.subscribe()
     }
 
-    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its refusals
+    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its rejections
     /// mean nothing.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
@@ -158,7 +158,7 @@ impl Availability {
     }
 }
 
-/// Probes the apiserver. A refusal is an answer.
+/// Probes the apiserver. A rejection counts as a response.
 async fn answers(client: &Client) -> bool {
     for path in PROBES {
         let Ok(request) = http::Request::get(path).body(Vec::new()) else {

@@ -13,7 +13,7 @@ use tracing::debug;
 #[derive(Clone)]
 pub struct Background(Arc<Semaphore>);
 
-/// The right to run a job.
+/// Permit to run a job.
 pub struct Permit {
     _permit: OwnedSemaphorePermit,
 }
@@ -28,7 +28,7 @@ impl Background {
     /// Waits until no other job runs.
     ///
     /// # Errors
-    /// None: the semaphore is never closed.
+    /// None in practice: the semaphore is never closed.
     pub async fn acquire(&self) -> io::Result<Permit> {
         let permit = Arc::clone(&self.0)
             .acquire_owned()
@@ -39,10 +39,11 @@ impl Background {
 }
 
 impl Permit {
-    /// Runs `job`, and resumes its panic here. The job keeps the permit until its end, also if nobody waits for its result.
+    /// Runs `job`, and resumes its panic in the caller. The job keeps the permit until its end, even if nobody waits
+    /// for the result.
     ///
     /// # Errors
-    /// No thread can be created.
+    /// The operating system's error if no thread can be created.
     pub async fn run<T: Send + 'static>(
         self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -71,7 +72,7 @@ fn lower_priority() {
     }
 }
 
-/// Elsewhere the call would concern the whole process.
+/// Keeps the priority: on other platforms the call would concern the whole process.
 #[cfg(not(target_os = "linux"))]
 fn lower_priority() {
     debug!("threads have no priority of their own on this platform; will go on");
@@ -91,7 +92,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_job_has_the_lowest_priority_and_leaves_that_of_the_caller() {
+    async fn job_has_the_lowest_priority_and_the_caller_keeps_its_own() {
         use rustix::process::getpriority_process;
         let before = getpriority_process(None).unwrap();
         let permit = Background::default().acquire().await.unwrap();
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn one_job_runs_at_a_time_even_if_its_result_is_no_longer_awaited() {
+    async fn jobs_run_one_at_a_time_even_if_a_result_is_no_longer_awaited() {
         let (background, running) = (Background::default(), Arc::new(AtomicUsize::new(0)));
         let runs = (0..8).map(|number| {
             let (background, running) = (background.clone(), Arc::clone(&running));
@@ -126,12 +127,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_reaches_the_caller_and_the_next_job_runs() {
+    async fn panic_reaches_the_caller_and_the_next_job_runs() {
         let background = Background::default();
         let permit = background.acquire().await.unwrap();
         let panicking = AssertUnwindSafe(permit.run(|| -> usize { panic!("boom") }));
         let panic = panicking.catch_unwind().await.unwrap_err();
-        assert_eq!(super::super::tasks::words(&*panic), "boom");
+        assert_eq!(super::super::tasks::panic_message(&*panic), "boom");
         let permit = background.acquire().await.unwrap();
         assert_eq!(permit.run(|| 7).await.unwrap(), 7);
     }

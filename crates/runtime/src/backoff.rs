@@ -1,75 +1,75 @@
-//! Growing, jittered delays, one series an object.
+//! Backoff: growing delays with jitter, for each object.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The first and the longest delay of a series that doubles.
+/// First and longest delay of a backoff that doubles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// The first delay.
+pub struct BackoffPolicy {
+    /// First delay.
     pub min: Duration,
-    /// The longest delay.
+    /// Longest delay.
     pub max: Duration,
 }
 
-impl Policy {
-    /// A series by this policy. Each delay is drawn at random from a range that doubles, so that what failed together does
-    /// not come back together: 1 s to 2 s at first where `min` is 1 s, and half of `max` to all of it in the end. None is
-    /// shorter than `min` or longer than `max`.
-    pub fn series(self) -> Series {
-        Series {
+impl BackoffPolicy {
+    /// Starts a backoff. Each delay is random within a range that doubles, so that objects that failed together do not
+    /// retry together: from 1 s to 2 s at first if `min` is 1 s, and from half of `max` to `max` in the end. No delay
+    /// is shorter than `min` or longer than `max`.
+    pub fn start(self) -> Backoff {
+        Backoff {
             policy: self,
             least: self.min,
         }
     }
 }
 
-/// Delays that grow.
+/// Backoff of one series of failures.
 #[derive(Clone, Debug)]
-pub struct Series {
-    policy: Policy,
-    /// The next delay is at least this, and at most twice as long.
+pub struct Backoff {
+    policy: BackoffPolicy,
+    /// Lower bound of the next delay; the upper bound is twice as long.
     least: Duration,
 }
 
-impl Series {
-    /// The next delay.
+impl Backoff {
+    /// Returns the next delay, which is longer than the last one unless that reached the maximum.
     pub fn next_delay(&mut self) -> Duration {
-        let Policy { min, max } = self.policy;
+        let BackoffPolicy { min, max } = self.policy;
         let least = self.least;
         self.least = (least * 2).min(max / 2).max(min);
         rand::random_range(least..=(least * 2).min(max).max(least))
     }
 }
 
-/// A series for each key that failed last time.
+/// Backoff of each key whose last try failed.
 #[derive(Debug)]
 pub struct Backoffs<K> {
-    policy: Policy,
-    series: Mutex<HashMap<K, Series>>,
+    policy: BackoffPolicy,
+    series: Mutex<HashMap<K, Backoff>>,
 }
 
 impl<K: Clone + Eq + Hash> Backoffs<K> {
-    /// No series yet.
-    pub fn new(policy: Policy) -> Self {
+    /// Creates a set without backoffs.
+    pub fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,
             series: Mutex::default(),
         }
     }
 
-    /// How long to wait after this failure of `key`.
+    /// Returns the delay after this failure of `key`.
     pub fn next_delay(&self, key: &K) -> Duration {
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
         series
             .entry(key.clone())
-            .or_insert_with(|| self.policy.series())
+            .or_insert_with(|| self.policy.start())
             .next_delay()
     }
 
-    /// `key` is well again, or gone.
+    /// Resets the backoff of `key` after a success or a deletion.
     pub fn reset(&self, key: &K) {
         self.series
             .lock()
@@ -82,14 +82,14 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
 mod tests {
     use super::*;
 
-    const POLICY: Policy = Policy {
+    const POLICY: BackoffPolicy = BackoffPolicy {
         min: Duration::from_secs(1),
         max: Duration::from_mins(5),
     };
 
     #[test]
-    fn delays_grow_to_the_longest_and_never_beyond() {
-        let mut series = POLICY.series();
+    fn delays_grow_up_to_the_maximum() {
+        let mut series = POLICY.start();
         let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
         assert!(
             delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2,
@@ -116,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_policy_is_kept_to() {
+    fn delays_stay_within_a_narrow_policy() {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {
-            let mut series = Policy { min, max }.series();
+            let mut series = BackoffPolicy { min, max }.start();
             assert!(
                 (0..9)
                     .map(|_| series.next_delay())
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_starts_again() {
+    fn delays_start_again_after_a_reset() {
         let backoffs = Backoffs::new(POLICY);
         for _ in 0..10 {
             backoffs.next_delay(&"a");

@@ -1,4 +1,4 @@
-//! The objects of one of our own kinds, as the watches of the operator's scope show them.
+//! Objects of one of the operator's own kinds, as the watches of the operator's scope show them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -10,40 +10,40 @@ use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
 
-/// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more than
-/// a few are a mistake, or an attack.
+/// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more
+/// than a few are a mistake or an attack.
 const MAX_FINALIZERS: usize = 16 * 1024;
 
-/// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and so any write of a shortened
-/// list.
+/// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and therefore any write of a
+/// shortened list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
-/// others hold when it lists again.
+/// Cache that feeds a [`Store`] from one watch per place (the cluster, or a namespace each). A relist of one place
+/// leaves the objects of the others.
 pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
-    shards: Vec<Shard<K>>,
+    places: Vec<Place<K>>,
 }
 
-struct Shard<K: Resource<DynamicType = ()>> {
+struct Place<K: Resource<DynamicType = ()>> {
     namespace: Option<String>,
-    answer: Answer,
+    list: ListState,
     listed: HashSet<ObjectRef<K>>,
 }
 
-/// What the list of a shard was answered with.
-enum Answer {
-    NotYet,
-    /// It may not be listed, in the apiserver's words.
-    Refused(String),
-    /// It was listed once.
+/// State of the list of a place.
+enum ListState {
+    Pending,
+    /// The apiserver denies the list, with its message.
+    Denied(String),
+    /// The place has been listed.
     Listed,
 }
 
 /// Change of the cache.
 pub enum CacheChange<K> {
-    /// The object exists: new, changed or as it was.
+    /// The object exists: new, changed or unchanged.
     Present(Arc<K>),
     /// The object, as last cached, was deleted.
     Deleted(Arc<K>),
@@ -53,82 +53,82 @@ impl<K> Cache<K>
 where
     K: Kind + Clone + Debug + Send + Sync + 'static,
 {
-    /// A cache that is fed by one watch for each of `shards`; `None` is the whole cluster.
-    pub fn new(shards: Vec<Option<String>>) -> Self {
+    /// Creates an empty cache with one watch for each of `places`; `None` is the whole cluster.
+    pub fn new(places: Vec<Option<String>>) -> Self {
         let (store, mut writer) = store();
-        // A store says that it is ready after one whole list only. Who reads ours waits for the kind's phase instead.
+        // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
         empty(&mut writer);
-        let shards = shards
+        let places = places
             .into_iter()
-            .map(|namespace| Shard {
+            .map(|namespace| Place {
                 namespace,
-                answer: Answer::NotYet,
+                list: ListState::Pending,
                 listed: HashSet::new(),
             })
             .collect();
         Self {
             writer,
             store,
-            shards,
+            places,
         }
     }
 
-    /// The objects.
+    /// Returns the store of the objects.
     pub fn store(&self) -> Store<K> {
         self.store.clone()
     }
 
-    /// Whether every shard has been listed, as far as that is let in: one that is refused holds up no other.
-    pub fn settled(&self) -> bool {
-        self.shards
+    /// Returns whether every place has been listed or its list was denied: a denied place does not block the others.
+    pub fn is_synced(&self) -> bool {
+        self.places
             .iter()
-            .all(|shard| !matches!(shard.answer, Answer::NotYet))
+            .all(|place| !matches!(place.list, ListState::Pending))
     }
 
-    /// The shards that may not be listed, and why.
-    pub fn refused(&self) -> BTreeMap<Option<String>, String> {
-        let refused = self.shards.iter().filter_map(|shard| match &shard.answer {
-            Answer::Refused(why) => Some((shard.namespace.clone(), why.clone())),
-            Answer::NotYet | Answer::Listed => None,
+    /// Returns the places whose list is denied, with the apiserver's messages.
+    pub fn denied(&self) -> BTreeMap<Option<String>, String> {
+        let denied = self.places.iter().filter_map(|place| match &place.list {
+            ListState::Denied(why) => Some((place.namespace.clone(), why.clone())),
+            ListState::Pending | ListState::Listed => None,
         });
-        refused.collect()
+        denied.collect()
     }
 
-    /// Shard number `index` may not be listed. What is known of it stands if it was listed before.
-    pub fn refuse(&mut self, index: usize, why: String) {
-        let answer = &mut self.shards[index].answer;
-        if !matches!(answer, Answer::Listed) {
-            *answer = Answer::Refused(why);
+    /// Records that the list of place number `index` is denied. Cached objects stay if the place was listed before.
+    pub fn deny(&mut self, index: usize, why: String) {
+        let list = &mut self.places[index].list;
+        if !matches!(list, ListState::Listed) {
+            *list = ListState::Denied(why);
         }
     }
 
-    /// The watches begin anew. What is known stands until it has been listed.
-    pub fn begin(&mut self) {
-        for shard in &mut self.shards {
-            shard.answer = Answer::NotYet;
-            shard.listed.clear();
+    /// Starts all lists again. Cached objects stay until their place has been listed.
+    pub fn restart(&mut self) {
+        for place in &mut self.places {
+            place.list = ListState::Pending;
+            place.listed.clear();
         }
     }
 
-    /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
+    /// Removes all objects and starts all lists again. Returns the removed objects.
     pub fn clear(&mut self) -> Vec<CacheChange<K>> {
-        self.begin();
+        self.restart();
         let objects = self.store.state();
         empty(&mut self.writer);
         objects.into_iter().map(CacheChange::Deleted).collect()
     }
 
-    /// Takes in what the watch of shard number `index` shows.
+    /// Applies an event of the watch of place number `index`.
     pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<CacheChange<K>> {
         match event {
             Event::Apply(object) => self.insert(object),
             Event::Delete(object) => vec![self.remove(Arc::new(object))],
             Event::Init => {
-                self.shards[index].listed.clear();
+                self.places[index].listed.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
-                self.shards[index]
+                self.places[index]
                     .listed
                     .insert(ObjectRef::from_obj(&object));
                 self.insert(object)
@@ -137,7 +137,8 @@ where
         }
     }
 
-    /// The object of another UID that had its name is gone: a watch that was cut may never have shown its deletion.
+    /// Inserts an object. An object of its name with another UID was deleted: a watch that was interrupted may never
+    /// have shown that.
     fn insert(&mut self, mut object: K) -> Vec<CacheChange<K>> {
         strip(&mut object);
         let key = ObjectRef::from_obj(&object);
@@ -160,12 +161,12 @@ where
         CacheChange::Deleted(object)
     }
 
-    /// A shard has been listed: what it held and was not listed is gone.
+    /// Ends the list of a place: cached objects that it did not show were deleted.
     fn listed(&mut self, index: usize) -> Vec<CacheChange<K>> {
-        let shard = &mut self.shards[index];
-        shard.answer = Answer::Listed;
-        let listed = std::mem::take(&mut shard.listed);
-        let namespace = shard.namespace.clone();
+        let place = &mut self.places[index];
+        place.list = ListState::Listed;
+        let listed = std::mem::take(&mut place.listed);
+        let namespace = place.namespace.clone();
         let missing: Vec<_> = self
             .store
             .state()
@@ -180,15 +181,15 @@ where
     }
 }
 
-/// Has the store hold nothing, as after a list of nothing.
+/// Empties the store, as an empty list would.
 fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
     writer.apply_watcher_event(&Event::Init);
     writer.apply_watcher_event(&Event::InitDone);
 }
 
-/// Drops metadata of our own objects that no controller reads: `managedFields`, labels, owner references and other
-/// programs' annotations, which may be as large as the object. Of [`Kind::FOREIGN_ANNOTATIONS`] only the names are kept. If the finalizers are
-/// larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] is false of what remains.
+/// Removes metadata that no controller reads: `managedFields`, labels, owner references and other programs'
+/// annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep their names only. If the
+/// finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the result.
 pub fn strip<K: Kind>(object: &mut K) {
     let metadata = object.meta_mut();
     metadata.managed_fields = None;
@@ -211,7 +212,7 @@ pub fn strip<K: Kind>(object: &mut K) {
             .sum::<usize>()
             > MAX_FINALIZERS
     {
-        // The apiserver also stores repetitions.
+        // The apiserver also stores repeated finalizers.
         let own = K::FINALIZER
             .into_iter()
             .filter(|own| finalizers.iter().any(|name| name == own));
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_one_namespace_leaves_the_others() {
+    fn relist_of_one_namespace_keeps_the_others() {
         let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
         for (index, namespace) in ["a", "b"].into_iter().enumerate() {
             cache.apply(index, Event::Init);
@@ -272,52 +273,54 @@ mod tests {
                 index,
                 Event::InitApply(object(namespace, &format!("{namespace}2"))),
             );
-            assert!(!cache.settled());
+            assert!(!cache.is_synced());
             cache.apply(index, Event::InitDone);
         }
-        assert!(cache.settled());
+        assert!(cache.is_synced());
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "a1")));
-        let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "a2"));
+        let changes = cache.apply(0, Event::InitDone);
+        assert!(
+            matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "a2")
+        );
         assert_eq!(names(&cache), ["a1", "b1", "b2"]);
     }
 
     #[test]
-    fn a_shard_that_is_refused_holds_up_no_other() {
+    fn denied_place_does_not_block_the_others() {
         let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitDone);
-        cache.refuse(0, "too late".into());
-        assert!(!cache.settled());
-        cache.refuse(1, "no".into());
-        assert!(cache.settled());
-        assert_eq!(cache.refused(), [(Some("b".into()), "no".into())].into());
+        cache.deny(0, "too late".into());
+        assert!(!cache.is_synced());
+        cache.deny(1, "no".into());
+        assert!(cache.is_synced());
+        assert_eq!(cache.denied(), [(Some("b".into()), "no".into())].into());
         cache.apply(1, Event::Init);
         assert!(
-            cache.settled() && !cache.refused().is_empty(),
-            "it is let in once it has been listed"
+            cache.is_synced() && !cache.denied().is_empty(),
+            "the place stays denied until its list ends"
         );
         cache.apply(1, Event::InitApply(object("b", "b1")));
         cache.apply(1, Event::InitDone);
-        assert!(cache.settled() && cache.refused().is_empty());
+        assert!(cache.is_synced() && cache.denied().is_empty());
         cache.clear();
-        assert!(!cache.settled());
+        assert!(!cache.is_synced());
     }
 
     #[test]
-    fn what_is_listed_anew_stands_until_then() {
+    fn objects_stay_cached_during_a_relist() {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "x")));
         cache.apply(0, Event::InitDone);
-        cache.begin();
-        assert!(!cache.settled());
+        cache.restart();
+        assert!(!cache.is_synced());
         assert_eq!(names(&cache), ["x"]);
         cache.apply(0, Event::Init);
-        let gone = cache.apply(0, Event::InitDone);
-        assert!(matches!(&gone[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
-        assert!(cache.settled() && names(&cache).is_empty());
+        let changes = cache.apply(0, Event::InitDone);
+        assert!(matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
+        assert!(cache.is_synced() && names(&cache).is_empty());
     }
 
     fn with_uid(name: &str, uid: &str) -> Widget {
@@ -326,38 +329,38 @@ mod tests {
         object
     }
 
-    /// Each thing that was touched: `+` present, `-` gone, and its UID.
-    fn said(touched: &[CacheChange<Widget>]) -> Vec<String> {
-        let said = |touched: &CacheChange<Widget>| match touched {
+    /// Formats changes as `+UID` for present and `-UID` for deleted objects.
+    fn changes(all: &[CacheChange<Widget>]) -> Vec<String> {
+        let change = |change: &CacheChange<Widget>| match change {
             CacheChange::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
             CacheChange::Deleted(object) => format!("-{}", object.uid().unwrap_or_default()),
         };
-        touched.iter().map(said).collect()
+        all.iter().map(change).collect()
     }
 
     #[test]
-    fn an_object_that_was_made_again_unseen_is_gone_first() {
+    fn recreated_object_is_reported_deleted_first() {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
         assert_eq!(
-            said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+            changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
             ["+1"]
         );
         cache.apply(0, Event::InitDone);
         assert_eq!(
-            said(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
+            changes(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
             ["+1"]
         );
         cache.apply(0, Event::Init);
         assert_eq!(
-            said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
+            changes(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
             ["-1", "+2"]
         );
         assert!(cache.apply(0, Event::InitDone).is_empty());
     }
 
     #[test]
-    fn metadata_that_nobody_reads_is_dropped() {
+    fn unused_metadata_is_dropped() {
         let large = || "x".repeat(1000);
         let annotations = [
             ("kubectl.kubernetes.io/last-applied-configuration", large()),
@@ -435,20 +438,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_cleared_is_gone_until_it_is_listed_again() {
+    async fn cache_is_empty_after_a_clear_until_the_next_list() {
         let mut cache = Cache::new(vec![None]);
         let store = cache.store();
         store.wait_until_ready().await.unwrap();
         for _ in 0..2 {
             cache.apply(0, Event::Init);
             assert_eq!(
-                said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
+                changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
                 ["+1"]
             );
             cache.apply(0, Event::InitDone);
-            assert!(cache.settled() && store.len() == 1);
-            assert_eq!(said(&cache.clear()), ["-1"]);
-            assert!(!cache.settled() && store.is_empty());
+            assert!(cache.is_synced() && store.len() == 1);
+            assert_eq!(changes(&cache.clear()), ["-1"]);
+            assert!(!cache.is_synced() && store.is_empty());
         }
     }
 }

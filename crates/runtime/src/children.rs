@@ -1,11 +1,12 @@
 //! Objects that controllers create in the cluster: one rule for every kind of child.
 //!
-//! A missing child is created, which cannot overwrite. An existing child is claimed first, then applied unless it
-//! matches its desired state. Children are watched by their ownership label and never stored; of each the operator
-//! keeps only what shows a change, and the little that the owner's status reports.
+//! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
+//! the ownership first, and applies the child unless it matches its desired state. Children are watched by their
+//! ownership label and never stored; the operator keeps only a fingerprint of each, and a summary for the owner's
+//! status.
 //!
-//! Drift is judged by values. The operator keeps a digest of the values that the apiserver returned for the fields of
-//! the desired state, whatever admission and defaults made of them; a child has drifted when those values differ.
+//! Values decide about drift. The operator keeps a digest of the values that the apiserver returned for the fields of
+//! the desired state, after admission and defaults; a child has drifted when those values differ.
 
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,6 +26,7 @@ use tokio::sync::SetOnce;
 use self::pacer::{Basis, Pacer};
 use qm_core::names::MetadataNames;
 
+use super::child_cache::{ChildCache, ChildLookup, KnownChild, Match};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Advice, Correction, Drift};
 use super::error::{Error, QUOTA_EXCEEDED, Result};
@@ -32,17 +34,16 @@ use super::events::Events;
 use super::fields::{self, Projection};
 use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
-use super::ownership::{Claim, Owner, owner_of};
+use super::ownership::{Owner, Ownership, owner_of};
 use super::raw_object::BoundedObject;
-use super::seen::{Known, Look, Match, Seen};
+use super::watch::error_status;
 use super::watch_hub::{Observer, ResourceName};
-use super::watching;
-use super::{Key, apply, short_digest};
+use super::{ObjectKey, apply, short_digest};
 
+pub mod immutable;
 mod pacer;
-pub mod whole;
 
-/// How often what is found is looked at once more, because it came or went in between.
+/// Most tries in one reconcile, because another client may create, change or delete the child in between.
 const TRIES: usize = 3;
 
 /// Writer of children, with its Events and metrics.
@@ -50,7 +51,7 @@ const TRIES: usize = 3;
 pub struct Writer {
     /// Names of the operator's labels and annotations.
     pub names: &'static MetadataNames,
-    /// The field manager.
+    /// Field manager of all writes.
     pub manager: &'static str,
     /// Events of the writer's controller.
     pub events: Events,
@@ -89,31 +90,32 @@ impl<K> ChildKind for K where
 {
 }
 
-/// What is kept of a child.
-pub trait Report: Clone + PartialEq + Send + Sync + 'static {}
+/// Summary of a child for its owner's status.
+pub trait ChildSummary: Clone + PartialEq + Send + Sync + 'static {}
 
-impl<S: Clone + PartialEq + Send + Sync + 'static> Report for S {}
+impl<S: Clone + PartialEq + Send + Sync + 'static> ChildSummary for S {}
 
-/// One kind of children of one controller. `S` is what is kept of each for its owner's status.
+/// Children of one kind and controller. `S` is the summary of each for its owner's status.
 pub struct Children<K, S> {
     client: Client,
     names: &'static MetadataNames,
     manager: &'static str,
-    report: fn(&K) -> S,
+    summary: fn(&K) -> S,
     quirks: Quirks<K>,
-    wake: Arc<dyn Fn(&Key) + Send + Sync>,
+    wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     needs_watch: Arc<SetOnce<()>>,
-    seen: Seen<S>,
+    cache: ChildCache<S>,
     drift: Drift,
     unconfirmed: Pacer,
 }
 
 /// Properties of a kind that its own code knows.
 pub struct Quirks<K> {
-    /// Returns whether the apiserver answered an apply of the first object with something else, the second. It is then
-    /// applied again.
+    /// Returns whether the apiserver answered an apply of the first object with other values, the second object. The
+    /// object is then applied again.
     pub lost: fn(&K, &K) -> bool,
-    /// Removes from a desired object what the live object holds, and the apiserver would give no second object.
+    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
+    /// run.
     pub release: fn(&mut K, &K),
 }
 
@@ -126,27 +128,27 @@ impl<K> Default for Quirks<K> {
     }
 }
 
-impl<K: ChildKind, S: Report> Children<K, S> {
-    /// Creates the children of `writer`. `report` extracts what the owner's status needs; `wake` gets the owner of each
-    /// changed child. The watch starts once `writer` needs it.
+impl<K: ChildKind, S: ChildSummary> Children<K, S> {
+    /// Creates the children of `writer`. `summary` extracts the values that the owner's status needs; `wake` gets the
+    /// owner of each changed child. The watch starts once `writer` needs it.
     pub fn new(
         manager: &mut Manager,
         writer: &Writer,
-        report: fn(&K) -> S,
+        summary: fn(&K) -> S,
         quirks: Quirks<K>,
-        wake: impl Fn(&Key) + Send + Sync + 'static,
+        wake: impl Fn(&ObjectKey) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let places = manager.scope.places::<BoundedObject<K>>(&manager.client);
-        let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
+        let places = manager.scope.apis::<BoundedObject<K>>(&manager.client);
+        let unlisted = places.iter().map(|(place, _)| place.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
             names: writer.names,
             manager: writer.manager,
-            report,
+            summary,
             quirks,
             wake: Arc::new(wake),
             needs_watch: Arc::clone(&writer.needs_watch),
-            seen: Seen::new(unlisted, manager.settings.timings.resync),
+            cache: ChildCache::new(unlisted, manager.settings.timings.sync_period),
             drift: Drift::new(
                 &manager.settings.timings,
                 writer.events.clone(),
@@ -155,10 +157,13 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             ),
             unconfirmed: Pacer::new(manager.settings.timings.confirmation_period),
         });
-        let ours = manager.others.clone().labels(writer.names.owner_uid);
-        manager.look(
+        let config = manager
+            .streaming_watch_config
+            .clone()
+            .labels(writer.names.owner_uid);
+        manager.watch_resource(
             places,
-            &ours,
+            &config,
             &children.needs_watch,
             &children,
             |BoundedObject(child)| child,
@@ -166,77 +171,79 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         children
     }
 
-    /// Returns what is known of the child of this name, if `owner` owns it.
-    pub fn report(&self, key: &Key, owner: &Owner) -> Option<S> {
-        self.seen
+    /// Returns the summary of the child of this name, if `owner` owns it.
+    pub fn summary(&self, key: &ObjectKey, owner: &Owner) -> Option<S> {
+        self.cache
             .known(key)
             .filter(|known| known.owner_uid == owner.uid())
-            .map(|known| known.report)
+            .map(|known| known.summary)
     }
 
-    /// Waits until the children have been listed, as far as that is let in.
-    pub async fn ready(&self) {
-        // Once is enough.
+    /// Waits until the children have been listed, or their list was denied.
+    pub async fn synced(&self) {
+        // Later calls have no effect.
         let _ = self.needs_watch.set(());
-        self.seen.ready().await;
+        self.cache.synced().await;
     }
 
     /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of
     /// `managedFields`, are released and keep their values.
     ///
-    /// A child whose state this process has not confirmed, and which nobody has asked to change since, may wait for its
-    /// turn; the owner is woken then.
+    /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
+    /// wait for the rate limit; `wake` gets the owner then.
     ///
     /// # Errors
-    /// Why the child does not match.
+    /// [`Error::NotOwned`] if a foreign object has the name, [`Error::Terminating`] while the child is being deleted,
+    /// [`Error::Rejected`] if the apiserver rejects the child, [`Error::Stale`] if the owner no longer exists,
+    /// [`Error::Api`] otherwise.
     pub async fn apply<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
         mut desired: K,
         released: &[&[&str]],
     ) -> Result<()> {
-        self.ready().await;
+        self.synced().await;
         let owner = &cx.owner;
-        let (whole, digest) = Self::finish(owner, &mut desired)?;
-        let key = Key::of(&desired);
-        let may_exist = match self.seen.look(&key, &digest) {
-            Look::Fine => return Ok(()),
-            Look::Other
+        let (sent, digest) = Self::finish(owner, &mut desired)?;
+        let key = ObjectKey::of(&desired);
+        let may_exist = match self.cache.lookup(&key, &digest) {
+            ChildLookup::UpToDate => return Ok(()),
+            ChildLookup::Unconfirmed
                 if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) =>
             {
                 return Ok(());
             }
-            Look::Unknown => !owner.is_fresh(),
+            ChildLookup::Unknown => !owner.is_fresh(),
             // A deletion that the watch has shown may be complete by now.
-            Look::Going | Look::Other => true,
+            ChildLookup::Terminating | ChildLookup::Unconfirmed => true,
         };
         // The future holds the object several times: too large for the stack of every reconcile.
-        Box::pin(self.ensure(cx, desired, &whole, digest, released, may_exist)).await
+        Box::pin(self.ensure(cx, desired, &sent, digest, released, may_exist)).await
     }
 
-    /// Reads the child, if it may exist, and writes it unless it matches `desired`; `whole` is `desired` as sent.
+    /// Reads the child, if it may exist, and writes it unless it matches `desired`; `sent` is `desired` as sent.
     async fn ensure<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
         mut desired: K,
-        whole: &Value,
+        sent: &Value,
         digest: String,
         released: &[&[&str]],
         mut may_exist: bool,
     ) -> Result<()> {
         let owner = &cx.owner;
-        let content = fields::content(whole);
-        let key = Key::of(&desired);
+        let content = fields::content(sent);
+        let key = ObjectKey::of(&desired);
         let api = self.api(&key);
-        let _asking = self.seen.asking(&key);
+        let _read = self.cache.begin_read(&key);
         // Values and `managedFields` of a child that has drifted, from before the correction.
         let mut before = None;
-        for turn in 1..=TRIES {
-            let mut refused = None;
+        for round in 1..=TRIES {
+            let mut rejected = None;
             if !may_exist {
-                match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
+                match Self::classified(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        self.created(
+                        self.record_created(
                             owner,
                             &key,
                             &created,
@@ -246,37 +253,40 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                         return Ok(());
                     }
                     Ok(None) => {}
-                    // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
-                    Err(error @ Error::Rejected { .. }) => refused = Some(error),
+                    // The apiserver rejects a second Service because the node port is allocated: to the existing
+                    // Service itself.
+                    Err(error @ Error::Rejected { .. }) => rejected = Some(error),
                     Err(error) => return Err(error),
                 }
             }
-            let Some(BoundedObject(live)) = Self::sent(&key, api.get_opt(&key.name).await)? else {
-                self.seen.missing(&key);
-                self.seen.absent(&key);
-                if let Some(refused) = refused {
-                    return Err(refused);
+            let Some(BoundedObject(live)) = Self::classified(&key, api.get_opt(&key.name).await)?
+            else {
+                self.cache.record_missing(&key);
+                self.cache.record_absent(&key);
+                if let Some(rejected) = rejected {
+                    return Err(rejected);
                 }
                 cx.confirm_owner().await?;
                 may_exist = false;
                 continue;
             };
             may_exist = true;
-            let claim = cx.claim(live.meta());
-            if let Claim::Foreign(foreign) = &claim {
-                let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
-                return Err(Error::NotOwned(words));
+            let ownership = cx.ownership(live.meta());
+            if let Ownership::Foreign(foreign) = &ownership {
+                let message =
+                    owner.conflict_message(foreign, &resource::<K>(), &key.namespace, &key.name);
+                return Err(Error::NotOwned(message));
             }
-            if claim == Claim::Restored {
+            if ownership == Ownership::Restored {
                 cx.confirm_owner().await?;
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Error::Terminating(what::<K>(&key)));
             }
-            if claim == Claim::Ours
-                && let Some(message) = owner.contest()
+            if ownership == Ownership::Owned
+                && let Some(message) = owner.contest_message()
                 && self
-                    .seen
+                    .cache
                     .matched(&key, &live.uid().unwrap_or_default())
                     .is_none()
             {
@@ -284,24 +294,30 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     .resume(owner, &key, &what::<K>(&key), &digest, message);
             }
             let observed = Self::project(&live, &content);
-            let state = self.judge(&key, &live, &observed, &content, &digest);
-            let lost = turn < TRIES && (self.quirks.lost)(&desired, &live);
-            if claim == Claim::Ours && state == State::Match && !lost && !self.drift.has_taken(&key)
+            let state = self.compare(&key, &live, &observed, &content, &digest);
+            let lost = round < TRIES && (self.quirks.lost)(&desired, &live);
+            if ownership == Ownership::Owned
+                && state == Comparison::Match
+                && !lost
+                && !self.drift.has_taken(&key)
             {
-                self.wrote(&key, &live, digest.clone(), &observed);
+                self.record_match(&key, &live, digest.clone(), &observed);
                 self.report_correction(owner, &key, &digest, before, &observed);
                 return Ok(());
             }
-            let has_drifted = claim == Claim::Ours && state == State::Drift;
+            let has_drifted = ownership == Ownership::Owned && state == Comparison::Drift;
             if has_drifted && self.drift.is_held_back(owner, &key, &digest) {
                 return Ok(());
             }
-            if claim == Claim::Ours && owner.is_handled() && self.must_wait(owner, &key, &live) {
+            if ownership == Ownership::Owned
+                && owner.is_observed()
+                && self.must_wait(owner, &key, &live)
+            {
                 return Ok(());
             }
             desired.meta_mut().uid = live.uid();
-            // One that can never be as it is wanted is not claimed: it would go with its owner.
-            if claim == Claim::HandedOver
+            // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
+            if ownership == Ownership::Adoptable
                 && let Err(kube::Error::Api(status)) =
                     apply::try_apply(&api, self.manager, &desired).await
                 && apply::is_immutable(&status)
@@ -315,18 +331,18 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 before = Some((observed, managed(&live).to_vec()));
             }
             let owned = self
-                .own(&api, owner, &claim, live, whole, released, has_drifted)
+                .take_ownership(&api, owner, &ownership, live, sent, released, has_drifted)
                 .await?;
-            match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
-                Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
+            match Self::classified(&key, apply::apply(&api, self.manager, &desired).await) {
+                Ok(applied) if round < TRIES && (self.quirks.lost)(&desired, &applied) => {}
                 Ok(applied) => {
                     let values = Self::project(&applied, &content);
-                    self.wrote(&key, &applied, digest.clone(), &values);
+                    self.record_match(&key, &applied, digest.clone(), &values);
                     self.report_correction(owner, &key, &digest, before, &values);
                     return Ok(());
                 }
-                Err(error) if turn < TRIES => {
-                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &error).await?
+                Err(error) if round < TRIES => {
+                    let Some(taken) = self.rivals(&api, &desired, &owned, sent, &error).await?
                     else {
                         if error.fields().is_some() && Self::has_changed(&api, &key, &owned).await?
                         {
@@ -335,7 +351,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                         return Err(error);
                     };
                     let entries = json!({ "managedFields": taken.entries });
-                    Self::sent(
+                    Self::classified(
                         &key,
                         apply::metadata(&api, self.manager, &owned, entries).await,
                     )?;
@@ -347,23 +363,25 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Err(Error::Terminating(what::<K>(&key)))
     }
 
-    /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
-    async fn has_changed(api: &Api<BoundedObject<K>>, key: &Key, read: &K) -> Result<bool> {
-        let newest = Self::sent(key, api.get_opt(&key.name).await)?;
+    /// Returns whether another client has written the child since it was read: the fields of that client are not known
+    /// yet.
+    async fn has_changed(api: &Api<BoundedObject<K>>, key: &ObjectKey, read: &K) -> Result<bool> {
+        let newest = Self::classified(key, api.get_opt(&key.name).await)?;
         Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
     }
 
-    /// Returns whether the child waits for its turn to be written, as far as is known without asking.
-    fn waits(&self, owner: &Owner, key: &Key) -> bool {
-        self.seen
-            .known(key)
-            .is_some_and(|known| self.unconfirmed.waits(key, &basis(owner, known.print)))
+    /// Returns whether the write of the child waits for the rate limit, as far as the cache knows.
+    fn waits(&self, owner: &Owner, key: &ObjectKey) -> bool {
+        self.cache.known(key).is_some_and(|known| {
+            self.unconfirmed
+                .waits(key, &basis(owner, known.fingerprint))
+        })
     }
 
-    /// Returns whether a child without a confirmed state must wait for its turn to be written.
-    fn must_wait(&self, owner: &Owner, key: &Key, live: &K) -> bool {
+    /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
+    fn must_wait(&self, owner: &Owner, key: &ObjectKey, live: &K) -> bool {
         if self
-            .seen
+            .cache
             .matched(key, &live.uid().unwrap_or_default())
             .is_some()
         {
@@ -371,23 +389,23 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         let (wake, of) = (
             Arc::clone(&self.wake),
-            Key::new(owner.namespace(), owner.name()),
+            ObjectKey::new(owner.namespace(), owner.name()),
         );
         self.unconfirmed
-            .must_wait(key, basis(owner, self.print(live)), move || wake(&of))
+            .must_wait(key, basis(owner, self.fingerprint(live)), move || wake(&of))
     }
 
     /// Compares a live child with its desired state.
-    fn judge(
+    fn compare(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         live: &K,
         observed: &Projection,
         content: &Value,
         digest: &str,
-    ) -> State {
+    ) -> Comparison {
         let before = self
-            .seen
+            .cache
             .matched(key, &live.uid().unwrap_or_default())
             .filter(|it| it.desired == *digest);
         let is_match = match &before {
@@ -398,58 +416,58 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let was_written = before.is_some()
             || live
                 .annotations()
-                .get(self.names.applied)
+                .get(self.names.applied_digest)
                 .is_some_and(|applied| applied == digest);
         match (is_match, was_written) {
-            (true, _) => State::Match,
-            (false, true) => State::Drift,
-            (false, false) => State::Other,
+            (true, _) => Comparison::Match,
+            (false, true) => Comparison::Drift,
+            (false, false) => Comparison::Other,
         }
     }
 
     /// Takes ownership of a live child's desired fields before the apply; returns the child after that.
-    #[allow(clippy::too_many_arguments)] // each is another side of one write
-    async fn own(
+    #[allow(clippy::too_many_arguments)] // every argument is part of one write
+    async fn take_ownership(
         &self,
         api: &Api<BoundedObject<K>>,
         owner: &Owner,
-        claim: &Claim,
+        ownership: &Ownership,
         live: K,
-        whole: &Value,
+        sent: &Value,
         released: &[&[&str]],
         has_drifted: bool,
     ) -> Result<K> {
         let mut entries = None;
         let mut patch = json!({});
-        if *claim != Claim::Ours {
+        if *ownership != Ownership::Owned {
             // This patch must include the ownership label: if killed before the apply that follows, the operator would
             // otherwise have neither label nor consent.
-            patch = owner.marks(live.meta());
+            patch = owner.ownership_patch(live.meta());
         }
-        if *claim != Claim::Ours
-            || managed_fields::is_to_be_handed_over(managed(&live), self.manager, released)
+        if *ownership != Ownership::Owned
+            || managed_fields::needs_upgrade(managed(&live), self.manager, released)
         {
-            entries = Some(managed_fields::handed_over(
+            entries = Some(managed_fields::upgraded(
                 managed(&live),
                 self.manager,
-                whole,
+                sent,
                 released,
             ));
         }
         if has_drifted {
             let now = entries.as_deref().unwrap_or_else(|| managed(&live));
             let matched = self
-                .seen
-                .matched(&Key::of(&live), &live.uid().unwrap_or_default());
+                .cache
+                .matched(&ObjectKey::of(&live), &live.uid().unwrap_or_default());
             let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
             let renumbered = managed_fields::renumbered(
                 now,
                 self.manager,
                 &Self::content(&live),
-                whole,
+                sent,
                 is_alone,
             );
-            if let Some(taken) = managed_fields::taken(now, self.manager, &renumbered) {
+            if let Some(taken) = managed_fields::transfer(now, self.manager, &renumbered) {
                 entries = Some(taken.entries);
             }
         }
@@ -457,38 +475,38 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             return Ok(live);
         };
         patch["managedFields"] = json!(entries);
-        Self::sent(
-            &Key::of(&live),
+        Self::classified(
+            &ObjectKey::of(&live),
             apply::metadata(api, self.manager, &live, patch).await,
         )
     }
 
-    /// Returns the fields of other managers that the apiserver refuses beside the desired state; none if it refuses the
-    /// desired state alone.
+    /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
+    /// rejects the desired state alone.
     async fn rivals(
         &self,
         api: &Api<BoundedObject<K>>,
         desired: &K,
         live: &K,
-        whole: &Value,
+        sent: &Value,
         error: &Error,
     ) -> Result<Option<managed_fields::Transfer>> {
-        let Some(refused) = error.fields() else {
+        let Some(rejected) = error.fields() else {
             return Ok(None);
         };
         let object = Self::content(live);
         let rivals = |field: &String| {
-            managed_fields::rivals(managed(live), self.manager, &object, whole, field)
+            managed_fields::rivals(managed(live), self.manager, &object, sent, field)
         };
-        let rivals = refused.iter().flat_map(rivals).collect();
-        let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else {
+        let rivals = rejected.iter().flat_map(rivals).collect();
+        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &rivals) else {
             return Ok(None);
         };
-        let key = Key::of(desired);
+        let key = ObjectKey::of(desired);
         let mut alone = desired.clone();
         alone.meta_mut().uid = None;
         (self.quirks.release)(&mut alone, live);
-        match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
+        match Self::classified(&key, apply::try_create(api, self.manager, &alone).await) {
             Ok(()) => Ok(Some(taken)),
             // Quota is checked after validation, so the object alone is valid.
             Err(error) if error.classify().1 == QUOTA_EXCEEDED => Ok(Some(taken)),
@@ -497,9 +515,10 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 let alone = Error::Rejected { what, status }
                     .fields()
                     .unwrap_or_default();
-                Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
+                Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
-            // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
+            // No other error says anything about the object alone, such as that of a webhook without support for dry
+            // runs.
             Err(Error::Rejected { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -508,7 +527,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     fn report_correction(
         &self,
         owner: &Owner,
-        key: &Key,
+        key: &ObjectKey,
         digest: &str,
         before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
         after: &Projection,
@@ -543,8 +562,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
-    /// Call it after [`Children::apply`].
-    pub fn contested(&self, key: &Key) -> Option<(String, Duration)> {
+    /// Call this after [`Children::apply`].
+    pub fn contested(&self, key: &ObjectKey) -> Option<(String, Duration)> {
         self.drift.contested(key)
     }
 
@@ -557,86 +576,94 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         fields::project(&Self::content(object), desired, managed(object))
     }
 
-    /// Deletes the child of this name, if the context's object owns it; returns whether it was deleted now. A child that no
-    /// watch shows may exist without our label: it is read once.
+    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
+    /// child that no watch shows may exist without the ownership label, so its name is read once.
     ///
     /// # Errors
-    /// Why the child could not be read or deleted.
+    /// [`Error::Stale`] if the owner no longer exists, [`Error::Rejected`] or [`Error::Api`] if the read or the
+    /// deletion failed.
     pub async fn ensure_absent<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
-        key: &Key,
+        key: &ObjectKey,
     ) -> Result<bool> {
         let owner = &cx.owner;
         self.drift.forget(key);
         self.unconfirmed.forget(key);
-        self.seen.take_lost(key);
-        self.ready().await;
-        let _asking = self.seen.asking(key);
-        if owner.is_fresh() && self.seen.known(key).is_none() {
-            // Nor is it asked for later.
-            self.seen.absent(key);
+        self.cache.take_lost(key);
+        self.synced().await;
+        let _read = self.cache.begin_read(key);
+        if owner.is_fresh() && self.cache.known(key).is_none() {
+            // No later reconcile needs to read it either.
+            self.cache.record_absent(key);
         }
-        if self.seen.is_absent(key) || self.seen.look(key, "") == Look::Going {
+        if self.cache.is_absent(key) || self.cache.lookup(key, "") == ChildLookup::Terminating {
             return Ok(false);
         }
         let api = self.api(key);
-        let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let claimed = live.map(|BoundedObject(live)| (cx.claim(live.meta()), live));
-        let Some((claim, live)) =
-            claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored))
+        let live = Self::classified(key, api.get_opt(&key.name).await)?;
+        let found = live.map(|BoundedObject(live)| (cx.ownership(live.meta()), live));
+        let Some((ownership, live)) = found
+            .filter(|(ownership, _)| matches!(ownership, Ownership::Owned | Ownership::Restored))
         else {
-            self.seen.absent(key);
+            self.cache.record_absent(key);
             return Ok(false);
         };
-        if claim == Claim::Restored {
+        if ownership == Ownership::Restored {
             cx.confirm_owner().await?;
         }
-        Self::sent(key, self.seen.delete(&api, key, &live).await)?;
+        Self::classified(key, self.cache.delete(&api, key, &live).await)?;
         Ok(true)
     }
 
-    /// The owner is gone: what is kept beside the watch may go.
-    pub fn forget(&self, key: &Key) {
-        self.seen.forget(key);
+    /// Forgets a child whose owner was deleted.
+    pub fn forget(&self, key: &ObjectKey) {
+        self.cache.forget(key);
         self.drift.forget(key);
         self.unconfirmed.forget(key);
     }
 
-    fn api(&self, key: &Key) -> Api<BoundedObject<K>> {
+    fn api(&self, key: &ObjectKey) -> Api<BoundedObject<K>> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Marks `desired`; gives it as it is sent, and its digest.
+    /// Sets the ownership of `desired`; returns the object as sent, and its digest.
     fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String)> {
-        owner.mark(desired.meta_mut());
+        owner.set_ownership(desired.meta_mut());
         let value = |desired: &K| -> Result<Value> {
             let mut value = serde_json::to_value(desired)
                 .map_err(kube::Error::SerdeError)
-                .map_err(Error::api(what::<K>(&Key::of(desired))))?;
+                .map_err(Error::api(what::<K>(&ObjectKey::of(desired))))?;
             value["apiVersion"] = K::api_version(&()).into();
             Ok(value)
         };
         let digest = short_digest(value(desired)?.to_string());
         desired
             .annotations_mut()
-            .insert(owner.names().applied.into(), digest.clone());
+            .insert(owner.names().applied_digest.into(), digest.clone());
         Ok((value(desired)?, digest))
     }
 
     /// Records a child that was created, and reports one that another client had deleted.
-    fn created(&self, owner: &Owner, key: &Key, object: &K, desired: String, values: &Projection) {
-        // A new owner's name may be that of a former one, whose children went with it.
-        if self.seen.take_lost(key) && !owner.is_fresh() {
+    fn record_created(
+        &self,
+        owner: &Owner,
+        key: &ObjectKey,
+        object: &K,
+        desired: String,
+        values: &Projection,
+    ) {
+        // A new owner may have the name of an earlier one, whose children were deleted with it.
+        if self.cache.take_lost(key) && !owner.is_fresh() {
             self.drift.recreated(owner, key, &what::<K>(key));
         } else {
             self.drift.created(key);
         }
-        self.wrote(key, object, desired, values);
+        self.record_match(key, object, desired, values);
     }
 
-    /// Records a child that was written or found and matches its desired state, unless newer state is known.
-    fn wrote(&self, key: &Key, object: &K, desired: String, values: &Projection) {
+    /// Records a child that was written or read and matches its desired state, unless newer state is known.
+    fn record_match(&self, key: &ObjectKey, object: &K, desired: String, values: &Projection) {
         self.unconfirmed.forget(key);
         let known = self.known(object);
         let owner = known.owner.clone();
@@ -645,33 +672,35 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             values: values.digest(),
             has_foreign_ports: values.has_foreign_ports(),
         };
-        if !self.seen.wrote(key, known, matched) {
-            self.tell(owner);
+        if !self.cache.record(key, known, matched) {
+            self.wake_owner(owner);
         }
     }
 
-    fn known(&self, object: &K) -> Known<S> {
+    fn known(&self, object: &K) -> KnownChild<S> {
         let (owner, owner_uid) = owner_of(object.meta(), self.names).unzip();
-        Known {
+        KnownChild {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
             owner,
             owner_uid: owner_uid.unwrap_or_default().to_owned(),
-            print: self.print(object),
-            going: object.meta().deletion_timestamp.is_some(),
-            report: (self.report)(object),
+            fingerprint: self.fingerprint(object),
+            terminating: object.meta().deletion_timestamp.is_some(),
+            summary: (self.summary)(object),
         }
     }
 
-    /// Returns a digest of what a change of the child is news by: agents stamp annotations and labels of their own on it.
-    fn print(&self, object: &K) -> u64 {
+    /// Returns a digest of the content whose change wakes the owner. Annotations and labels that other agents set do
+    /// not count.
+    fn fingerprint(&self, object: &K) -> u64 {
         let mut content = Self::content(object);
         if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
             annotations.retain(|name, _| name.starts_with(self.names.prefix));
         }
         if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
-            labels
-                .retain(|name, _| managed_fields::may_be_ours(managed(object), self.manager, name));
+            labels.retain(|name, _| {
+                managed_fields::may_own_label(managed(object), self.manager, name)
+            });
         }
         if let Some(metadata) = content["metadata"].as_object_mut() {
             metadata.retain(|name, value| {
@@ -683,12 +712,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         hash.finish()
     }
 
-    /// An answer, sorted.
-    fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T> {
+    /// Converts the error of a request for the child.
+    fn classified<T>(key: &ObjectKey, answer: kube::Result<T>) -> Result<T> {
         answer.map_err(|error| Error::of_child(what::<K>(key), error))
     }
 
-    fn tell(&self, owner: Option<Key>) {
+    fn wake_owner(&self, owner: Option<ObjectKey>) {
         if let Some(owner) = owner {
             (self.wake)(&owner);
         }
@@ -697,18 +726,18 @@ impl<K: ChildKind, S: Report> Children<K, S> {
 
 /// Relation of a live child to its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Comparison {
     /// The child matches.
     Match,
-    /// The child matched before, and somebody has changed it since.
+    /// The child matched before, and another client has changed it since.
     Drift,
     /// The child was never written in this form.
     Other,
 }
 
-fn basis(owner: &Owner, print: u64) -> Basis {
+fn basis(owner: &Owner, fingerprint: u64) -> Basis {
     Basis {
-        print,
+        fingerprint,
         generation: owner.generation(),
         requested: owner.requested().map(str::to_owned),
     }
@@ -718,39 +747,42 @@ fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
     object.meta().managed_fields.as_deref().unwrap_or_default()
 }
 
-impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {
-    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
-        self.seen.listing(shard);
+impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
+    fn on_list_started(&self, _: &ResourceName, place: Option<&str>) {
+        self.cache.on_list_started(place);
     }
 
-    fn present(&self, _: &ResourceName, object: K) {
-        self.tell(self.seen.shown(Key::of(&object), self.known(&object)));
-    }
-
-    fn gone(&self, _: &ResourceName, object: K) {
-        self.tell(
-            self.seen
-                .gone(&Key::of(&object), &object.uid().unwrap_or_default()),
+    fn on_applied(&self, _: &ResourceName, object: K) {
+        self.wake_owner(
+            self.cache
+                .on_applied(ObjectKey::of(&object), self.known(&object)),
         );
     }
 
-    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
-        self.seen
-            .listed(shard)
-            .into_iter()
-            .for_each(|owner| self.tell(Some(owner)));
+    fn on_deleted(&self, _: &ResourceName, object: K) {
+        self.wake_owner(
+            self.cache
+                .on_deleted(&ObjectKey::of(&object), &object.uid().unwrap_or_default()),
+        );
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_list_done(&self, _: &ResourceName, place: Option<&str>) {
+        self.cache
+            .on_list_done(place)
+            .into_iter()
+            .for_each(|owner| self.wake_owner(Some(owner)));
+    }
 
-    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        if watching::refusal(error).is_some_and(|status| status.code == 403) {
-            self.seen.settled(shard);
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn on_error(&self, _: &ResourceName, place: Option<&str>, error: &watcher::Error) {
+        if error_status(error).is_some_and(|status| status.code == 403) {
+            self.cache.set_synced(place);
         }
     }
 }
 
-/// `deployments.apps`, as kubectl takes it.
+/// Returns the resource as kubectl accepts it, such as `deployments.apps`.
 fn resource<K: Resource<DynamicType = ()>>() -> String {
     let (plural, group) = (K::plural(&()), K::group(&()));
     if group.is_empty() {
@@ -760,8 +792,8 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
     }
 }
 
-/// `Deployment shop/web`.
-fn what<K: Resource<DynamicType = ()>>(key: &Key) -> String {
+/// Returns kind and name, such as `Deployment shop/web`.
+fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
     format!("{} {key}", K::kind(&()))
 }
 

@@ -17,7 +17,7 @@ use tower::{BoxError, Layer, Service};
 use tracing::{Instrument as _, debug};
 
 use super::availability::{self, Availability};
-use super::cluster::Server;
+use super::cluster::ApiServerAddress;
 use super::leader::Fence;
 use super::metrics::Metrics;
 use super::nesting;
@@ -38,7 +38,7 @@ const WATCH_MARGIN: Duration = Duration::from_secs(15);
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The request is a write, and this replica does not hold the lease: the client did not send it or did not wait for the answer.
-    #[error("given up: this replica does not hold the lease")]
+    #[error("cancelled: this replica does not hold the lease")]
     NotLeading,
     /// No answer began within the timeout.
     #[error("the apiserver did not answer within {0:?}")]
@@ -75,14 +75,14 @@ pub fn timed_out(error: &kube::Error) -> Option<String> {
 /// - The client writes (any method but GET and HEAD) only while `fence` is held, which is checked until the request is
 ///   on its way.
 /// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
-///   create can meet its own `AlreadyExists`. Callers back off and compute anew instead.
-/// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
+///   create can meet its own `AlreadyExists`. Callers back off and compute the request again instead.
+/// - A response must begin within `api_timeout`, and a connection on which nothing is read for longer than
 ///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
 /// - `availability` records how each request ended.
 /// - A list's `limit` is the most objects of a page, see [`pages::bounded`].
 ///
 /// # Errors
-/// When `config` cannot be used: bad certificates, an unsupported proxy.
+/// Bad certificates or an unsupported proxy in `config`.
 pub fn main(
     mut config: Config,
     fence: Fence,
@@ -92,7 +92,7 @@ pub fn main(
     timings: &Timings,
 ) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
-    let server = Server::of(&config.cluster_url);
+    let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: Some(fence),
         availability: Some(availability),
@@ -103,13 +103,13 @@ pub fn main(
     Ok(pages::bounded(build(config, program, &gate)?))
 }
 
-/// Creates the client for the lease itself and for reviews of clients that read the metrics, which standbys serve too: without
-/// the fence, and with a timeout of 5 s for each request.
+/// Creates the client for the lease itself and for reviews of clients that read the metrics, which standbys serve too:
+/// without the fence, and with a timeout of 5 s for each request.
 ///
 /// # Errors
-/// As [`main`].
+/// The errors of [`main`].
 pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Result<Client> {
-    let server = Server::of(&config.cluster_url);
+    let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: None,
         availability: None,
@@ -120,13 +120,13 @@ pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Re
     build(silent_for(config, UNFENCED_TIMEOUT), program, &gate)
 }
 
-/// Creates the client of a command. The client does not retry, so that a busy server is reported at once; errors name the
-/// server.
+/// Creates the client of a command. The client does not retry, so that a busy server is reported at once; errors name
+/// the server.
 ///
 /// # Errors
-/// As [`main`].
+/// The errors of [`main`].
 pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
-    let Server { url, .. } = Server::of(&config.cluster_url);
+    let ApiServerAddress { url, .. } = ApiServerAddress::of(&config.cluster_url);
     let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
         let mut first: &dyn Error = &*error;
         while let Some(cause) = first.source() {
@@ -138,7 +138,8 @@ pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
         }
         .into()
     });
-    let builder = ClientBuilder::try_from(common(silent_for(config, COMMAND_TIMEOUT), program)?)?;
+    let builder =
+        ClientBuilder::try_from(with_defaults(silent_for(config, COMMAND_TIMEOUT), program)?)?;
     Ok(builder
         .with_layer(&nesting::layer())
         .with_layer(&unanswered)
@@ -146,7 +147,7 @@ pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
 }
 
 fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(common(config, program)?)?
+    Ok(ClientBuilder::try_from(with_defaults(config, program)?)?
         .with_layer(&nesting::layer())
         .with_layer(gate)
         .build())
@@ -161,7 +162,7 @@ fn silent_for(mut config: Config, time: Duration) -> Config {
 }
 
 /// Applies the settings that all clients have in common.
-fn common(mut config: Config, program: &Program) -> kube::Result<Config> {
+fn with_defaults(mut config: Config, program: &Program) -> kube::Result<Config> {
     config.default_retry = false;
     // Otherwise the idle time of a pooled connection counts as the server's time to answer.
     config.reset_reader_on_write = true;
@@ -172,11 +173,11 @@ fn common(mut config: Config, program: &Program) -> kube::Result<Config> {
     Ok(config)
 }
 
-/// Returns whether lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
+/// Returns whether lists can be streamed through a watch, which saves memory on both sides: Kubernetes 1.34 and newer
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>). kube does not fall back by itself.
 ///
 /// # Errors
-/// When the apiserver does not answer.
+/// The error of the request for the version.
 pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
     let version = client.apiserver_version().await?;
     debug!(
@@ -220,7 +221,7 @@ struct RequestGate {
     availability: Option<Availability>,
     metrics: Metrics,
     timeout: Duration,
-    server: Server,
+    server: ApiServerAddress,
 }
 
 impl<S> Layer<S> for RequestGate {
@@ -264,12 +265,12 @@ where
             return Box::pin(async { Err(RequestError::NotLeading.into()) });
         }
         let span = traces::request(&method, &path, &gate.server);
-        let asked = span.clone();
+        let request_span = span.clone();
         let answer = self.inner.call(request);
         let answered = async move {
             let started = Instant::now();
             let mut answer = pin!(answer);
-            // Getting a connection takes time, during which the lease may be lost: asked again at every step.
+            // The lease may be lost while the connection is set up, so the fence is checked at every step.
             let guarded = poll_fn(|context| match &fence {
                 Some(fence) if !fence.held() => Poll::Ready(Err(RequestError::NotLeading.into())),
                 _ => answer.as_mut().poll(context),
@@ -300,9 +301,9 @@ where
             }
             gate.metrics
                 .api_request(gate.server.host(), method.as_str(), code);
-            traces::answered(&asked, code);
+            traces::answered(&request_span, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
-            debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
+            debug!(%method, path, code, error, took = ?started.elapsed(), "sent a request to the apiserver");
             result
         };
         Box::pin(answered.instrument(span))
@@ -364,11 +365,11 @@ mod tests {
             availability: None,
             metrics: metrics.clone(),
             timeout: Duration::from_secs(30),
-            server: Server::of(&"https://api".parse().unwrap()),
+            server: ApiServerAddress::of(&"https://api".parse().unwrap()),
         }
     }
 
-    /// A client whose server counts what reaches it and answers each request with `OBJECT`.
+    /// Returns a client whose server counts requests and answers each with `OBJECT`.
     fn client(gate: &RequestGate) -> (Client, Arc<AtomicUsize>) {
         let reached = Arc::new(AtomicUsize::new(0));
         let count = reached.clone();
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_the_lease_only_reads_pass() {
+    async fn writes_fail_without_the_lease() {
         let (fence, metrics) = (Fence::shut(), Metrics::new(&PROGRAM));
         let (client, reached) = client(&gate(&fence, &metrics));
         let api: Api<ConfigMap> = Api::default_namespaced(client);
@@ -392,7 +393,7 @@ mod tests {
             DeleteParams::default(),
         );
         let merge = Patch::Merge(serde_json::json!({}));
-        let refused = [
+        let errors = [
             api.create(&post, &ConfigMap::default())
                 .await
                 .map(drop)
@@ -404,7 +405,7 @@ mod tests {
             api.patch("x", &patch, &merge).await.map(drop).unwrap_err(),
             api.delete("x", &delete).await.map(drop).unwrap_err(),
         ];
-        for error in refused {
+        for error in errors {
             assert!(is_not_leading(&error), "{error:?}");
             assert!(
                 error.to_string().contains("does not hold the lease"),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_that_waits_for_a_connection_is_dropped_with_the_lease() {
+    async fn write_that_waits_for_a_connection_fails_when_the_lease_is_lost() {
         let fence = Fence::shut();
         fence.renewed(Instant::now(), Duration::from_secs(6));
         let sent = Arc::new(AtomicUsize::new(0));
@@ -452,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_does_not_begin_is_given_up() {
+    async fn request_times_out_without_a_response() {
         let metrics = Metrics::new(&PROGRAM);
         let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
         let client = Client::new(gate(&Fence::open(), &metrics).layer(server), "default");
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn people_are_told_which_server_could_not_be_asked() {
+    async fn error_of_a_command_names_the_server() {
         let shut = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -511,9 +512,9 @@ mod tests {
         );
     }
 
-    /// Over a socket, because kube's own layers lie below ours.
+    /// The test uses a socket, because kube's own layers lie below those of this module.
     #[tokio::test]
-    async fn a_real_client_names_itself_and_does_not_retry() {
+    async fn client_sends_its_user_agent_and_does_not_retry() {
         use axum::{Router, http::HeaderMap, http::StatusCode};
 
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -561,7 +562,11 @@ mod tests {
     #[case("1", "36", true)]
     #[case("2", "0", true)]
     #[case("", "", false)]
-    fn streaming_lists(#[case] major: &str, #[case] minor: &str, #[case] supported: bool) {
+    fn streaming_lists_need_version_1_34(
+        #[case] major: &str,
+        #[case] minor: &str,
+        #[case] supported: bool,
+    ) {
         assert_eq!(at_least_1_34(major, minor), supported);
     }
 }

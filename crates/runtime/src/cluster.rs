@@ -1,4 +1,4 @@
-//! Which cluster it is, and what its apiserver is called.
+//! Configuration of the cluster, and the address of its apiserver.
 
 use std::env;
 
@@ -7,61 +7,63 @@ use http::Uri;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-/// The cluster of the kubeconfig, or else the one whose Pod this is.
+/// Returns the configuration of the kubeconfig's cluster, or else of the Pod's own cluster.
 ///
 /// # Errors
-/// There is neither, or the kubeconfig names a proxy.
+/// No cluster is configured, or the kubeconfig names a proxy.
 pub async fn current() -> anyhow::Result<Config> {
-    if let Some(kubeconfig) = some_of_several()? {
+    if let Some(kubeconfig) = existing_files()? {
         return of(kubeconfig).await;
     }
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a Pod's own files")?;
-    direct(config, || {
-        Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig))
+    without_proxy(config, || {
+        Kubeconfig::read().is_ok_and(|kubeconfig| has_proxy(&kubeconfig))
     })
 }
 
-/// The kubeconfig that kubectl would read.
+/// Returns the kubeconfig that kubectl would read.
 ///
 /// # Errors
-/// There is none, or it cannot be read.
+/// The kubeconfig does not exist or cannot be read.
 pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
-    Ok(match some_of_several()? {
+    Ok(match existing_files()? {
         Some(kubeconfig) => kubeconfig,
         None => Kubeconfig::read()?,
     })
 }
 
-/// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
-fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
+/// Returns the merged files of `$KUBECONFIG` if some of them do not exist: kubectl skips those, and kube does not.
+fn existing_files() -> anyhow::Result<Option<Kubeconfig>> {
     let list = env::var_os("KUBECONFIG").unwrap_or_default();
-    let (there, missing): (Vec<_>, Vec<_>) =
+    let (existing, missing): (Vec<_>, Vec<_>) =
         env::split_paths(&list).partition(|path| path.exists());
-    if there.is_empty() || missing.is_empty() {
+    if existing.is_empty() || missing.is_empty() {
         return Ok(None);
     }
-    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| {
-        all.merge(Kubeconfig::read_from(path)?)
-    });
+    let merged = existing
+        .iter()
+        .try_fold(Kubeconfig::default(), |all, path| {
+            all.merge(Kubeconfig::read_from(path)?)
+        });
     Ok(Some(merged.context("$KUBECONFIG")?))
 }
 
-/// The cluster of the current context of this kubeconfig.
+/// Returns the configuration of the cluster of the kubeconfig's current context.
 ///
 /// # Errors
-/// It has none, or it names a proxy.
+/// The kubeconfig has no current context, or it names a proxy.
 pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
-    let proxied = names_a_proxy(&kubeconfig);
+    let proxied = has_proxy(&kubeconfig);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    direct(config.context("the kubeconfig")?, || proxied)
+    without_proxy(config.context("the kubeconfig")?, || proxied)
 }
 
-/// kube takes `HTTPS_PROXY` for the apiserver's proxy too, in a kubeconfig that has none.
-fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
+/// Removes a proxy that kube found in `HTTPS_PROXY`; rejects one that the kubeconfig names.
+fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
     let proxy = config.proxy_url.take();
-    if proxy.is_some() && names_a_proxy() {
+    if proxy.is_some() && has_proxy() {
         // The URL may hold a password.
         anyhow::bail!(
             "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
@@ -71,8 +73,8 @@ fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::R
     Ok(config)
 }
 
-/// Whether the cluster of the current context has a `proxy-url` of its own.
-fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
+/// Returns whether the cluster of the current context has a `proxy-url`.
+fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
     let current = kubeconfig.current_context.as_deref();
     let context = kubeconfig
         .contexts
@@ -91,19 +93,19 @@ fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
         .is_some_and(|url| !url.is_empty())
 }
 
-/// An apiserver, as metrics and traces name it: its URL may also hold a password.
+/// Address of an apiserver in metrics and traces, without the password that its URL may contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
-    /// Its URL without a path and without who asks.
+pub struct ApiServerAddress {
+    /// URL without path and credentials.
     pub url: String,
-    /// Its name or IP address.
+    /// Name or IP address.
     pub address: String,
-    /// Its port.
+    /// Port of the URL, or the default of its scheme.
     pub port: u16,
 }
 
-impl Server {
-    /// That of this URL.
+impl ApiServerAddress {
+    /// Returns the address of the apiserver at this URL.
     pub fn of(url: &Uri) -> Self {
         let scheme = url.scheme_str().unwrap_or("https");
         let host = url.host().unwrap_or_default();
@@ -121,7 +123,7 @@ impl Server {
         }
     }
 
-    /// `HOST:PORT`.
+    /// Returns `HOST:PORT`.
     pub fn host(&self) -> &str {
         self.url.split_once("://").map_or("", |(_, host)| host)
     }
@@ -144,16 +146,16 @@ mod tests {
         443
     )]
     #[case("http://[::1]:8001", "http://[::1]:8001", "::1", 8001)]
-    fn who_asks_is_no_part_of_where(
+    fn address_has_no_credentials(
         #[case] given: &str,
         #[case] url: &str,
         #[case] address: &str,
         #[case] port: u16,
     ) {
-        let server = Server::of(&given.parse().unwrap());
+        let server = ApiServerAddress::of(&given.parse().unwrap());
         assert_eq!(
             server,
-            Server {
+            ApiServerAddress {
                 url: url.into(),
                 address: address.into(),
                 port
@@ -166,7 +168,7 @@ mod tests {
     #[case::none("", false)]
     #[case::empty("proxy-url: ''", false)]
     #[case::one("proxy-url: http://127.0.0.1:9", true)]
-    fn the_proxy_is_that_of_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
+    fn proxy_comes_from_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
         let kubeconfig = format!(
             "current-context: here
 contexts:
@@ -178,7 +180,7 @@ clusters:
 "
         );
         assert_eq!(
-            names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()),
+            has_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()),
             expected
         );
     }

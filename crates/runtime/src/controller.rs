@@ -24,13 +24,13 @@ use super::drift::CONTESTED;
 use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
-use super::outcome::{EventPolicy, Outcome, Progress, Requeue, SUSPENDED};
+use super::outcome::{EventPolicy, Outcome, Progress, Requeue};
+use super::own_writes::OwnWrites;
 use super::owners::Owners;
-use super::ownership::{Claim, Owner};
+use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
-use super::written::Written;
-use super::{Key, apply, finalizer};
+use super::{ObjectKey, apply, finalizer};
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
@@ -82,15 +82,15 @@ pub trait Controller: Send + Sync + 'static {
     /// Field manager of all writes.
     const FIELD_MANAGER: &'static str;
 
-    /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; one that
-    /// takes too long is dropped at an `await`.
+    /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
+    /// reconcile that exceeds its timeout is dropped at an `await`.
     fn reconcile(
         &self,
         cx: &mut Context<Self::Kind>,
     ) -> impl Future<Output = Result<Outcome>> + Send;
 
-    /// Deletes what the object owns, while it is being deleted and has the kind's finalizer. The finalizer is removed once
-    /// nothing is left, which `None` says.
+    /// Deletes what the object owns, while the object is being deleted and has the kind's finalizer. Return `None` once
+    /// nothing is left: the finalizer is then removed.
     fn finalize(
         &self,
         _cx: &mut Context<Self::Kind>,
@@ -98,8 +98,8 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Fills the draft of the status with observed state, before each write of it: also of a suspended object, and after
-    /// a failed reconcile.
+    /// Fills the draft of the status with observed state before each write of the status, also of a suspended object
+    /// and after a failed reconcile.
     fn observe(&self, _cx: &mut Context<Self::Kind>) {}
 
     /// Returns what to do about a failure, and the reason of the condition `Ready` that reports it.
@@ -117,13 +117,13 @@ pub trait Controller: Send + Sync + 'static {
     /// Called on every replica when an object was deleted.
     fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
-    /// Called on every replica when an object is gone, and again whenever something wakes its key.
-    fn forget(&self, _key: &Key) {}
+    /// Called on every replica after an object was deleted, and again whenever something triggers its key.
+    fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica becomes the leader, before the first reconcile.
     fn lead(&self) {}
 
-    /// Returns how often an object is reconciled without a change, where that is `default` for other kinds.
+    /// Returns the interval of reconciles that nothing triggers; `default` is the one of the settings.
     fn resync(&self, default: Duration) -> Duration {
         default
     }
@@ -134,13 +134,13 @@ pub struct KindContext<K: ReconciledKind> {
     pub(super) client: Client,
     pub(super) field_manager: &'static str,
     pub(super) owners: Owners<K>,
-    pub(super) own_writes: Written<K>,
+    pub(super) own_writes: OwnWrites<K>,
     pub(super) events: Events,
 }
 
 impl<K: ReconciledKind> KindContext<K> {
-    /// Creates what reconciles need beside their object. `objects` are those of the kind; `trigger` wakes the reconcile of
-    /// one. The manager does this; a test of a controller's parts does it itself.
+    /// Creates the shared state of all reconciles of a kind. `objects` are its cached objects; `trigger` triggers a
+    /// reconcile of one. The manager calls this; so do tests of a controller's parts.
     pub fn new(
         client: Client,
         field_manager: &'static str,
@@ -150,7 +150,7 @@ impl<K: ReconciledKind> KindContext<K> {
     ) -> Arc<Self> {
         Arc::new(Self {
             owners: Owners::new(client.clone(), objects),
-            own_writes: Written::new(trigger),
+            own_writes: OwnWrites::new(trigger),
             client,
             field_manager,
             events,
@@ -160,12 +160,12 @@ impl<K: ReconciledKind> KindContext<K> {
 
 /// The object of a reconcile.
 pub struct Context<K: ReconciledKind> {
-    /// The object, as it was last seen or written.
+    /// The object, as last read or written.
     pub object: Arc<K>,
     /// Draft of the status. The runtime sets its condition `Ready` and writes it after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
-    pub key: Key,
+    pub key: ObjectKey,
     /// The object as the owner of children.
     pub owner: Owner,
     shared: Arc<KindContext<K>>,
@@ -176,14 +176,14 @@ impl<K: ReconciledKind> Context<K> {
     pub fn new(shared: Arc<KindContext<K>>, object: Arc<K>, owner: Owner) -> Self {
         Self {
             status: object.status().cloned().unwrap_or_default(),
-            key: Key::of(object.as_ref()),
+            key: ObjectKey::of(object.as_ref()),
             owner,
             object,
             shared,
         }
     }
 
-    /// Returns the client, whose writes the fence of a replica that no longer leads refuses.
+    /// Returns the client, whose writes fail while this replica is not the leader.
     pub fn client(&self) -> &Client {
         &self.shared.client
     }
@@ -193,10 +193,10 @@ impl<K: ReconciledKind> Context<K> {
         &self.shared.owners
     }
 
-    /// Returns the object's claim on an object of this metadata.
-    pub fn claim(&self, metadata: &ObjectMeta) -> Claim {
+    /// Returns the relation of an object of this metadata to the reconciled object.
+    pub fn ownership(&self, metadata: &ObjectMeta) -> Ownership {
         self.owner
-            .claim(metadata, |uid| self.shared.owners.lives(uid))
+            .ownership(metadata, |uid| self.shared.owners.exists(uid))
     }
 
     /// Publishes a Normal Event about something that the reconcile did.
@@ -215,16 +215,16 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Asks the apiserver whether the object still exists, before anything is done for it that a later object of its name
-    /// would not want.
+    /// Asks the apiserver whether the object still exists, before a write that a later object of its name must not
+    /// inherit.
     ///
     /// # Errors
-    /// [`Error::Stale`] if it is gone.
+    /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
     pub async fn confirm_owner(&self) -> Result<()> {
         Ok(self.shared.owners.confirm(&self.owner).await?)
     }
 
-    /// Sets annotations of the object, or removes those without a value, unless the object has them so.
+    /// Sets annotations of the object, or removes those without a value, unless the object already has these values.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object has changed since.
@@ -243,7 +243,7 @@ impl<K: ReconciledKind> Context<K> {
         Ok(())
     }
 
-    /// Adds the kind's finalizer, before anything exists that must go before the object.
+    /// Adds the kind's finalizer, before anything is created that must be deleted before the object.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object has changed since.
@@ -253,15 +253,15 @@ impl<K: ReconciledKind> Context<K> {
         };
         let object = Arc::clone(&self.object);
         let (api, manager) = (self.api(), self.shared.field_manager);
-        let added = finalizer::put(&self.shared.own_writes, &api, manager, object, finalizer).await;
+        let added = finalizer::add(&self.shared.own_writes, &api, manager, object, finalizer).await;
         self.object = added.map_err(Error::api("the finalizer could not be added"))?;
         Ok(())
     }
 
-    /// Reads the object again, whose status another writer has changed.
+    /// Reads the object again after another writer has changed its status.
     ///
     /// # Errors
-    /// [`Error::Stale`] if more than the status has changed: the next reconcile goes by that.
+    /// [`Error::Stale`] if more than the status has changed: the next reconcile handles that change.
     pub async fn reread(&mut self) -> Result<()> {
         let read = self.api().get(&self.key.name).await;
         let mut newest = read.map_err(Error::api("the object could not be read again"))?;
@@ -274,26 +274,26 @@ impl<K: ReconciledKind> Context<K> {
             return Err(Error::Stale("the object has changed".into()));
         }
         self.status = newest.status().cloned().unwrap_or_default();
-        self.object = self.shared.own_writes.wrote(&self.key, newest);
+        self.object = self.shared.own_writes.record(&self.key, newest);
         Ok(())
     }
 
     /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object has changed since or is gone.
+    /// [`Error::Stale`] if the object has changed since or no longer exists.
     pub async fn write_status(&mut self) -> Result<()> {
         if self.is_written() {
             return Ok(());
         }
         match self.written().await? {
             Some(object) => self.object = object,
-            None => return Err(Error::Stale("the object is gone".into())),
+            None => return Err(Error::Stale("the object no longer exists".into())),
         }
         Ok(())
     }
 
-    /// Returns whether the object has the status of the draft. No status is as good as an empty one.
+    /// Returns whether the object has the status of the draft. A missing status equals an empty one.
     fn is_written(&self) -> bool {
         match self.object.status() {
             Some(status) => *status == self.status,
@@ -301,7 +301,7 @@ impl<K: ReconciledKind> Context<K> {
         }
     }
 
-    /// Writes the draft of the status if it differs; `None` if not, or if the object is gone.
+    /// Writes the draft of the status if it differs; returns `None` if it does not, or if the object no longer exists.
     async fn written(&self) -> Result<Option<Arc<K>>> {
         if self.is_written() {
             return Ok(None);
@@ -326,8 +326,8 @@ pub(super) struct Managed<C: Controller> {
     pub controller: C,
     pub shared: Arc<KindContext<C::Kind>>,
     dedup: EventDedup,
-    /// Objects whose last reconcile failed for a transient reason. One failure is not worth a status.
-    failing: Mutex<HashSet<Key>>,
+    /// Objects whose last reconcile failed for a transient reason. A single such failure is not written to the status.
+    failing: Mutex<HashSet<ObjectKey>>,
 }
 
 impl<C: Controller> Managed<C> {
@@ -340,21 +340,21 @@ impl<C: Controller> Managed<C> {
         }
     }
 
-    fn failing(&self) -> MutexGuard<'_, HashSet<Key>> {
+    fn failing(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
         if cx.object.meta().deletion_timestamp.is_none() {
             return if cx.object.is_suspended() {
-                let message = "spec.suspend is true: nothing is changed";
-                let outcome = Outcome::in_progress(SUSPENDED, message);
-                Ok(Some(outcome.event(EventPolicy::OnReason)))
+                Ok(Some(Outcome::suspended(
+                    "spec.suspend is true: nothing is changed",
+                )))
             } else {
                 self.controller.reconcile(cx).await.map(Some)
             };
         }
-        let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::is_on(cx.object.as_ref(), it));
+        let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::has(cx.object.as_ref(), it));
         let Some(finalizer) = finalizer else {
             self.forget(&cx.key);
             return Ok(None);
@@ -362,7 +362,7 @@ impl<C: Controller> Managed<C> {
         let left = self.controller.finalize(cx).await?;
         if left.is_none() {
             let (api, manager) = (cx.api(), C::FIELD_MANAGER);
-            finalizer::take(&api, manager, cx.object.as_ref(), finalizer)
+            finalizer::remove(&api, manager, cx.object.as_ref(), finalizer)
                 .await
                 .map_err(Error::api("the finalizer could not be removed"))?;
         }
@@ -391,21 +391,21 @@ impl<C: Controller> Managed<C> {
             C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
         }
         let written = cx.written().await;
-        // Kubernetes stores no status of an object that its schema refuses. The Event then is all that says why.
-        let is_refused = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
+        // The apiserver stores no status of an object that its schema rejects. Only the Event then reports the reason.
+        let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
         let is_due = if let EventPolicy::Renew(period) = outcome.event {
             let (is_due, left) = self.dedup.renew(&cx.key, outcome, period);
             renewal = left;
             is_due
-        } else if is_refused || matches!(written, Ok(Some(_))) {
-            let before = cx.object.ready_condition().filter(|_| !is_refused);
+        } else if is_rejected || matches!(written, Ok(Some(_))) {
+            let before = cx.object.ready_condition().filter(|_| !is_rejected);
             self.dedup.is_due(&cx.key, generation, outcome, before)
         } else {
             false
         };
         if is_due {
-            let is_failed = outcome.progress == Progress::Failed;
+            let is_failed = outcome.is_failed();
             if is_failed && !is_logged {
                 warn!(
                     reason = &*outcome.reason,
@@ -413,7 +413,7 @@ impl<C: Controller> Managed<C> {
                     "not ready"
                 );
             }
-            self.shared.events.standing(
+            self.shared.events.emit(
                 !is_failed,
                 cx.object.object_ref(&()),
                 "Reconcile",
@@ -430,18 +430,22 @@ impl<C: Controller> Managed<C> {
     /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
     fn failed(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         class: Class,
         reason: Cow<'static, str>,
         error: &Error,
     ) -> Option<Outcome> {
         let repeats = class != Class::Transient || !self.failing().insert(key.clone());
+        let outcome = match class {
+            Class::Terminal => Outcome::stalled,
+            _ => Outcome::failed,
+        };
         (class != Class::Stale && repeats)
-            .then(|| Outcome::failed(reason, error.to_string()).event(EventPolicy::OnMessage))
+            .then(|| outcome(reason, error.to_string()).event(EventPolicy::OnMessage))
     }
 }
 
-/// Adds what the object's status says of earlier reconciles.
+/// Adds the history that the object's status records.
 fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     // Another program that has worked on the object may have left an annotation instead of a status.
     let has_foreign = K::FOREIGN_ANNOTATIONS
@@ -451,7 +455,7 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     let contested = ready.filter(|ready| ready.reason == CONTESTED);
     owner
         .fresh(object.status().is_none() && !has_foreign)
-        .handled(object.observed_generation())
+        .observed_generation(object.observed_generation())
         .contested(contested.map(|ready| ready.message.to_owned()))
 }
 
@@ -466,7 +470,7 @@ impl<C: Controller> Reconcile for Managed<C> {
         let object = self
             .shared
             .own_writes
-            .newest(&Key::of(object.as_ref()), object);
+            .newest(&ObjectKey::of(object.as_ref()), object);
         // The apiserver gives every object a UID.
         let Some(owner) = Owner::of(object.as_ref()) else {
             return Ok(Requeue::OnChange);
@@ -488,7 +492,7 @@ impl<C: Controller> Reconcile for Managed<C> {
             }
             Err(Error::Reported { outcome, error }) => {
                 let reported = self.report(&mut cx, &outcome, true).await;
-                // A newer state of the object decides on both.
+                // A newer state of the object takes precedence over both.
                 reported.map_err(classified)?;
                 Err(classified(*error))
             }
@@ -512,7 +516,7 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.controller.resync(default)
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.controller.forget(key);
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);

@@ -1,4 +1,4 @@
-//! Presence of the CRD of each kind, with a compatible schema.
+//! State of the CRD of each kind: whether it exists with a compatible schema.
 
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,19 +12,19 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::metrics::{Metrics, Purpose};
-use super::watching::{self, Told};
+use super::watch::{WatchUpdate, watch_updates};
 
 /// State of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub enum CrdState {
     /// The CRD exists with a compatible schema.
     Present,
-    /// The CRD does not exist or has another schema; with the message of `/readyz`.
+    /// The CRD does not exist or has an incompatible schema; with the message of `/readyz`.
     Absent(String),
 }
 
-/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD. Messages
-/// about another schema contain the command `replace`.
+/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD.
+/// Messages about an incompatible schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
@@ -32,35 +32,39 @@ pub fn follow(
     watches: &watcher::Config,
     metrics: &Metrics,
 ) -> (
-    watch::Receiver<Option<Presence>>,
+    watch::Receiver<Option<CrdState>>,
     impl Future<Output = ()> + Send + use<>,
 ) {
     let (sender, receiver) = watch::channel(None);
-    let (name, ours, names) = (kind.crd_name(), kind.schema(), kind.names);
+    let (name, own, names) = (kind.crd_name(), kind.schema(), kind.names);
     let config = watches.clone().fields(&format!("metadata.name={name}"));
-    let counted = metrics.watch(
+    let guard = metrics.watch(
         "customresourcedefinitions.apiextensions.k8s.io",
         Purpose::Own,
     );
     let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let mut told = std::pin::pin!(watching::watch(api, config, counted));
+        let mut update = std::pin::pin!(watch_updates(api, config, guard));
         let mut listed = None;
-        while let Some(told) = told.next().await {
-            let presence = match told {
-                Told::Shown(Event::Init) => {
+        while let Some(update) = update.next().await {
+            let state = match update {
+                WatchUpdate::Event(Event::Init) => {
                     listed = None;
                     continue;
                 }
-                Told::Shown(Event::InitApply(crd)) => {
-                    listed = Some(judge(&name, &crd, names, &ours, replace));
+                WatchUpdate::Event(Event::InitApply(crd)) => {
+                    listed = Some(state_of(&name, &crd, names, &own, replace));
                     continue;
                 }
-                Told::Shown(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
-                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, names, &ours, replace),
-                Told::Shown(Event::Delete(_)) => missing(&name),
-                Told::Stands => continue,
-                Told::Failed(error) => {
+                WatchUpdate::Event(Event::InitDone) => {
+                    listed.take().unwrap_or_else(|| missing(&name))
+                }
+                WatchUpdate::Event(Event::Apply(crd)) => {
+                    state_of(&name, &crd, names, &own, replace)
+                }
+                WatchUpdate::Event(Event::Delete(_)) => missing(&name),
+                WatchUpdate::Recovered => continue,
+                WatchUpdate::Failed(error) => {
                     warn!(
                         crd = name,
                         error = &error as &dyn std::error::Error,
@@ -70,8 +74,8 @@ pub fn follow(
                 }
             };
             sender.send_if_modified(|known| {
-                let news = known.as_ref() != Some(&presence);
-                *known = Some(presence);
+                let news = known.as_ref() != Some(&state);
+                *known = Some(state);
                 news
             });
         }
@@ -79,44 +83,44 @@ pub fn follow(
     (receiver, follow)
 }
 
-fn missing(name: &str) -> Presence {
-    Presence::Absent(format!("CRD {name} is not installed"))
+fn missing(name: &str) -> CrdState {
+    CrdState::Absent(format!("CRD {name} is not installed"))
 }
 
-fn judge(
+fn state_of(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     names: &MetadataNames,
-    ours: &SchemaVersion,
+    own: &SchemaVersion,
     replace: Option<&str>,
-) -> Presence {
-    let Some(what) = unlike(crd, names, ours) else {
-        return Presence::Present;
+) -> CrdState {
+    let Some(problem) = mismatch(crd, names, own) else {
+        return CrdState::Present;
     };
     let hint = replace.map_or_else(String::new, |command| format!(" ({command})"));
-    Presence::Absent(format!("CRD {name} {what}{hint}"))
+    CrdState::Absent(format!("CRD {name} {problem}{hint}"))
 }
 
-/// Returns why a program with the schema `ours` cannot work with this CRD, if it cannot. An older or foreign schema silently
+/// Returns why a program with the schema `own` cannot work with this CRD, if it cannot. An older or foreign schema silently
 /// prunes fields; a newer schema keeps them.
-pub fn unlike(
+pub fn mismatch(
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     names: &MetadataNames,
-    ours: &SchemaVersion,
+    own: &SchemaVersion,
 ) -> Option<String> {
-    if ours.is_any() {
+    if own.is_any() {
         return None;
     }
     match crd.annotations().get(names.schema) {
-        Some(theirs)
-            if theirs
+        Some(installed)
+            if installed
                 .parse()
-                .is_ok_and(|theirs: SchemaVersion| theirs.is_compatible_with(ours)) =>
+                .is_ok_and(|installed: SchemaVersion| installed.is_compatible_with(own)) =>
         {
             None
         }
-        Some(theirs) => Some(format!(
-            "has schema {theirs}, not {ours}: install this version's CRDs"
+        Some(installed) => Some(format!(
+            "has schema {installed}, not {own}: install this version's CRDs"
         )),
         None => Some("is not this program's: install its CRDs".into()),
     }
@@ -137,17 +141,17 @@ mod tests {
             number: 0,
             digest: String::new(),
         };
-        assert_eq!(unlike(&PartialObjectMeta::default(), &NAMES, &any), None);
+        assert_eq!(mismatch(&PartialObjectMeta::default(), &NAMES, &any), None);
     }
 
     #[rstest]
-    #[case::the_same(Some("2-aa"), None)]
+    #[case::unchanged(Some("2-aa"), None)]
     #[case::of_a_later_version(Some("10-bb"), None)]
     #[case::of_an_earlier_version(
         Some("1-cc"),
         Some("has schema 1-cc, not 2-aa: install this version's CRDs")
     )]
-    #[case::changed_by_somebody(
+    #[case::another_digest(
         Some("2-dd"),
         Some("has schema 2-dd, not 2-aa: install this version's CRDs")
     )]
@@ -156,25 +160,25 @@ mod tests {
         Some("has schema aa, not 2-aa: install this version's CRDs")
     )]
     #[case::of_another_program(None, Some("is not this program's: install its CRDs"))]
-    fn crd_must_keep_all_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
+    fn crd_must_keep_all_fields(#[case] installed: Option<&str>, #[case] problem: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =
-            theirs.map(|theirs| [(NAMES.schema.to_owned(), theirs.to_owned())].into());
+            installed.map(|installed| [(NAMES.schema.to_owned(), installed.to_owned())].into());
         match (
-            judge(
+            state_of(
                 "x.example.com",
                 &crd,
                 &NAMES,
                 &"2-aa".parse().unwrap(),
                 Some("replace"),
             ),
-            words,
+            problem,
         ) {
-            (Presence::Present, None) => {}
-            (Presence::Absent(said), Some(words)) => {
-                assert_eq!(said, format!("CRD x.example.com {words} (replace)"));
+            (CrdState::Present, None) => {}
+            (CrdState::Absent(message), Some(problem)) => {
+                assert_eq!(message, format!("CRD x.example.com {problem} (replace)"));
             }
-            (presence, _) => panic!("{presence:?}"),
+            (state, _) => panic!("{state:?}"),
         }
     }
 }

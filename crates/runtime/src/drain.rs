@@ -1,4 +1,4 @@
-//! The end of a process that leads: no pass begins any more, and what is under way comes to rest.
+//! Shutdown of the leader: no reconcile begins any more, and work in flight finishes.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
-/// Runs the passes until `stop`, and on until `rest` has come.
-pub async fn work(
-    passes: Vec<BoxFuture<'static, ()>>,
+/// Runs the controllers until `stop`, and further until `drained` has finished.
+pub async fn run(
+    controllers: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,
-    rest: impl Future<Output = ()>,
+    drained: impl Future<Output = ()>,
 ) {
     // Each controller runs in a task of its own, because the task that renews the lease polls this future.
     let mut running = JoinSet::new();
-    for passes in passes {
-        running.spawn(passes);
+    for controller in controllers {
+        running.spawn(controller);
     }
     stop.cancelled().await;
     info!("draining");
-    rest.await;
+    drained.await;
 }
 
-/// Drains within the time `drain`: first the work of the controllers outside reconciles, whose results running reconciles still
-/// record, then the running reconciles; no other begins.
-pub async fn rest(
+/// Drains within `timeout`: first work of the controllers outside reconciles, whose results running reconciles still
+/// record, then the running reconciles. No other reconcile begins.
+pub async fn drain(
     draining: CancellationToken,
-    landings: Vec<BoxFuture<'static, ()>>,
-    under_way: TaskTracker,
-    drain: Duration,
+    drains: Vec<BoxFuture<'static, ()>>,
+    reconciles: TaskTracker,
+    timeout: Duration,
 ) {
     draining.cancel();
-    let rest = async {
-        join_all(landings).await;
-        under_way.close();
-        under_way.wait().await;
+    let drained = async {
+        join_all(drains).await;
+        reconciles.close();
+        reconciles.wait().await;
     };
-    let _ = tokio::time::timeout(drain, rest).await;
+    let _ = tokio::time::timeout(timeout, drained).await;
 }
 
 #[cfg(test)]
@@ -50,30 +50,35 @@ mod tests {
 
     use super::*;
 
-    const DRAIN: Duration = Duration::from_millis(500);
+    const TIMEOUT: Duration = Duration::from_millis(500);
 
     #[tokio::test(start_paused = true)]
-    async fn a_pass_that_runs_is_waited_for_when_nothing_is_in_the_air() {
-        let (draining, under_way) = (CancellationToken::new(), TaskTracker::new());
-        let pass = under_way.token();
-        let resting = tokio::spawn(rest(draining.clone(), Vec::new(), under_way.clone(), DRAIN));
+    async fn drain_waits_for_running_reconciles() {
+        let (draining, reconciles) = (CancellationToken::new(), TaskTracker::new());
+        let reconcile = reconciles.token();
+        let draining_task = tokio::spawn(drain(
+            draining.clone(),
+            Vec::new(),
+            reconciles.clone(),
+            TIMEOUT,
+        ));
         draining.cancelled().await;
-        tokio::time::sleep(DRAIN / 2).await;
-        assert!(!resting.is_finished() && under_way.is_closed());
+        tokio::time::sleep(TIMEOUT / 2).await;
+        assert!(!draining_task.is_finished() && reconciles.is_closed());
         let ended = Instant::now();
-        drop(pass);
-        resting.await.unwrap();
+        drop(reconcile);
+        draining_task.await.unwrap();
         assert_eq!(ended.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_waited_for_longer_than_a_moment() {
+    async fn drain_gives_up_after_timeout() {
         let began = Instant::now();
-        let under_way = TaskTracker::new();
-        let _pass = under_way.token();
-        rest(CancellationToken::new(), Vec::new(), under_way, DRAIN).await;
+        let reconciles = TaskTracker::new();
+        let _reconcile = reconciles.token();
+        drain(CancellationToken::new(), Vec::new(), reconciles, TIMEOUT).await;
         let hangs = vec![std::future::pending().boxed()];
-        rest(CancellationToken::new(), hangs, TaskTracker::new(), DRAIN).await;
-        assert_eq!(began.elapsed(), DRAIN * 2);
+        drain(CancellationToken::new(), hangs, TaskTracker::new(), TIMEOUT).await;
+        assert_eq!(began.elapsed(), TIMEOUT * 2);
     }
 }

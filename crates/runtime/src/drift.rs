@@ -12,8 +12,8 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::Key;
-use super::backoff::{Policy, Series};
+use super::ObjectKey;
+use super::backoff::{Backoff, BackoffPolicy};
 use super::events::Events;
 use super::fields::{self, Path, Projection};
 use super::managed_fields::TakenFields;
@@ -31,18 +31,18 @@ const REPEATED: usize = 3;
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
-/// The corrections of one kind of children of one controller.
+/// Corrections of one kind of children of one controller.
 pub struct Drift {
     events: Events,
     corrected: Counter,
     advice: Advice,
     window: Duration,
-    backoff: Policy,
-    episodes: Mutex<HashMap<Key, Episode>>,
+    backoff: BackoffPolicy,
+    episodes: Mutex<HashMap<ObjectKey, Episode>>,
     /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
-    taken: Mutex<HashMap<Key, TakenFields>>,
+    taken: Mutex<HashMap<ObjectKey, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
-    recreated: Mutex<HashMap<Key, Instant>>,
+    recreated: Mutex<HashMap<ObjectKey, Instant>>,
 }
 
 /// Changes to make instead of editing a child, by field; the empty name is any field.
@@ -65,7 +65,7 @@ pub struct Correction<'a> {
 struct Episode {
     /// Desired state, and the author's last reconcile request: a change of either ends the episode.
     desired: (String, Option<String>),
-    /// The latest corrections.
+    /// Times of the latest corrections.
     at: VecDeque<Instant>,
     /// Managers and fields that Events have named.
     reported: BTreeSet<String>,
@@ -74,7 +74,7 @@ struct Episode {
 
 struct Contest {
     message: String,
-    delays: Series,
+    delays: Backoff,
     /// Earliest time of the next correction.
     next: Instant,
 }
@@ -87,7 +87,7 @@ impl Drift {
             corrected,
             advice,
             window: timings.drift_window,
-            backoff: Policy {
+            backoff: BackoffPolicy {
                 min: timings.drift_backoff_min,
                 max: timings.drift_backoff_max,
             },
@@ -97,16 +97,16 @@ impl Drift {
         }
     }
 
-    fn episodes(&self) -> MutexGuard<'_, HashMap<Key, Episode>> {
+    fn episodes(&self) -> MutexGuard<'_, HashMap<ObjectKey, Episode>> {
         self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<Key, TakenFields>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<ObjectKey, TakenFields>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records fields that were taken from other managers, until [`Drift::take_taken`].
-    pub fn took(&self, child: &Key, taken: TakenFields) {
+    pub fn took(&self, child: &ObjectKey, taken: TakenFields) {
         let mut all = self.taken();
         let all = all.entry(child.clone()).or_default();
         all.fields.extend(taken.fields);
@@ -114,18 +114,25 @@ impl Drift {
     }
 
     /// Returns whether fields that were taken from other managers are still to be removed from the child.
-    pub fn has_taken(&self, child: &Key) -> bool {
+    pub fn has_taken(&self, child: &ObjectKey) -> bool {
         self.taken().contains_key(child)
     }
 
     /// Returns the recorded fields, and forgets them.
-    pub fn take_taken(&self, child: &Key) -> TakenFields {
+    pub fn take_taken(&self, child: &ObjectKey) -> TakenFields {
         self.taken().remove(child).unwrap_or_default()
     }
 
-    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an earlier
-    /// process has corrected the child. Corrections recorded in this process stand.
-    pub fn resume(&self, owner: &Owner, child: &Key, what: &str, digest: &str, message: &str) {
+    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an
+    /// earlier process has corrected the child. Corrections recorded in this process take precedence.
+    pub fn resume(
+        &self,
+        owner: &Owner,
+        child: &ObjectKey,
+        what: &str,
+        digest: &str,
+        message: &str,
+    ) {
         let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected"))
         else {
             return;
@@ -138,7 +145,7 @@ impl Drift {
                 reported: [reported.to_owned()].into(),
                 contest: Some(Contest {
                     message: message.to_owned(),
-                    delays: self.backoff.series(),
+                    delays: self.backoff.start(),
                     next: now,
                 }),
                 ..Episode::of(owner, digest)
@@ -146,7 +153,7 @@ impl Drift {
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
-    pub fn is_held_back(&self, owner: &Owner, child: &Key, digest: &str) -> bool {
+    pub fn is_held_back(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
         let mut episodes = self.episodes();
         let Some(episode) = episodes.get(child) else {
             return false;
@@ -162,7 +169,7 @@ impl Drift {
     }
 
     /// Records a correction of a child.
-    pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
+    pub fn corrected(&self, owner: &Owner, child: &ObjectKey, correction: &Correction<'_>) {
         let Correction {
             what,
             fields,
@@ -176,7 +183,7 @@ impl Drift {
         }
         let values = fields::old_values(fields, before);
         let (fields, by) = (
-            fields::in_words(fields),
+            fields::format_paths(fields),
             manager.unwrap_or("another client"),
         );
         info!(
@@ -227,7 +234,7 @@ impl Drift {
             let mut delays = episode
                 .contest
                 .take()
-                .map_or_else(|| self.backoff.series(), |contest| contest.delays);
+                .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
             let message = format!(
                 "{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}"
@@ -255,15 +262,15 @@ impl Drift {
         }
     }
 
-    /// Records a child that exists anew: a contest, and what was taken, belong to the child before.
-    pub fn created(&self, child: &Key) {
+    /// Records that the child is a new object: a contest, and taken fields, belong to the previous object.
+    pub fn created(&self, child: &ObjectKey) {
         self.episodes().remove(child);
         self.taken().remove(child);
     }
 
     /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. One
     /// Event within the window reports it.
-    pub fn recreated(&self, owner: &Owner, child: &Key, what: &str) {
+    pub fn recreated(&self, owner: &Owner, child: &ObjectKey, what: &str) {
         self.created(child);
         info!(child = what, "recreated a deleted child");
         self.corrected.inc();
@@ -287,9 +294,9 @@ impl Drift {
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
-    /// Call it when the child matches its desired state or its correction must wait: the episode ends once corrections
-    /// have stopped.
-    pub fn contested(&self, child: &Key) -> Option<(String, Duration)> {
+    /// Call this when the child matches its desired state or its correction must wait: the episode ends once
+    /// corrections have stopped.
+    pub fn contested(&self, child: &ObjectKey) -> Option<(String, Duration)> {
         let now = Instant::now();
         let mut episodes = self.episodes();
         let episode = episodes.get(child)?;
@@ -308,7 +315,7 @@ impl Drift {
     }
 
     /// Forgets a child that is no longer desired.
-    pub fn forget(&self, child: &Key) {
+    pub fn forget(&self, child: &ObjectKey) {
         self.created(child);
         self.recreated
             .lock()

@@ -1,4 +1,4 @@
-//! Why a reconcile failed.
+//! Errors of a reconcile.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -7,12 +7,10 @@ use kube::core::Status;
 
 use super::apply::{is_denied, is_immutable, is_replaced, is_terminating};
 use super::client;
-use super::outcome::Outcome;
-use super::owners::Unconfirmed;
+use super::outcome::{Outcome, SPEC_INVALID};
+use super::owners::OwnerError;
 
-/// Reason of an object whose spec the operator cannot act on.
-pub const SPEC_INVALID: &str = "SpecInvalid";
-/// Reason of an object that needs the name of an object that it does not own.
+/// Reason of an object that needs the name of a foreign object.
 pub const CONFLICT: &str = "Conflict";
 /// Reason of an object whose child is being deleted.
 pub const CHILD_TERMINATING: &str = "ChildTerminating";
@@ -27,23 +25,23 @@ pub const WRITE_REJECTED: &str = "WriteRejected";
 /// Reason of an object for which a request failed.
 pub const WRITE_FAILED: &str = "WriteFailed";
 
-/// Class of an error: decides when to reconcile again.
+/// Class of an error, which decides when to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Wait until somebody changes the object, or for the resync.
     Terminal,
-    /// Retry with growing delays. This is no error: the object waits for something that no watch shows.
+    /// Retry with growing delays. The object waits for something that no watch shows, which is no error.
     Waiting,
     /// Retry with growing delays.
     Transient,
-    /// Retry with longer delays: somebody has to fix something first that no watch shows.
+    /// Retry with longer delays: somebody has to fix something that no watch shows.
     Slow,
-    /// Reconcile again: the object changed or was replaced meanwhile, or the lease is lost. This is no error.
+    /// Reconcile again: the object has changed or was replaced meanwhile, or the lease is lost, which is no error.
     Stale,
 }
 
 impl Class {
-    /// Returns the class of the answer to a request.
+    /// Returns the class of a failed request.
     pub fn of(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) if status.code == 409 || is_replaced(status) => Self::Stale,
@@ -53,30 +51,30 @@ impl Class {
     }
 }
 
-/// The result of what may fail in a reconcile.
+/// Result of a fallible step of a reconcile.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a reconcile failed. The message becomes that of the condition `Ready`.
+/// Error of a reconcile. The message becomes that of the condition `Ready`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The spec is invalid: what to write instead.
+    /// The spec is invalid, with what to write instead.
     #[error("{0}")]
     Invalid(String),
-    /// The child is not owned: whose it is, and how to hand it over.
+    /// The child is foreign, with its owner and the command that adopts it.
     #[error("{0}")]
     NotOwned(String),
     /// The child is being deleted.
     #[error("{0} is being deleted; it is created again once it is gone")]
     Terminating(String),
-    /// The apiserver rejects the child in this form.
+    /// The apiserver rejects the child.
     #[error("the apiserver refuses {what}: {}", .status.message)]
     Rejected {
         /// The child, such as `Deployment shop/web`.
         what: String,
-        /// The answer.
+        /// Status that the apiserver answered with.
         status: Box<Status>,
     },
-    /// The reconcile went by an older state.
+    /// The reconcile used a stale state.
     #[error("{0}")]
     Stale(String),
     /// A request failed.
@@ -84,38 +82,38 @@ pub enum Error {
     Api {
         /// The failed operation, such as `Deployment shop/web could not be read or written`.
         what: String,
-        /// The answer, or why there was none.
+        /// Cause of the failure.
         source: kube::Error,
     },
-    /// A failure that the outcome reports in its own way.
+    /// An error with its own outcome.
     #[error("{error}")]
     Reported {
-        /// The outcome that the status reports.
+        /// Outcome that the status reports.
         outcome: Box<Outcome>,
-        /// The failure that decides when to retry.
+        /// Error that decides when to retry.
         #[source]
         error: Box<Error>,
     },
-    /// A failure that the controller has classified.
+    /// An error that the controller has classified.
     #[error("{message}")]
     Other {
-        /// The class of the failure.
+        /// Class of the error.
         class: Class,
-        /// The condition's reason.
+        /// Reason of the condition `Ready`.
         reason: Cow<'static, str>,
-        /// The condition's message.
+        /// Message of the condition `Ready`.
         message: String,
     },
 }
 
 impl Error {
-    /// Wraps the answer to a request: `Error::api("the Pods could not be listed")`.
+    /// Wraps the error of a request: `Error::api("the Pods could not be listed")`.
     pub fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let what = what.into();
         move |source| Self::Api { what, source }
     }
 
-    /// Adds the outcome that reports the failure.
+    /// Adds the outcome that reports the error.
     #[must_use]
     pub fn reported(self, outcome: Outcome) -> Self {
         Self::Reported {
@@ -124,7 +122,7 @@ impl Error {
         }
     }
 
-    /// Classifies the answer to a request for a child, such as `Deployment shop/web`.
+    /// Classifies the error of a request for a child, such as `Deployment shop/web`.
     pub fn of_child(what: String, error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status)
@@ -142,7 +140,7 @@ impl Error {
         }
     }
 
-    /// Returns what to do about the failure, and the reason of the condition `Ready` that reports it.
+    /// Returns the class of the error, and the reason of the condition `Ready` that reports it.
     pub fn classify(&self) -> (Class, Cow<'static, str>) {
         let (class, reason) = match self {
             Self::Invalid(_) => (Class::Terminal, SPEC_INVALID),
@@ -160,7 +158,7 @@ impl Error {
         (class, reason.into())
     }
 
-    /// Returns the answer of the apiserver, if that is why.
+    /// Returns the status that the apiserver answered with, if any.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Rejected { status, .. }
@@ -172,7 +170,7 @@ impl Error {
         }
     }
 
-    /// Chooses which of two failures of one reconcile to report: all children that are not owned; else the first, unless it
+    /// Merges two errors of one reconcile into the one to report: all foreign children; else the first error, unless it
     /// waits for a change of the spec and the other one does not.
     #[must_use]
     pub fn or(self, next: Self) -> Self {
@@ -209,11 +207,11 @@ impl Error {
     }
 }
 
-impl From<Unconfirmed> for Error {
-    fn from(error: Unconfirmed) -> Self {
+impl From<OwnerError> for Error {
+    fn from(error: OwnerError) -> Self {
         match error {
-            Unconfirmed::Gone => Self::Stale(error.to_string()),
-            Unconfirmed::Unread(source) => Self::Api {
+            OwnerError::NotFound => Self::Stale(error.to_string()),
+            OwnerError::Unreadable(source) => Self::Api {
                 what: "the object could not be read".into(),
                 source,
             },
@@ -221,7 +219,7 @@ impl From<Unconfirmed> for Error {
     }
 }
 
-/// Returns the message of the apiserver's answer, where there is one.
+/// Returns the apiserver's message, or else the error's.
 pub fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -229,7 +227,7 @@ pub fn message(error: &kube::Error) -> String {
     }
 }
 
-/// Returns the reason of an object whose child the apiserver rejects with this answer.
+/// Returns the reason of an object whose child the apiserver rejects with this status.
 pub fn rejection(status: &Status) -> &'static str {
     if is_terminating(status) {
         NAMESPACE_TERMINATING
@@ -242,14 +240,14 @@ pub fn rejection(status: &Status) -> &'static str {
     }
 }
 
-/// Returns whether an apiserver that has just started does not know the owner's kind yet, and so cannot tell whether the
-/// operator may block its deletion.
+/// Returns whether an apiserver that has just started does not know the owner's kind yet, and therefore cannot tell
+/// whether the operator may block its deletion.
 fn is_owner_kind_unknown(status: &Status) -> bool {
     status.code == 403 && status.message.contains("cannot find RESTMapping")
 }
 
-/// Server-side apply answers 500 to an object that does not fit its kind, such as one with a quantity that is not a number
-/// (seen on 1.36); a create gets 400.
+/// Returns whether the object does not fit its kind, such as with a quantity that is not a number: server-side apply
+/// then answers 500 (seen on 1.36), and a create 400.
 fn is_unreadable(status: &Status) -> bool {
     let prefixes = [
         "failed to convert new object",
@@ -274,6 +272,8 @@ fn any_item(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::time::Duration;
 
     use rstest::rstest;
@@ -300,8 +300,8 @@ mod tests {
     #[case::changed(api(409, ""), Class::Stale)]
     #[case::replaced(api(422, "metadata.uid"), Class::Stale)]
     #[case::invalid(api(422, "spec.field"), Class::Transient)]
-    #[case::in_trouble(api(500, ""), Class::Transient)]
-    #[case::held_back(kube::Error::Service(Box::new(RequestError::NotLeading)), Class::Stale)]
+    #[case::server_error(api(500, ""), Class::Transient)]
+    #[case::fenced(kube::Error::Service(Box::new(RequestError::NotLeading)), Class::Stale)]
     #[case::unanswered(
         kube::Error::Service(Box::new(RequestError::Timeout(Duration::ZERO))),
         Class::Transient
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[rstest]
-    // The message is that of the admission plugin OwnerReferencesPermissionEnforcement.
+    // The message comes from the admission plugin OwnerReferencesPermissionEnforcement.
     #[case::apiserver_that_has_just_started(
         403,
         "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \

@@ -1,4 +1,4 @@
-//! Which conditions an Event reports, so that a condition that comes and goes is reported once.
+//! Deduplication of Events: a condition that comes and goes is reported once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -7,39 +7,39 @@ use std::time::Duration;
 use qm_core::conditions::ReadyCondition;
 use tokio::time::Instant;
 
-use super::Key;
+use super::ObjectKey;
 use super::outcome::{EventPolicy, Outcome, Progress};
 
-/// An object that has been ready for this long begins anew, as a container does for the kubelet
+/// Time of readiness after which the dedup of an object starts again, as the kubelet's restart backoff does
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
-const SETTLED: Duration = Duration::from_mins(10);
+const RESET_AFTER: Duration = Duration::from_mins(10);
 
-/// The reasons that Events have reported of each object since it was ready for a while or its spec changed. A restart of
-/// the process may report one of them once more.
+/// Reasons that Events have reported of each object since its last long readiness or change of the spec. After a
+/// restart of the process a reason may be reported once more.
 #[derive(Default)]
-pub(super) struct EventDedup(Mutex<HashMap<Key, Reported>>);
+pub(super) struct EventDedup(Mutex<HashMap<ObjectKey, Reported>>);
 
 #[derive(Default)]
 struct Reported {
     generation: i64,
     reasons: BTreeSet<String>,
     ready_since: Option<Instant>,
-    /// The last Event of [`EventPolicy::Renew`]: reason, message and time.
+    /// Last Event of [`EventPolicy::Renew`]: reason, message and time.
     renewed: Option<(String, String, Instant)>,
 }
 
 impl EventDedup {
-    /// Returns whether an Event is to report the outcome. `before` is the condition as it was written before.
+    /// Returns whether an Event is to report the outcome. `before` is the condition as last written.
     pub fn is_due(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         generation: i64,
         outcome: &Outcome,
         before: Option<ReadyCondition<'_>>,
     ) -> bool {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A process that has just started does not know what the one before reported.
-        let was_unwell = match objects.get(key) {
+        // A new process does not know what the previous one reported.
+        let was_failing = match objects.get(key) {
             Some(reported) => !reported.reasons.is_empty(),
             None => before.is_some_and(|before| !before.is_true),
         };
@@ -48,10 +48,10 @@ impl EventDedup {
             return false;
         }
         let is_ready = outcome.progress == Progress::Ready;
-        let is_settled = reported
+        let is_reset = reported
             .ready_since
-            .is_some_and(|since| since.elapsed() > SETTLED);
-        if (is_settled && !is_ready) || reported.generation != generation {
+            .is_some_and(|since| since.elapsed() > RESET_AFTER);
+        if (is_reset && !is_ready) || reported.generation != generation {
             *reported = Reported {
                 generation,
                 ..Reported::default()
@@ -59,27 +59,26 @@ impl EventDedup {
         }
         reported.ready_since = is_ready.then(|| reported.ready_since.unwrap_or_else(Instant::now));
         let is_recovery = outcome.event == EventPolicy::OnRecovery;
-        if is_recovery && !was_unwell {
+        if is_recovery && !was_failing {
             return false;
         }
         let is_new = reported.reasons.insert(outcome.reason.to_string());
         let is_reason = before.is_none_or(|before| before.reason != outcome.reason);
         match outcome.event {
-            EventPolicy::Never => false,
+            // [`EventDedup::renew`] handles `Renew`.
+            EventPolicy::Never | EventPolicy::Renew(_) => false,
             EventPolicy::OnReason | EventPolicy::OnRecovery => is_new && is_reason,
             EventPolicy::OnMessage => {
                 is_reason
                     || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
             }
-            // See `renew`.
-            EventPolicy::Renew(_) => false,
         }
     }
 
     /// Returns whether an Event that is renewed after `period` is to report the outcome now, and when the next one is due.
     pub fn renew(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         outcome: &Outcome,
         period: Duration,
     ) -> (bool, Option<Duration>) {
@@ -105,7 +104,7 @@ impl EventDedup {
         (true, Some(period))
     }
 
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -115,6 +114,8 @@ impl EventDedup {
 
 #[cfg(test)]
 mod tests {
+    use qm_core::conditions::Activity;
+
     use super::*;
 
     const POLICIES: [EventPolicy; 3] = [
@@ -132,6 +133,7 @@ mod tests {
             is_true,
             reason,
             message,
+            activity: Activity::default(),
         }
     }
 
@@ -145,14 +147,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reason_is_reported_once_until_the_object_has_been_ready_for_a_while() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let is_crash_due = |generation| dedup.is_due(&key, generation, &crash(), None);
         let is_ready_due = || dedup.is_due(&key, 1, &ready(), None);
         assert!(is_crash_due(1) && is_ready_due());
         for _ in 0..3 {
-            assert!(!is_crash_due(1) && !is_ready_due(), "it comes and goes");
+            assert!(
+                !is_crash_due(1) && !is_ready_due(),
+                "the condition comes and goes"
+            );
         }
-        tokio::time::advance(SETTLED * 2).await;
+        tokio::time::advance(RESET_AFTER * 2).await;
         assert!(!is_ready_due() && is_crash_due(1) && is_ready_due() && !is_crash_due(1));
         assert!(is_crash_due(2), "the spec has changed");
         dedup.forget(&key);
@@ -161,12 +166,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unchanged_outcome_is_reported_again_after_the_period() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let (period, minute) = (Duration::from_mins(30), Duration::from_mins(1));
         let renew = |outcome: &Outcome| dedup.renew(&key, outcome, period);
         assert_eq!(renew(&crash()), (true, Some(period)));
         tokio::time::advance(minute).await;
-        assert_eq!(renew(&crash()), (false, Some(period - minute)));
+        assert_eq!(
+            renew(&crash()),
+            (false, Some(period.saturating_sub(minute)))
+        );
         let other = Outcome::failed("CrashLoopBackOff", "exit code 2");
         assert_eq!(renew(&other), (true, Some(period)), "another message");
         tokio::time::advance(period).await;
@@ -177,7 +185,7 @@ mod tests {
 
     #[test]
     fn recovery_is_reported_after_another_event() {
-        let key = Key::new("shop", "web");
+        let key = ObjectKey::new("shop", "web");
         let starting = Outcome::in_progress("PodPending", "");
         let pending = condition(false, "PodPending", "");
         let dedup = EventDedup::default();
@@ -200,7 +208,7 @@ mod tests {
     fn written_condition_is_not_reported_again() {
         for policy in POLICIES {
             let dedup = EventDedup::default();
-            let key = Key::new("shop", "web");
+            let key = ObjectKey::new("shop", "web");
             let outcome = crash().event(policy);
             let before = condition(false, "CrashLoopBackOff", "exit code 1");
             assert!(!dedup.is_due(&key, 1, &outcome, Some(before)), "{policy:?}");
@@ -209,7 +217,7 @@ mod tests {
 
     #[test]
     fn message_is_reported_while_the_object_is_not_ready() {
-        let (dedup, key) = (EventDedup::default(), Key::new("shop", "web"));
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let failed = crash().event(EventPolicy::OnMessage);
         let before = condition(false, "CrashLoopBackOff", "exit code 2");
         for _ in 0..2 {

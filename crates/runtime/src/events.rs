@@ -1,7 +1,7 @@
-//! Kubernetes Events, written beside the passes: a slow or refused one never holds up or fails a pass.
+//! Kubernetes Events, written outside of the reconciles: a slow or rejected Event never delays or fails a reconcile.
 //!
-//! Each is written as it is. kube's `Recorder` makes one series of all that have one reason, under the first one's note;
-//! who publishes here says the same thing only once, so each note is news.
+//! Each Event is written as it is. kube's `Recorder` would merge all Events of one reason into a series with the first
+//! note; publishers here emit an Event only if its note is new.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use tracing::{debug, warn};
 
 use super::apply::is_terminating;
 
-/// How many Events may wait to be written; beyond that they are dropped and counted in a log line.
-const WAITING: usize = 1024;
+/// Most Events that wait to be written; further ones are dropped with a warning in the log.
+const QUEUE_SIZE: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
 const MAX_NOTE: usize = 1024;
 /// The API's limit of the reporting instance, in bytes.
 const MAX_INSTANCE: usize = 128;
-/// What the API keeps of a `generateName`, less the hyphen at its end.
+/// Length of a `generateName` that the API keeps, without the hyphen at its end.
 const MAX_NAME: usize = 57;
 
-/// Publishes Events.
+/// Publisher of Events.
 #[derive(Clone)]
 pub struct Events {
     reporter: Arc<str>,
@@ -34,21 +34,22 @@ pub struct Events {
 }
 
 impl Events {
-    /// A publisher whose Events name `reporter` as their source and are written by the returned future, one at a time.
+    /// Creates a publisher whose Events name `reporter` as their source. The returned future writes them, one at a
+    /// time.
     pub fn new(
         client: Client,
         reporter: &str,
         instance: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (queue, mut waiting) = mpsc::channel::<Box<Event>>(WAITING);
+        let (queue, mut queued) = mpsc::channel::<Box<Event>>(QUEUE_SIZE);
         let write = async move {
-            while let Some(event) = waiting.recv().await {
+            while let Some(event) = queued.recv().await {
                 let api = Api::namespaced(
                     client.clone(),
                     event.metadata.namespace.as_deref().unwrap_or("default"),
                 );
                 if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
-                    if is_going(&error) {
+                    if is_namespace_terminating(&error) {
                         debug!(
                             reason = event.reason,
                             "an Event was not written: its namespace is being deleted"
@@ -62,7 +63,7 @@ impl Events {
                     );
                 }
             }
-            // Nobody is left to publish one: the process ends.
+            // All publishers are dropped: the process ends.
             std::future::pending::<()>().await;
         };
         (
@@ -75,27 +76,27 @@ impl Events {
         )
     }
 
-    /// Something that is as it should be.
+    /// Emits a Normal Event.
     pub fn normal(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
         self.publish("Normal", regarding, action, reason, note);
     }
 
-    /// Something that somebody should look at.
+    /// Emits a Warning Event, which somebody should look at.
     pub fn warning(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
         self.publish("Warning", regarding, action, reason, note);
     }
 
-    /// How something stands now.
-    pub fn standing(
+    /// Emits a Normal or a Warning Event, by `is_normal`.
+    pub fn emit(
         &self,
-        well: bool,
+        is_normal: bool,
         regarding: ObjectReference,
         action: &str,
         reason: &str,
         note: String,
     ) {
         self.publish(
-            if well { "Normal" } else { "Warning" },
+            if is_normal { "Normal" } else { "Warning" },
             regarding,
             action,
             reason,
@@ -112,7 +113,7 @@ impl Events {
         mut note: String,
     ) {
         note.truncate(note.floor_char_boundary(MAX_NOTE));
-        // What the API server adds to it must leave a DNS subdomain.
+        // The name with the apiserver's suffix must be a DNS subdomain.
         let name = regarding.name.as_deref().unwrap_or_default();
         let name = name[..name.floor_char_boundary(MAX_NAME)]
             .trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -138,8 +139,8 @@ impl Events {
     }
 }
 
-/// Whether a namespace that is being deleted, or is gone, refuses to take anything new.
-fn is_going(error: &kube::Error) -> bool {
+/// Returns whether the apiserver rejected an Event because its namespace is being deleted or does not exist.
+fn is_namespace_terminating(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 || is_terminating(status))
 }
 
@@ -162,7 +163,7 @@ mod tests {
         }
     }
 
-    /// The requests that these Events become.
+    /// Publishes Events; returns the requests that write them.
     async fn written(publish: impl FnOnce(&Events), count: usize) -> Vec<(Method, String, Event)> {
         let (seen, mut requests) = mpsc::unbounded_channel();
         let server = service_fn(move |request: Request<Body>| {
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_is_written_with_its_own_words() {
+    async fn each_event_is_written_with_its_own_note() {
         let publish = |events: &Events| {
             events.warning(
                 regarding("web"),
@@ -239,23 +240,23 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_goes_is_no_fault() {
-        let refused = |code: u16, cause: Option<&str>| {
+    fn event_in_a_terminating_namespace_is_no_problem() {
+        let is_namespace = |code: u16, cause: Option<&str>| {
             let causes: Vec<_> = cause
                 .iter()
                 .map(|cause| json!({ "reason": cause }))
                 .collect();
             let status = json!({ "message": "", "reason": "", "code": code, "details": { "causes": causes } });
-            is_going(&kube::Error::Api(Box::new(
+            is_namespace_terminating(&kube::Error::Api(Box::new(
                 serde_json::from_value(status).unwrap(),
             )))
         };
-        assert!(refused(403, Some("NamespaceTerminating")) && refused(404, None));
-        assert!(!refused(403, None) && !refused(422, Some("FieldValueInvalid")));
+        assert!(is_namespace(403, Some("NamespaceTerminating")) && is_namespace(404, None));
+        assert!(!is_namespace(403, None) && !is_namespace(422, Some("FieldValueInvalid")));
     }
 
     #[tokio::test]
-    async fn everything_is_cut_to_what_the_api_takes() {
+    async fn long_fields_are_truncated_to_the_limits_of_the_api() {
         let long = format!("{}.{}", "a".repeat(MAX_NAME - 1), "b".repeat(200));
         let publish = |events: &Events| {
             events.warning(

@@ -1,4 +1,4 @@
-//! Keeps the cache of one of our kinds, while its CRD is there.
+//! Feed of the cache of one of the operator's own kinds, while its CRD exists.
 
 use std::fmt::Debug;
 
@@ -13,56 +13,59 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{info, warn};
 
 use super::cache::{Cache, CacheChange};
-use super::crds::Presence;
-use super::health::{Health, State, Watchdog};
+use super::crds::CrdState;
+use super::health::{KindState, Probes, Watchdog};
 use super::metrics::{Metrics, Purpose};
-use super::watching::{self, Told};
+use super::watch::{WatchUpdate, error_status, watch_updates};
 
-/// What feeds a cache.
+/// Feed of a cache.
 pub struct Feed<K> {
-    /// The controller's name.
+    /// Name of the controller.
     pub name: &'static str,
-    /// One for each watch: the cluster, or each namespace that is served.
+    /// API of each place: the cluster, or each watched namespace.
     pub apis: Vec<Api<K>>,
-    /// How they watch.
-    pub watches: watcher::Config,
-    /// What is counted.
+    /// Configuration of the watches.
+    pub watch_config: watcher::Config,
+    /// Metrics of the watches.
     pub metrics: Metrics,
-    /// Who is told how far it is,
-    pub health: Health,
-    /// and who else.
-    pub phase: watch::Sender<State>,
-    /// Who sees to it that it does not get stuck.
+    /// Probes that report the state of the kind.
+    pub probes: Probes,
+    /// Sender of the state of the kind.
+    pub phase: watch::Sender<KindState>,
+    /// Watchdog of each step.
     pub watchdog: Watchdog,
-    /// Whether the CRD is there.
-    pub presence: watch::Receiver<Option<Presence>>,
-    /// Who asks for all to be listed anew, and is told when it has been.
-    pub asked: mpsc::Receiver<oneshot::Sender<()>>,
+    /// State of the CRD; `None` until it is known.
+    pub crd: watch::Receiver<Option<CrdState>>,
+    /// Requests for a relist, each with a sender that confirms its end.
+    pub relists: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
 impl<K> Feed<K>
 where
     K: Kind + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Never ends by itself. `on` is told what becomes of each object, and whether all have been seen; when they have, of
-    /// each once more. While the CRD is not there, or is an older one, nothing is.
+    /// Runs until dropped. `on` gets each change of the cache, and whether all objects have been listed; once they
+    /// have, it gets each object again. While the CRD is missing or incompatible, the cache is empty.
     pub async fn run(
         mut self,
         mut cache: Cache<K>,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
     ) {
         loop {
-            let presence = self
-                .presence
+            let crd = self
+                .crd
                 .wait_for(Option::is_some)
                 .await
-                .map(|presence| presence.clone());
-            match presence {
-                Ok(Some(Presence::Absent(why))) => {
-                    self.say(State::Absent(why));
-                    // A pass over what an older CRD has pruned would take it for what stands there.
-                    cache.clear().into_iter().for_each(|gone| on(gone, false));
-                    if self.presence.changed().await.is_err() {
+                .map(|crd| crd.clone());
+            match crd {
+                Ok(Some(CrdState::Absent(why))) => {
+                    self.set_state(KindState::Absent(why));
+                    // A reconcile of objects that an older CRD has pruned would act on missing fields.
+                    cache
+                        .clear()
+                        .into_iter()
+                        .for_each(|change| on(change, false));
+                    if self.crd.changed().await.is_err() {
                         break;
                     }
                 }
@@ -74,114 +77,112 @@ where
                 Err(_) => break,
             }
         }
-        // Whoever follows the CRD is gone: the process ends, for that or for what ended it.
+        // The sender of the CRD's state is dropped: the process ends.
         std::future::pending::<()>().await;
     }
 
-    fn say(&self, state: State) {
+    fn set_state(&self, state: KindState) {
         if *self.phase.borrow() != state {
             match &state {
-                State::Absent(why) => warn!(kind = self.name, why, "the kind is not served"),
-                State::Syncing => info!(kind = self.name, "the kind is listed"),
-                State::Partly(refused) => {
+                KindState::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
+                KindState::Syncing => info!(kind = self.name, "listing the kind"),
+                KindState::PartiallySynced(denied) => {
                     warn!(
                         kind = self.name,
-                        ?refused,
-                        "the kind is served where it may be listed"
+                        ?denied,
+                        "kind is served only where the apiserver allows its list"
                     );
                 }
-                State::Synced => info!(kind = self.name, "the kind is served"),
+                KindState::Synced => info!(kind = self.name, "kind is served"),
             }
-            self.health.set(self.name, state.clone());
+            self.probes.set(self.name, state.clone());
             self.phase.send_replace(state);
         }
     }
 
-    /// Until the CRD changes.
+    /// Feeds the cache until the state of the CRD changes.
     async fn watch(
         &mut self,
         cache: &mut Cache<K>,
         on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
-        self.say(State::Syncing);
-        let (mut told, mut asked) = (self.begin(), None);
+        self.set_state(KindState::Syncing);
+        let (mut updates, mut pending) = (self.start(), None);
         loop {
-            if cache.settled()
-                && let Some(asked) = asked.take()
+            if cache.is_synced()
+                && let Some(relist) = pending.take()
             {
-                // Who no longer waits has ended.
-                let _ = oneshot::Sender::<()>::send(asked, ());
+                // A receiver that no longer waits is dropped.
+                let _ = oneshot::Sender::<()>::send(relist, ());
             }
-            let told = tokio::select! {
-                changed = self.presence.changed() => return changed,
-                Some(asks) = self.asked.recv() => {
-                    cache.begin();
-                    (told, asked) = (self.begin(), Some(asks));
+            let update = tokio::select! {
+                changed = self.crd.changed() => return changed,
+                Some(relist) = self.relists.recv() => {
+                    cache.restart();
+                    (updates, pending) = (self.start(), Some(relist));
                     continue;
                 }
-                Some(told) = told.next() => told,
+                Some(update) = updates.next() => update,
             };
-            match told {
-                (index, Told::Shown(event)) => {
+            match update {
+                (index, WatchUpdate::Event(event)) => {
                     let _busy = self.watchdog.busy();
-                    let settled = cache.settled();
-                    for touched in cache.apply(index, event) {
-                        on(touched, settled);
+                    let was_synced = cache.is_synced();
+                    for change in cache.apply(index, event) {
+                        on(change, was_synced);
                     }
-                    self.settle(cache, settled, on);
+                    self.update_state(cache, was_synced, on);
                 }
-                (_, Told::Stands) => {}
-                (index, Told::Failed(error)) => {
+                (_, WatchUpdate::Recovered) => {}
+                (index, WatchUpdate::Failed(error)) => {
                     warn!(
                         kind = self.name,
                         error = &error as &dyn std::error::Error,
                         "watch failed; will retry"
                     );
-                    if let Some(refusal) =
-                        watching::refusal(&error).filter(|status| status.code == 403)
-                    {
-                        let settled = cache.settled();
-                        cache.refuse(index, refusal.message.clone());
-                        self.settle(cache, settled, on);
+                    if let Some(status) = error_status(&error).filter(|status| status.code == 403) {
+                        let was_synced = cache.is_synced();
+                        cache.deny(index, status.message.clone());
+                        self.update_state(cache, was_synced, on);
                     }
                 }
             }
         }
     }
 
-    fn begin(&self) -> SelectAll<BoxStream<'static, (usize, Told<K>)>> {
+    fn start(&self) -> SelectAll<BoxStream<'static, (usize, WatchUpdate<K>)>> {
         let resource = format!("{}.{}", K::plural(&()), K::group(&()));
         let watch = |(index, api): (usize, &Api<K>)| {
-            let counted = self.metrics.watch(&resource, Purpose::Own);
-            watching::watch(api.clone(), self.watches.clone(), counted)
-                .map(move |told| (index, told))
+            let guard = self.metrics.watch(&resource, Purpose::Own);
+            watch_updates(api.clone(), self.watch_config.clone(), guard)
+                .map(move |update| (index, update))
                 .boxed()
         };
         self.apis.iter().enumerate().map(watch).collect()
     }
 
-    /// Says how far the cache is, which may have been settled `before`.
-    fn settle(
+    /// Sets the state of the kind, unless a list is missing. `was_synced` is the state before the last event.
+    fn update_state(
         &self,
         cache: &Cache<K>,
-        before: bool,
+        was_synced: bool,
         on: &(impl Fn(CacheChange<K>, bool) + Send + Sync),
     ) {
-        if !cache.settled() {
+        if !cache.is_synced() {
             return;
         }
-        if !before {
+        if !was_synced {
             cache
                 .store()
                 .state()
                 .into_iter()
                 .for_each(|object| on(CacheChange::Present(object), true));
         }
-        let refused = cache.refused();
-        self.say(if refused.is_empty() {
-            State::Synced
+        let denied = cache.denied();
+        self.set_state(if denied.is_empty() {
+            KindState::Synced
         } else {
-            State::Partly(refused)
+            KindState::PartiallySynced(denied)
         });
     }
 }
@@ -196,62 +197,64 @@ mod tests {
 
     use super::*;
     use crate::testing::{PROGRAM, Widget};
-    use crate::watching::tests::{Asked, api, object};
+    use crate::watch::tests::{WatchRequest, api, object};
 
-    type Presences = watch::Sender<Option<Presence>>;
-    type Asks = mpsc::Sender<oneshot::Sender<()>>;
+    type CrdStates = watch::Sender<Option<CrdState>>;
+    type Relists = mpsc::Sender<oneshot::Sender<()>>;
 
-    /// A feed of these, who tells it of the CRD, how far it says that it is, and who asks it for a new list.
-    fn feed(apis: Vec<Api<Widget>>) -> (Feed<Widget>, Presences, watch::Receiver<State>, Asks) {
-        let (asks, asked) = mpsc::channel(1);
-        let (presence, follow) = watch::channel(None);
-        let (say, phase) = watch::channel(State::Syncing);
+    /// Returns a feed, the sender of its CRD's state, the receiver of its own state, and the sender of relist requests.
+    fn feed(
+        apis: Vec<Api<Widget>>,
+    ) -> (Feed<Widget>, CrdStates, watch::Receiver<KindState>, Relists) {
+        let (relist_sender, relists) = mpsc::channel(1);
+        let (crd, follow) = watch::channel(None);
+        let (state, phase) = watch::channel(KindState::Syncing);
         let feed = Feed {
             name: "configmap",
             apis,
-            watches: watcher::Config::default(),
+            watch_config: watcher::Config::default(),
             metrics: Metrics::new(&PROGRAM),
-            health: Health::new(),
-            watchdog: Health::new().watchdog("cache", Duration::from_mins(1)),
-            phase: say,
-            presence: follow,
-            asked,
+            probes: Probes::new(),
+            watchdog: Probes::new().watchdog("cache", Duration::from_mins(1)),
+            phase: state,
+            crd: follow,
+            relists,
         };
-        (feed, presence, phase, asks)
+        (feed, crd, phase, relist_sender)
     }
 
-    fn told() -> (
+    fn updates() -> (
         impl Fn(CacheChange<Widget>, bool) + Send + Sync + 'static,
         mpsc::UnboundedReceiver<String>,
     ) {
-        let (told, tells) = mpsc::unbounded_channel();
-        let on = move |touched: CacheChange<Widget>, all_seen: bool| {
-            let words = match touched {
+        let (updates, tells) = mpsc::unbounded_channel();
+        let on = move |change: CacheChange<Widget>, all_seen: bool| {
+            let text = match change {
                 CacheChange::Present(object) => format!("+{} {all_seen}", object.name_any()),
                 CacheChange::Deleted(object) => format!("-{}", object.name_any()),
             };
-            told.send(words).unwrap();
+            updates.send(text).unwrap();
         };
         (on, tells)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_namespace_that_is_refused_holds_up_no_other() {
+    async fn denied_namespace_does_not_block_the_others() {
         let (served, _) = api(|_, _| (200, vec![object("x", "5")]));
-        let (refused, _) = api(|_, before| {
+        let (denied, _) = api(|_, before| {
             if before < 3 {
                 (403, vec![])
             } else {
                 (200, vec![object("y", "5")])
             }
         });
-        let (feed, presence, mut phase, _asks) = feed(vec![served, refused]);
-        let (on, mut tells) = told();
+        let (feed, crd, mut phase, _asks) = feed(vec![served, denied]);
+        let (on, mut tells) = updates();
         tokio::spawn(feed.run(Cache::new(vec![Some("a".into()), Some("b".into())]), on));
-        presence.send_replace(Some(Presence::Present));
-        let partly = State::Partly([(Some("b".into()), "no".into())].into());
+        crd.send_replace(Some(CrdState::Present));
+        let partly = KindState::PartiallySynced([(Some("b".into()), "no".into())].into());
         phase
-            .wait_for(|phase| *phase != State::Syncing)
+            .wait_for(|phase| *phase != KindState::Syncing)
             .await
             .unwrap();
         assert_eq!(*phase.borrow(), partly);
@@ -260,61 +263,61 @@ mod tests {
             ("+x false".into(), "+x true".into())
         );
         phase
-            .wait_for(|phase| *phase == State::Synced)
+            .wait_for(|phase| *phase == KindState::Synced)
             .await
             .unwrap();
         assert_eq!(tells.recv().await.unwrap(), "+y true");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
+    async fn cache_is_empty_while_the_crd_is_incompatible() {
         let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
-        let (feed, presence, mut phase, _asks) = feed(vec![apis]);
+        let (feed, crd, mut phase, _asks) = feed(vec![apis]);
         let cache = Cache::new(vec![None]);
         let store = cache.store();
-        let (on, mut tells) = told();
+        let (on, mut tells) = updates();
         let feed = tokio::spawn(feed.run(cache, on));
         for _ in 0..2 {
-            presence.send_replace(Some(Presence::Present));
+            crd.send_replace(Some(CrdState::Present));
             phase
-                .wait_for(|phase| *phase == State::Synced)
+                .wait_for(|phase| *phase == KindState::Synced)
                 .await
                 .unwrap();
             assert_eq!(
                 (tells.recv().await.unwrap(), tells.recv().await.unwrap()),
                 ("+x false".into(), "+x true".into())
             );
-            presence.send_replace(Some(Presence::Absent("older".into())));
+            crd.send_replace(Some(CrdState::Absent("older".into())));
             assert_eq!(tells.recv().await.unwrap(), "-x");
-            assert_eq!(*phase.borrow(), State::Absent("older".into()));
+            assert_eq!(*phase.borrow(), KindState::Absent("older".into()));
             assert!(store.is_empty());
         }
-        // As at a shutdown: that it ends by itself would be a fault.
-        drop(presence);
+        // As on shutdown: the feed must not end by itself.
+        drop(crd);
         tokio::time::timeout(Duration::from_secs(1), feed)
             .await
             .unwrap_err();
     }
 
-    /// What the watch has shown may be of the past.
+    /// The watch of a standby may be stale.
     #[tokio::test(start_paused = true)]
-    async fn whoever_begins_to_lead_has_all_listed_anew() {
+    async fn new_leader_relists_its_objects() {
         let listed = |before: usize| object(if before == 0 { "x" } else { "y" }, "5");
-        let (apis, log) = api(move |asked, before| match asked {
-            Asked::List => (200, vec![listed(before)]),
+        let (apis, log) = api(move |relists, before| match relists {
+            WatchRequest::List => (200, vec![listed(before)]),
             _ => (200, vec![]),
         });
-        let (feed, presence, mut phase, asks) = feed(vec![apis]);
+        let (feed, crd, mut phase, relist_sender) = feed(vec![apis]);
         let cache = Cache::new(vec![None]);
         let store = cache.store();
-        let (on, _tells) = told();
+        let (on, _tells) = updates();
         tokio::spawn(feed.run(cache, on));
-        let anew = async || {
+        let relist = async || {
             let (done, listed) = oneshot::channel();
-            asks.send(done).await.unwrap();
+            relist_sender.send(done).await.unwrap();
             listed.await.unwrap();
             (
-                log.count(Asked::List),
+                log.count(WatchRequest::List),
                 store
                     .state()
                     .iter()
@@ -322,20 +325,20 @@ mod tests {
                     .collect::<Vec<_>>(),
             )
         };
-        presence.send_replace(Some(Presence::Present));
+        crd.send_replace(Some(CrdState::Present));
         phase
-            .wait_for(|phase| *phase == State::Synced)
+            .wait_for(|phase| *phase == KindState::Synced)
             .await
             .unwrap();
         assert_eq!(
-            (log.count(Asked::List), store.state()[0].name_any()),
+            (log.count(WatchRequest::List), store.state()[0].name_any()),
             (1, "x".to_owned())
         );
-        assert_eq!(anew().await, (2, vec!["y".to_owned()]));
+        assert_eq!(relist().await, (2, vec!["y".to_owned()]));
         assert_eq!(
             *phase.borrow_and_update(),
-            State::Synced,
-            "it was served all the time"
+            KindState::Synced,
+            "the kind is served throughout"
         );
     }
 }

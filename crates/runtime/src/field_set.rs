@@ -1,4 +1,4 @@
-//! Sets of fields, as an entry of `managedFields` has them (`FieldsV1`).
+//! Sets of fields in an entry of `managedFields` (`FieldsV1`).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::Value;
@@ -11,7 +11,7 @@ pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
         .map_or(&Value::Null, |fields| &fields.0)
 }
 
-/// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
+/// Returns whether `element`, `k:{KEYS}` or `v:VALUE`, identifies this list item.
 pub(super) fn is_element(element: &str, item: &Value) -> bool {
     let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
     if let Some(value) = element.strip_prefix("v:") {
@@ -20,7 +20,7 @@ pub(super) fn is_element(element: &str, item: &Value) -> bool {
     let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else {
         return false;
     };
-    // The one key of the API's own lists that has a default is the protocol.
+    // Among the keys of the API's own lists only the protocol has a default.
     keys.iter()
         .all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
 }
@@ -32,6 +32,6 @@ pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a V
 }
 
 /// Returns whether an entry may cover fields other than the status.
-pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
+pub(super) fn covers_content(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref() != Some("status")
 }

@@ -10,16 +10,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Map, Value, json};
 
-use super::field_set::{fields, find, is_element, tells_of_content};
+use super::field_set::{covers_content, fields, find, is_element};
 
 /// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
 pub type Path = Vec<String>;
 
 /// Maximum number of fields named in a message.
-const NAMED: usize = 5;
-/// Fields whose values a message may show: those of environment variables, arguments, annotations and `ConfigMap`s may be
-/// secrets.
-const SHOWN: [&str; 14] = [
+const MAX_NAMED: usize = 5;
+/// Fields whose values a message may show. Values of environment variables, arguments, annotations and `ConfigMap`s may
+/// be secrets.
+const VISIBLE: [&str; 14] = [
     "averageUtilization",
     "containerPort",
     "cpu",
@@ -36,7 +36,7 @@ const SHOWN: [&str; 14] = [
     "type",
 ];
 /// Longest value that a message shows, in characters.
-const MAX_SHOWN: usize = 64;
+const MAX_VISIBLE: usize = 64;
 
 /// Values of an object at some fields; null where a field is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub fn content(object: &Value) -> Value {
 pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) -> Projection {
     let sets: Vec<_> = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .map(fields)
         .collect();
     let mut projection = Projection::default();
@@ -88,11 +88,11 @@ pub fn matches(
     managed: &[ManagedFieldsEntry],
     manager: &str,
 ) -> bool {
-    let wanted = project(desired, desired, managed);
+    let expected = project(desired, desired, managed);
     let is_others = |path: &Path| {
         managed.iter().any(|entry| {
             entry.manager.as_deref() != Some(manager)
-                && tells_of_content(entry)
+                && covers_content(entry)
                 && find(fields(entry), path).is_some()
         })
     };
@@ -101,10 +101,10 @@ pub fn matches(
         .iter()
         .all(|(path, value)| {
             // A missing or repeated item is a path of its own, while the desired item consists of fields.
-            let Some(wanted) = wanted.values.get(path) else {
+            let Some(expected) = expected.values.get(path) else {
                 return false;
             };
-            same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
+            same(path, expected, value) || (is_within(expected, value) && !is_others(path))
         })
 }
 
@@ -126,7 +126,7 @@ impl Projection {
     /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut differences: Vec<Path> = Vec::new();
-        // A path sorts right before those inside it.
+        // A path sorts right before the paths inside it.
         let all: BTreeSet<_> = self.values.keys().chain(other.values.keys()).collect();
         for path in all {
             let is_inside = differences
@@ -139,35 +139,35 @@ impl Projection {
         differences
     }
 
-    /// Returns the value at the field, if it is short and no secret can be in it.
-    pub fn shown(&self, path: &Path) -> Option<String> {
+    /// Returns the value at the field, if it is short and cannot be a secret.
+    pub fn visible_value(&self, path: &Path) -> Option<String> {
         let name = path.last()?.strip_prefix("f:")?;
         // The keys of ConfigMaps and annotations may have any name.
         let is_spec =
             path.first()? == "f:spec" && !path.iter().any(|element| element == "f:annotations");
         let text = match self.values.get(path)? {
-            _ if !is_spec || !SHOWN.contains(&name) => return None,
+            _ if !is_spec || !VISIBLE.contains(&name) => return None,
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             _ => return None,
         };
-        (text.chars().count() <= MAX_SHOWN && !text.contains(char::is_control)).then_some(text)
+        (text.chars().count() <= MAX_VISIBLE && !text.contains(char::is_control)).then_some(text)
     }
 
     fn walk(&mut self, path: &mut Path, live: Option<&Value>, desired: &Value, sets: &[&Value]) {
         let live = live.unwrap_or(&Value::Null);
         match (desired, live) {
             (Value::Null, _) => {}
-            (Value::Object(wanted), Value::Object(there))
-                if !wanted.is_empty() && !is_whole(sets) =>
+            (Value::Object(desired), Value::Object(live))
+                if !desired.is_empty() && !is_whole(sets) =>
             {
-                for (name, wanted) in wanted {
-                    self.step(path, format!("f:{name}"), there.get(name), wanted, sets);
+                for (name, desired) in desired {
+                    self.step(path, format!("f:{name}"), live.get(name), desired, sets);
                 }
             }
-            (Value::Array(wanted), Value::Array(there)) => self.items(path, there, wanted, sets),
+            (Value::Array(desired), Value::Array(live)) => self.items(path, live, desired, sets),
             // An empty desired object only requires that the object exists.
-            (Value::Object(wanted), Value::Object(_)) if wanted.is_empty() => {
+            (Value::Object(desired), Value::Object(_)) if desired.is_empty() => {
                 self.set(path, json!({}));
             }
             _ => self.set(path, live.clone()),
@@ -188,45 +188,45 @@ impl Projection {
         path.pop();
     }
 
-    fn items(&mut self, path: &mut Path, there: &[Value], wanted: &[Value], sets: &[&Value]) {
+    fn items(&mut self, path: &mut Path, live: &[Value], desired: &[Value], sets: &[&Value]) {
         let elements = || {
             sets.iter()
                 .filter_map(|set| set.as_object())
                 .flat_map(Map::keys)
         };
         if let Some(keys) = keys(sets) {
-            for wanted in wanted {
-                let element = element(wanted, &keys, sets);
-                let all: Vec<_> = there
+            for desired in desired {
+                let element = element(desired, &keys, sets);
+                let all: Vec<_> = live
                     .iter()
                     .filter(|item| is_element(&element, item))
                     .collect();
                 if all.len() > 1 {
-                    // The apiserver lets an update repeat an item; of two variables of one name the last one counts.
+                    // The apiserver lets an update repeat an item; of two variables with one name the last one counts.
                     path.push(element);
                     self.set(path, json!(all));
                     path.pop();
                 } else {
-                    self.step(path, element, all.first().copied(), wanted, sets);
+                    self.step(path, element, all.first().copied(), desired, sets);
                 }
             }
-            let is_wanted = |item| {
-                wanted
+            let is_desired = |item| {
+                desired
                     .iter()
-                    .any(|wanted| is_element(&element(wanted, &keys, sets), item))
+                    .any(|desired| is_element(&element(desired, &keys, sets), item))
             };
             self.has_foreign_ports |=
-                keys.iter().any(|key| key == "containerPort") && !there.iter().all(is_wanted);
+                keys.iter().any(|key| key == "containerPort") && !live.iter().all(is_desired);
         } else if elements().any(|element| element.starts_with("v:")) {
-            for wanted in wanted {
-                let live = there.iter().find(|item| *item == wanted);
-                self.step(path, format!("v:{wanted}"), live, wanted, sets);
+            for desired in desired {
+                let live = live.iter().find(|item| *item == desired);
+                self.step(path, format!("v:{desired}"), live, desired, sets);
             }
-        } else if is_whole(sets) || there.len() != wanted.len() {
-            self.set(path, json!(there));
+        } else if is_whole(sets) || live.len() != desired.len() {
+            self.set(path, json!(live));
         } else {
-            for (index, (live, wanted)) in there.iter().zip(wanted).enumerate() {
-                self.step(path, format!("i:{index}"), Some(live), wanted, &[]);
+            for (index, (live, desired)) in live.iter().zip(desired).enumerate() {
+                self.step(path, format!("i:{index}"), Some(live), desired, &[]);
             }
         }
     }
@@ -236,7 +236,7 @@ impl Projection {
     }
 }
 
-/// Returns the keys that identify the items of a list; `None` if these sets do not show them.
+/// Returns the keys that identify the items of a list; `None` if these sets do not name them.
 pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
     let mut elements = sets
         .iter()
@@ -268,7 +268,7 @@ pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String 
     format!("k:{}", Value::Object(keys))
 }
 
-/// Returns whether the field is atomic: somebody owns the field, and nobody owns anything inside it.
+/// Returns whether the field is atomic: a manager owns the field, and none owns anything inside it.
 fn is_whole(sets: &[&Value]) -> bool {
     let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
     let mut all = sets.iter().filter_map(|set| set.as_object());
@@ -276,8 +276,8 @@ fn is_whole(sets: &[&Value]) -> bool {
 }
 
 /// Returns whether two values are equal to the apiserver, which omits empty values and normalizes quantities.
-fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
-    if wanted == live || (is_empty(wanted) && is_empty(live)) {
+fn same(path: &Path, desired: &Value, live: &Value) -> bool {
+    if desired == live || (is_empty(desired) && is_empty(live)) {
         return true;
     }
     let is_quantity = path
@@ -285,28 +285,28 @@ fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
         .rev()
         .nth(1)
         .is_some_and(|list| list == "f:requests" || list == "f:limits");
-    match (wanted.as_str(), live.as_str()) {
-        (Some(wanted), Some(live)) if is_quantity => {
-            quantity(wanted).is_some_and(|it| Some(it) == quantity(live))
+    match (desired.as_str(), live.as_str()) {
+        (Some(desired), Some(live)) if is_quantity => {
+            quantity(desired).is_some_and(|it| Some(it) == quantity(live))
         }
         _ => false,
     }
 }
 
-/// Returns whether `live` contains all of `wanted`.
-pub(super) fn is_within(wanted: &Value, live: &Value) -> bool {
-    match (wanted, live) {
-        (Value::Object(wanted), Value::Object(live)) => wanted
+/// Returns whether `live` contains all of `desired`.
+pub(super) fn is_within(desired: &Value, live: &Value) -> bool {
+    match (desired, live) {
+        (Value::Object(desired), Value::Object(live)) => desired
             .iter()
-            .all(|(name, wanted)| is_within(wanted, live.get(name).unwrap_or(&Value::Null))),
-        (Value::Array(wanted), Value::Array(live)) => {
-            wanted.len() == live.len()
-                && wanted
+            .all(|(name, desired)| is_within(desired, live.get(name).unwrap_or(&Value::Null))),
+        (Value::Array(desired), Value::Array(live)) => {
+            desired.len() == live.len()
+                && desired
                     .iter()
                     .zip(live)
-                    .all(|(wanted, live)| is_within(wanted, live))
+                    .all(|(desired, live)| is_within(desired, live))
         }
-        _ => wanted == live || (is_empty(wanted) && is_empty(live)),
+        _ => desired == live || (is_empty(desired) && is_empty(live)),
     }
 }
 
@@ -365,25 +365,25 @@ fn quantity(text: &str) -> Option<i128> {
     }
 }
 
-/// Formats the values that `before` [shows](Projection::shown) as `spec.replicas=5, spec.type=NodePort`; only the first few
+/// Formats the values that `before` [makes visible](Projection::visible_value) as `spec.replicas=5, spec.type=NodePort`; only the first few
 /// of many.
 pub fn old_values(paths: &[Path], before: &Projection) -> String {
-    let shown = paths
+    let values = paths
         .iter()
-        .filter_map(|path| Some(format!("{}={}", name(path), before.shown(path)?)));
-    shown.take(NAMED).collect::<Vec<_>>().join(", ")
+        .filter_map(|path| Some(format!("{}={}", name(path), before.visible_value(path)?)));
+    values.take(MAX_NAMED).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
-pub fn in_words(paths: &[Path]) -> String {
+pub fn format_paths(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths
         .iter()
-        .take(NAMED)
+        .take(MAX_NAMED)
         .map(Vec::as_slice)
         .map(name)
         .collect();
-    if paths.len() > NAMED {
-        named.push(format!("{} more", paths.len() - NAMED));
+    if paths.len() > MAX_NAMED {
+        named.push(format!("{} more", paths.len() - MAX_NAMED));
     }
     match named.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),

@@ -1,4 +1,4 @@
-//! Finalizers: what is outside an object's own namespace goes before the object does.
+//! Finalizers: what an object owns outside of its namespace is deleted before the object.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,20 +7,20 @@ use kube::{Api, ResourceExt};
 use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
 
-use super::written::Written;
-use super::{Key, apply, cache};
+use super::own_writes::OwnWrites;
+use super::{ObjectKey, apply, cache};
 
-/// Whether the object has it.
-pub fn is_on(object: &impl ResourceExt, finalizer: &str) -> bool {
+/// Returns whether the object has the finalizer.
+pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
     object.finalizers().iter().any(|name| name == finalizer)
 }
 
-/// Has the finalizer be there before anything is that it stands for. Gives the object as it then is.
+/// Adds the finalizer, before anything is created that it protects. Returns the written object.
 ///
 /// # Errors
-/// What the apiserver answers, 409 among it: the object has changed since.
-pub async fn put<K>(
-    written: &Written<K>,
+/// The apiserver's error, such as 409 if the object has changed since.
+pub async fn add<K>(
+    written: &OwnWrites<K>,
     api: &Api<K>,
     manager: &str,
     object: Arc<K>,
@@ -29,7 +29,7 @@ pub async fn put<K>(
 where
     K: Kind + Clone + Debug + DeserializeOwned + 'static,
 {
-    if is_on(object.as_ref(), finalizer) {
+    if has(object.as_ref(), finalizer) {
         return Ok(object);
     }
     let present = all(api, object.as_ref()).await?;
@@ -38,19 +38,19 @@ where
         .map(String::as_str)
         .chain([finalizer])
         .collect();
-    let put = apply::finalizers(api, manager, object.as_ref(), &all);
-    written.object(&Key::of(object.as_ref()), put).await
+    let write = apply::finalizers(api, manager, object.as_ref(), &all);
+    written.object(&ObjectKey::of(object.as_ref()), write).await
 }
 
-/// Takes the finalizer away, once all is done. An object that is gone is no error.
+/// Removes the finalizer once nothing is left that it protects. A missing object is no error.
 ///
 /// # Errors
-/// What the apiserver answers, 409 among it: the object has changed since.
-pub async fn take<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
+/// The apiserver's error, such as 409 if the object has changed since.
+pub async fn remove<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
 where
     K: Kind + Clone + Debug + DeserializeOwned,
 {
-    let taken = async {
+    let removed = async {
         let present = all(api, object).await?;
         let left: Vec<_> = present
             .iter()
@@ -59,13 +59,14 @@ where
             .collect();
         apply::finalizers(api, manager, object, &left).await
     };
-    match taken.await {
-        Err(kube::Error::Api(said)) if said.code == 404 => Ok(()),
-        taken => taken.map(drop),
+    match removed.await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        removed => removed.map(drop),
     }
 }
 
-/// Returns all finalizers of `object`. If it has changed since it was read, the write of its finalizers fails with 409.
+/// Returns all finalizers of `object`. If the object has changed since it was read, the write of its finalizers fails
+/// with 409.
 async fn all<K>(api: &Api<K>, object: &K) -> kube::Result<Vec<String>>
 where
     K: Kind + Clone + Debug + DeserializeOwned,
@@ -145,26 +146,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn put_keeps_finalizers_that_the_cache_dropped() {
+    async fn add_keeps_finalizers_that_the_cache_dropped() {
         let object = stored(false);
-        let own_writes = Written::new(Trigger::default());
+        let own_writes = OwnWrites::new(Trigger::default());
         let (put, finalizers) = written(&object, async |api, cached| {
-            put(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
+            add(&own_writes, &api, "m", Arc::new(cached), FINALIZER)
                 .await
                 .unwrap()
         })
         .await;
-        assert!(is_on(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));
+        assert!(has(put.as_ref(), FINALIZER) && !cache::has_all_finalizers(put.as_ref()));
         assert_eq!(finalizers.len(), 1001);
         assert!(finalizers.iter().any(|name| name == FINALIZER));
     }
 
     #[tokio::test]
-    async fn take_keeps_finalizers_that_the_cache_dropped() {
+    async fn remove_keeps_finalizers_that_the_cache_dropped() {
         let object = stored(true);
         let ((), finalizers) = written(&object, async |api, cached| {
-            assert!(is_on(&cached, FINALIZER));
-            take(&api, "m", &cached, FINALIZER).await.unwrap();
+            assert!(has(&cached, FINALIZER));
+            remove(&api, "m", &cached, FINALIZER).await.unwrap();
         })
         .await;
         assert_eq!(finalizers.len(), 1000);

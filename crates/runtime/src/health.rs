@@ -1,7 +1,7 @@
 //! `/livez` and `/readyz`.
 //!
-//! Liveness asks whether the process' own loops move, never whether the apiserver answers: a restart mends a deadlock,
-//! not a network. Readiness asks whether the caches of every kind are filled, so a standby is ready too.
+//! Liveness covers only the loops of the process, never the apiserver: a restart fixes a deadlock, not a network.
+//! Readiness means that the caches of every kind are synced, so a standby is ready too.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,27 +16,27 @@ use http::StatusCode;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-/// How far a kind has come.
+/// State of a kind's caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Its CRD is missing or older than this program, as the words say. The others work without it.
+pub enum KindState {
+    /// The CRD is missing or incompatible, or the controller is off; with the reason. Other kinds work without it.
     Absent(String),
-    /// Its caches are being filled.
+    /// The caches are not synced yet.
     Syncing,
-    /// Its caches are filled, but for these places (`None` is the whole cluster), in which it may not list it, as the
-    /// words say. The others work without them.
-    Partly(BTreeMap<Option<String>, String>),
-    /// Its caches are filled.
+    /// The caches are synced except in these places (`None` is the whole cluster), whose list the apiserver denies;
+    /// with the reasons. Other kinds work without them.
+    PartiallySynced(BTreeMap<Option<String>, String>),
+    /// The caches are synced.
     Synced,
 }
 
-/// What the probes answer from. Cheap to clone.
+/// State from which the probes answer. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Health(Arc<Mutex<Inner>>);
+pub struct Probes(Arc<Mutex<ProbeState>>);
 
 #[derive(Default)]
-struct Inner {
-    kinds: BTreeMap<&'static str, State>,
+struct ProbeState {
+    kinds: BTreeMap<&'static str, KindState>,
     loops: Vec<Loop>,
     /// Steps are numbered in the order in which they began.
     next_step: u64,
@@ -48,35 +48,35 @@ struct Loop {
     steps: BTreeMap<u64, Instant>,
 }
 
-impl Health {
-    /// Knows of no kind and no loop: alive, not ready.
+impl Probes {
+    /// Creates the state without a kind or loop: live, not ready.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says how far a kind has come. Every kind that is switched on must be named before the first probe is answered.
-    pub fn set(&self, kind: &'static str, state: State) {
-        self.inner().kinds.insert(kind, state);
+    /// Sets the state of a kind. Every enabled kind must be set before the first probe.
+    pub fn set(&self, kind: &'static str, state: KindState) {
+        self.state().kinds.insert(kind, state);
     }
 
-    /// Watches over a loop, of which no single step may take longer than `max_age`.
+    /// Adds a loop of which no single step may take longer than `max_age`.
     pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
-        let mut inner = self.inner();
+        let mut inner = self.state();
         inner.loops.push(Loop {
             name: name.into(),
             max_age,
             steps: BTreeMap::new(),
         });
         Watchdog {
-            health: self.clone(),
+            probes: self.clone(),
             index: inner.loops.len() - 1,
         }
     }
 
-    /// Whether every loop moves, and one line for each.
+    /// Returns whether no loop is stuck, and one line for each.
     pub fn live(&self) -> (bool, String) {
-        let inner = self.inner();
-        let mut report = Report::default();
+        let inner = self.state();
+        let mut report = ProbeReport::default();
         for Loop {
             name,
             max_age,
@@ -100,19 +100,19 @@ impl Health {
         report.finish("live")
     }
 
-    /// Whether the caches of every present kind are filled, and one line for each kind.
+    /// Returns whether the caches of every present kind are synced, and one line for each kind.
     pub fn ready(&self) -> (bool, String) {
-        let inner = self.inner();
-        let mut report = Report::default();
+        let inner = self.state();
+        let mut report = ProbeReport::default();
         if inner.kinds.is_empty() {
             report.line(false, "start", format_args!("not yet"));
         }
         for (kind, state) in &inner.kinds {
             match state {
-                State::Synced => report.line(true, kind, format_args!("synced")),
-                State::Syncing => report.line(false, kind, format_args!("not synced")),
-                State::Partly(refused) => {
-                    let places = refused.iter().map(|(namespace, why)| match namespace {
+                KindState::Synced => report.line(true, kind, format_args!("synced")),
+                KindState::Syncing => report.line(false, kind, format_args!("not synced")),
+                KindState::PartiallySynced(denied) => {
+                    let places = denied.iter().map(|(namespace, why)| match namespace {
                         Some(namespace) => format!("in {namespace}: {why}"),
                         None => format!("in the cluster: {why}"),
                     });
@@ -123,55 +123,55 @@ impl Health {
                         format_args!("not synced {}", places.join("; ")),
                     );
                 }
-                State::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
+                KindState::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
             }
         }
         report.finish("ready")
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that holds the lock can leave it half-changed.
+    fn state(&self) -> MutexGuard<'_, ProbeState> {
+        // No holder of the lock panics between two changes.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One loop, as `/livez` sees it.
+/// Watchdog of one loop.
 #[derive(Clone)]
 pub struct Watchdog {
-    health: Health,
+    probes: Probes,
     index: usize,
 }
 
 impl Watchdog {
-    /// A step begins, and lasts until the answer is dropped. Steps of one loop may overlap; a loop without one waits
-    /// for work, which is not being stuck.
+    /// Starts a step, which lasts until the guard is dropped. Steps of one loop may overlap; a loop without a step
+    /// waits for work and is not stuck.
     #[must_use = "the step lasts until this is dropped"]
-    pub fn busy(&self) -> Step {
-        let mut inner = self.health.inner();
+    pub fn busy(&self) -> StepGuard {
+        let mut inner = self.probes.state();
         let number = inner.next_step;
         inner.next_step += 1;
         if let Some(this) = inner.loops.get_mut(self.index) {
             this.steps.insert(number, Instant::now());
         }
-        Step {
+        StepGuard {
             watchdog: self.clone(),
             number,
         }
     }
 }
 
-/// A step of a loop.
-pub struct Step {
+/// Guard of a step.
+pub struct StepGuard {
     watchdog: Watchdog,
     number: u64,
 }
 
-impl Drop for Step {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         if let Some(this) = self
             .watchdog
-            .health
-            .inner()
+            .probes
+            .state()
             .loops
             .get_mut(self.watchdog.index)
         {
@@ -180,19 +180,19 @@ impl Drop for Step {
     }
 }
 
-/// The answer of a probe, in the form of the apiserver's own.
+/// Response of a probe, in the form of the apiserver's.
 #[derive(Default)]
-struct Report {
+struct ProbeReport {
     failed: bool,
     lines: String,
 }
 
-impl Report {
-    fn line(&mut self, well: bool, name: &str, words: std::fmt::Arguments<'_>) {
-        self.failed |= !well;
-        let sign = if well { '+' } else { '-' };
+impl ProbeReport {
+    fn line(&mut self, is_ok: bool, name: &str, detail: std::fmt::Arguments<'_>) {
+        self.failed |= !is_ok;
+        let sign = if is_ok { '+' } else { '-' };
         // Writing to a String cannot fail.
-        let _ = writeln!(self.lines, "[{sign}]{name} {words}");
+        let _ = writeln!(self.lines, "[{sign}]{name} {detail}");
     }
 
     fn finish(self, what: &str) -> (bool, String) {
@@ -201,23 +201,23 @@ impl Report {
     }
 }
 
-/// Serves `/livez` (also as `/healthz`) and `/readyz` for ever.
+/// Serves `/livez` (also as `/healthz`) and `/readyz` without an end.
 ///
 /// # Errors
-/// When the listener breaks.
-pub async fn serve(listener: TcpListener, health: Health) -> io::Result<()> {
-    let live = get(|Shared(health): Shared<Health>| async move { answer(health.live()) });
-    let ready = get(|Shared(health): Shared<Health>| async move { answer(health.ready()) });
+/// The error of the listener.
+pub async fn serve(listener: TcpListener, probes: Probes) -> io::Result<()> {
+    let live = get(|Shared(probes): Shared<Probes>| async move { response(probes.live()) });
+    let ready = get(|Shared(probes): Shared<Probes>| async move { response(probes.ready()) });
     let router = Router::new()
         .route("/livez", live.clone())
         .route("/healthz", live)
         .route("/readyz", ready);
-    axum::serve(listener, router.with_state(health)).await
+    axum::serve(listener, router.with_state(probes)).await
 }
 
-fn answer((well, body): (bool, String)) -> (StatusCode, String) {
+fn response((is_ok, body): (bool, String)) -> (StatusCode, String) {
     (
-        if well {
+        if is_ok {
             StatusCode::OK
         } else {
             StatusCode::SERVICE_UNAVAILABLE
@@ -234,70 +234,73 @@ mod tests {
 
     #[test]
     fn ready_once_every_present_kind_is_synced() {
-        let health = Health::new();
+        let probes = Probes::new();
         assert_eq!(
-            health.ready(),
+            probes.ready(),
             (false, "[-]start not yet\nnot ready\n".into())
         );
-        health.set("widget", State::Syncing);
-        health.set("gadget", State::Synced);
-        health.set("thing", State::Absent("no CRD things.example.com".into()));
+        probes.set("widget", KindState::Syncing);
+        probes.set("gadget", KindState::Synced);
+        probes.set(
+            "thing",
+            KindState::Absent("no CRD things.example.com".into()),
+        );
         let body = "[+]gadget synced\n[+]thing absent: no CRD things.example.com\n\
             [-]widget not synced\nnot ready\n";
-        assert_eq!(health.ready(), (false, body.into()));
-        health.set("widget", State::Synced);
-        let (ready, body) = health.ready();
+        assert_eq!(probes.ready(), (false, body.into()));
+        probes.set("widget", KindState::Synced);
+        let (ready, body) = probes.ready();
         assert!(ready, "{body}");
         assert!(
             body.ends_with("\nready\n") && body.contains("[+]thing absent"),
             "{body}"
         );
-        health.set("thing", State::Syncing);
-        assert!(!health.ready().0, "a CRD that arrives later is waited for");
-        let refused = [
+        probes.set("thing", KindState::Syncing);
+        assert!(!probes.ready().0, "a CRD that arrives later is waited for");
+        let denied = [
             (Some("a".to_owned()), "no".to_owned()),
-            (Some("b".to_owned()), "no right".to_owned()),
+            (Some("b".to_owned()), "no permission".to_owned()),
         ];
-        health.set("thing", State::Partly(refused.into()));
-        let (ready, body) = health.ready();
+        probes.set("thing", KindState::PartiallySynced(denied.into()));
+        let (ready, body) = probes.ready();
         assert!(
-            !ready && body.contains("[-]thing not synced in a: no; in b: no right\n"),
+            !ready && body.contains("[-]thing not synced in a: no; in b: no permission\n"),
             "{body}"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_step_that_takes_too_long_is_stuck() {
-        let health = Health::new();
-        assert_eq!(health.live(), (true, "live\n".into()));
-        let beat = health.watchdog("widget", Duration::from_mins(1));
+    async fn loop_is_stuck_when_a_step_takes_too_long() {
+        let probes = Probes::new();
+        assert_eq!(probes.live(), (true, "live\n".into()));
+        let watchdog = probes.watchdog("widget", Duration::from_mins(1));
         let advance = tokio::time::advance;
         advance(Duration::from_hours(1)).await;
         assert_eq!(
-            health.live(),
+            probes.live(),
             (true, "[+]widget waiting for work\nlive\n".into())
         );
 
-        let old = beat.busy();
+        let old = watchdog.busy();
         advance(Duration::from_secs(50)).await;
-        let new = beat.busy();
-        assert_eq!(health.live(), (true, "[+]widget busy\nlive\n".into()));
+        let new = watchdog.busy();
+        assert_eq!(probes.live(), (true, "[+]widget busy\nlive\n".into()));
         advance(Duration::from_secs(11)).await;
         let body = "[-]widget stuck in one step for 61.0s; 60s are allowed\nnot live\n";
-        assert_eq!(health.live(), (false, body.into()));
+        assert_eq!(probes.live(), (false, body.into()));
         drop(old);
-        assert!(health.live().0, "the step that is left is 11 s old");
+        assert!(probes.live().0, "the remaining step is 11 s old");
         drop(new);
         advance(Duration::from_hours(1)).await;
-        assert!(health.live().0);
+        assert!(probes.live().0);
     }
 
     #[tokio::test]
-    async fn the_server_answers() {
-        let health = Health::new();
+    async fn server_answers_each_probe() {
+        let probes = Probes::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(serve(listener, health.clone()));
+        let server = tokio::spawn(serve(listener, probes.clone()));
         let get = |path: &'static str| async move {
             let response = reqwest::get(format!("http://{address}{path}"))
                 .await
@@ -307,7 +310,7 @@ mod tests {
         assert_eq!(get("/livez").await, (200, "live\n".into()));
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/readyz").await.0, 503);
-        health.set("gadget", State::Synced);
+        probes.set("gadget", KindState::Synced);
         assert_eq!(
             get("/readyz").await,
             (200, "[+]gadget synced\nready\n".into())

@@ -1,16 +1,15 @@
 //! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
 //!
-//! The protocol is that of Kubernetes' own components
-//! (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>): every write of the Lease is guarded by its
-//! resourceVersion, and a silent holder's lease ends when it has not changed for its duration *as seen on the
-//! candidate's own monotonic clock*, so clocks need not agree. Three things are stricter here: the renew deadline
-//! counts from before the renewal was sent, a lease that another holds is lost at once, and the right to write is
-//! computed from the time at each write, so that a process that was stopped past its lease writes nothing when it
-//! goes on.
+//! The protocol is that of Kubernetes' own components (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>):
+//! every write of the Lease is guarded by its resourceVersion, and the lease of a silent holder expires when it has not
+//! changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three rules are
+//! stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the lease names
+//! another holder, and each write checks the time, so that a process that was stopped past its lease writes nothing
+//! when it continues.
 //!
-//! That time is the machine's monotonic clock, which stands still while the machine itself is suspended. One that wakes
-//! past its lease may let writes through until its next renewal is refused, about a retry period later; they meet the
-//! guards on UID and resourceVersion that every write carries.
+//! The monotonic clock stops while the machine itself is suspended. A machine that wakes past its lease may let writes
+//! through until the next renewal fails, about a retry period later; the UID and resourceVersion that every write
+//! carries guard against those.
 
 use std::env;
 use std::time::Duration;
@@ -35,10 +34,10 @@ mod tests;
 
 pub use fence::Fence;
 
-/// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
-const RELEASE: Duration = Duration::from_secs(1);
+/// Timeout of the release of the lease, so that a slow apiserver does not delay a shutdown.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns a name that no other candidate has: that of the Pod, the host or the program, and a random part.
+/// Returns a name that no other candidate has: the name of the Pod, the host or the program, and a random part.
 pub fn identity(pod: Option<&str>, program: &str) -> String {
     let host = pod
         .map(str::to_owned)
@@ -47,14 +46,14 @@ pub fn identity(pod: Option<&str>, program: &str) -> String {
     format!("{host}_{}", Uuid::new_v4())
 }
 
-/// How leading ended.
+/// Reason why the leadership ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome<T> {
-    /// The work came to its end; the lease was given back.
+pub enum LeadershipEnd<T> {
+    /// The work has finished, and the lease was released.
     Finished(T),
-    /// The lease was lost and the work dropped. The process must exit: what it had in flight may still arrive.
+    /// The lease was lost and the work dropped. The process must exit: requests in flight may still arrive.
     Lost,
-    /// Told to stop before it ever led.
+    /// The candidate was stopped before it became the leader.
     Stopped,
 }
 
@@ -72,7 +71,7 @@ enum Attempt {
 
 /// A candidate for the lease.
 #[derive(Clone)]
-pub struct Election {
+pub struct LeaderElector {
     api: Api<Lease>,
     name: String,
     identity: String,
@@ -84,27 +83,27 @@ pub struct Election {
 
 /// State of the lease as far as this candidate knows it.
 #[derive(Default)]
-struct Known {
-    seen: Option<Seen>,
-    unconfirmed: Option<Unconfirmed>,
+struct KnownLease {
+    observed: Option<ObservedLease>,
+    unconfirmed: Option<UnconfirmedWrite>,
 }
 
-/// The lease as it was last seen, and when it first looked like that.
-struct Seen {
+/// The lease as last observed, and when it was first observed in this state.
+struct ObservedLease {
     lease: Lease,
     at: Instant,
 }
 
 /// A write of the lease that may have been applied: no answer confirmed it. Even a 409 may be the answer to the same write,
 /// sent again by a proxy.
-struct Unconfirmed {
+struct UnconfirmedWrite {
     renew_time: Option<MicroTime>,
     at: Instant,
 }
 
-impl Election {
-    /// A candidate for the Lease `name` in `namespace`. `client` is the one of [`super::client::lease`]: it does not retry,
-    /// and the fence is not in its way. `watchdog` watches over each attempt.
+impl LeaderElector {
+    /// Creates a candidate for the Lease `name` in `namespace`. `client` comes from [`super::client::unfenced`]: it
+    /// does not retry, and the fence does not block it. `watchdog` guards each attempt.
     pub fn new(
         client: Client,
         (namespace, name): (&str, &str),
@@ -123,27 +122,32 @@ impl Election {
         }
     }
 
-    /// Waits for the lease and opens `fence`. None when told to stop first.
-    async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Known)> {
+    /// Waits for the lease and opens `fence`. Returns `None` if `stop` is cancelled first.
+    async fn acquire(
+        &self,
+        fence: &Fence,
+        stop: &CancellationToken,
+    ) -> Option<(Instant, KnownLease)> {
         info!(
             lease = self.name,
             identity = self.identity,
             "waiting for the lease"
         );
-        let (mut known, mut complaint) = (Known::default(), Complaint::default());
+        let (mut known, mut warning) = (KnownLease::default(), RepeatedWarning::default());
         loop {
-            // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
+            // Dropping a request that may have acquired the lease would leave the lease without a live holder, so the
+            // lease is released.
             let attempt = tokio::select! {
-                attempt = timeout(self.renew_deadline / 2, self.try_hold(&mut known)) => attempt,
+                attempt = timeout(self.renew_deadline / 2, self.try_acquire_or_renew(&mut known)) => attempt,
                 () = stop.cancelled() => {
                     self.release(None).await;
                     return None;
                 }
             };
-            // It may have taken the lease without our hearing of it.
-            let unheard = match &attempt {
+            // The request may have acquired the lease although no response arrived.
+            let may_be_held = match &attempt {
                 Ok(Ok(_)) => false,
-                Ok(Err(error)) => may_have_been_done(error),
+                Ok(Err(error)) => may_be_applied(error),
                 Err(_) => true,
             };
             match attempt {
@@ -157,20 +161,23 @@ impl Election {
                     return Some((at, known));
                 }
                 // A conflict means that another candidate was faster.
-                Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
-                Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
-                Err(_) => complaint.say(
+                Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => warning.clear(),
+                Ok(Err(error)) => warning.log(
+                    causes(&error),
+                    "cannot read or acquire the lease; will retry",
+                ),
+                Err(_) => warning.log(
                     "the apiserver does not answer".into(),
-                    "cannot ask for the lease",
+                    "cannot read or acquire the lease; will retry",
                 ),
             }
             let mut pause = self
                 .retry_period
                 .mul_f64(rand::random_range(1.0..LEASE_JITTER));
             if let Some(end) = known
-                .seen
+                .observed
                 .as_ref()
-                .map(|seen| self.end(seen))
+                .map(|observed| self.end(observed))
                 .filter(|end| *end > Instant::now())
             {
                 pause = pause.min(end - Instant::now());
@@ -178,7 +185,7 @@ impl Election {
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => {
-                    if unheard {
+                    if may_be_held {
                         self.release(None).await;
                     }
                     return None;
@@ -189,54 +196,62 @@ impl Election {
 
     /// Renews the lease until it names another holder, or the renew deadline has passed. A conflict alone is retried,
     /// as client-go does.
-    async fn hold(&self, fence: &Fence, mut renewed: Instant, known: &mut Known) {
-        let mut complaint = Complaint::default();
+    async fn renew_loop(&self, fence: &Fence, mut renewed: Instant, known: &mut KnownLease) {
+        let mut warning = RepeatedWarning::default();
         loop {
             let left = self.renew_deadline.saturating_sub(renewed.elapsed());
             sleep(self.retry_period.min(left)).await;
             let left = self.renew_deadline.saturating_sub(renewed.elapsed());
             if left.is_zero() {
-                warn!(lease = self.name, "the lease was not renewed in time: lost");
+                warn!(lease = self.name, "lost the lease: renew deadline exceeded");
                 return;
             }
-            match timeout(left.min(self.renew_deadline / 2), self.try_hold(known)).await {
+            match timeout(
+                left.min(self.renew_deadline / 2),
+                self.try_acquire_or_renew(known),
+            )
+            .await
+            {
                 Ok(Ok(Attempt::Held(at))) => {
                     fence.renewed(at, self.renew_deadline);
                     renewed = at;
-                    complaint.clear();
+                    warning.clear();
                 }
                 Ok(Ok(Attempt::Conflict)) => {
-                    complaint.say(
+                    warning.log(
                         "409 Conflict".into(),
                         "lease changed during its renewal; will retry",
                     );
                 }
                 Ok(Ok(Attempt::HeldByAnother)) => {
-                    let holder = known.seen.as_ref().and_then(|seen| holder(&seen.lease));
+                    let holder = known
+                        .observed
+                        .as_ref()
+                        .and_then(|observed| holder(&observed.lease));
                     warn!(
                         lease = self.name,
-                        holder, "another replica holds the lease: lost"
+                        holder, "lost the lease: another replica holds it"
                     );
                     return;
                 }
-                Ok(Err(error)) => complaint.say(causes(&error), "cannot renew the lease"),
-                Err(_) => complaint.say(
+                Ok(Err(error)) => warning.log(causes(&error), "cannot renew the lease; will retry"),
+                Err(_) => warning.log(
                     "the apiserver does not answer".into(),
-                    "cannot renew the lease",
+                    "cannot renew the lease; will retry",
                 ),
             }
         }
     }
 
-    /// Acquires or renews the lease, once.
-    async fn try_hold(&self, known: &mut Known) -> Result<Attempt, Error> {
+    /// Acquires or renews the lease once.
+    async fn try_acquire_or_renew(&self, known: &mut KnownLease) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
         // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
-        let ours = known
-            .seen
+        let own = known
+            .observed
             .as_ref()
-            .filter(|seen| known.unconfirmed.is_none() && self.is_ours(&seen.lease));
-        if let Some(lease) = ours.map(|ours| ours.lease.clone()) {
+            .filter(|observed| known.unconfirmed.is_none() && self.is_own(&observed.lease));
+        if let Some(lease) = own.map(|own| own.lease.clone()) {
             match self.try_write(known, Some(lease)).await {
                 Err(Error::Api(status)) if status.code == 409 || status.code == 404 => {}
                 result => return result,
@@ -245,8 +260,8 @@ impl Election {
         let current = self.api.get_opt(&self.name).await?;
         if let Some(lease) = &current {
             if let Some(at) = self.applied(known, lease) {
-                *known = Known {
-                    seen: Some(Seen {
+                *known = KnownLease {
+                    observed: Some(ObservedLease {
                         lease: lease.clone(),
                         at: Instant::now(),
                     }),
@@ -254,18 +269,18 @@ impl Election {
                 };
                 return Ok(Attempt::Held(at));
             }
-            // Not from before the request: the holder may have renewed while it was under way.
+            // The time before the request does not count: the holder may have renewed while the request was in flight.
             let now = Instant::now();
             let at = known
-                .seen
+                .observed
                 .as_ref()
-                .filter(|seen| seen.lease.spec == lease.spec)
-                .map_or(now, |seen| seen.at);
-            let seen = known.seen.insert(Seen {
+                .filter(|observed| observed.lease.spec == lease.spec)
+                .map_or(now, |observed| observed.at);
+            let observed = known.observed.insert(ObservedLease {
                 lease: lease.clone(),
                 at,
             });
-            if holder(lease).is_some() && !self.is_ours(lease) && now < self.end(seen) {
+            if holder(lease).is_some() && !self.is_own(lease) && now < self.end(observed) {
                 debug!(
                     lease = self.name,
                     holder = holder(lease),
@@ -281,10 +296,14 @@ impl Election {
     }
 
     /// Writes the lease as held by this candidate, over `version`, or as a new one.
-    async fn try_write(&self, known: &mut Known, version: Option<Lease>) -> Result<Attempt, Error> {
+    async fn try_write(
+        &self,
+        known: &mut KnownLease,
+        version: Option<Lease>,
+    ) -> Result<Attempt, Error> {
         let spec = self.next_spec(version.as_ref().and_then(|lease| lease.spec.as_ref()));
         let at = Instant::now();
-        known.unconfirmed = Some(Unconfirmed {
+        known.unconfirmed = Some(UnconfirmedWrite {
             renew_time: spec.renew_time.clone(),
             at,
         });
@@ -305,8 +324,8 @@ impl Election {
                 )
                 .await
         };
-        *known = Known {
-            seen: Some(Seen {
+        *known = KnownLease {
+            observed: Some(ObservedLease {
                 lease: written?,
                 at: Instant::now(),
             }),
@@ -317,21 +336,22 @@ impl Election {
 
     /// Returns when this candidate sent the unconfirmed write that the lease shows to be applied. A write of long ago is
     /// repeated instead.
-    fn applied(&self, known: &Known, lease: &Lease) -> Option<Instant> {
+    fn applied(&self, known: &KnownLease, lease: &Lease) -> Option<Instant> {
         let unconfirmed = known
             .unconfirmed
             .as_ref()
             .filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
-        let shown = lease.spec.as_ref()?.renew_time.as_ref();
-        (self.is_ours(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
+        let renew_time = lease.spec.as_ref()?.renew_time.as_ref();
+        (self.is_own(lease) && renew_time == unconfirmed.renew_time.as_ref())
+            .then_some(unconfirmed.at)
     }
 
-    /// Gives the lease back if it is ours, so that the next one need not wait for its end.
-    async fn release(&self, seen: Option<Seen>) {
+    /// Releases the lease if this candidate holds it, so that the next leader need not wait until it expires.
+    async fn release(&self, observed: Option<ObservedLease>) {
         let work = async {
-            if let Some(seen) = seen.filter(|seen| self.is_ours(&seen.lease)) {
+            if let Some(observed) = observed.filter(|observed| self.is_own(&observed.lease)) {
                 match self
-                    .write(&seen.lease, released_spec(seen.lease.spec.as_ref()))
+                    .write(&observed.lease, released_spec(observed.lease.spec.as_ref()))
                     .await
                 {
                     Err(Error::Api(status)) if status.code == 409 => {}
@@ -339,31 +359,31 @@ impl Election {
                 }
             }
             match self.api.get_opt(&self.name).await? {
-                Some(lease) if self.is_ours(&lease) => self
+                Some(lease) if self.is_own(&lease) => self
                     .write(&lease, released_spec(lease.spec.as_ref()))
                     .await
                     .map(|_| true),
                 _ => Ok(false),
             }
         };
-        match timeout(RELEASE, work).await {
-            Ok(Ok(true)) => info!(lease = self.name, "gave the lease back"),
+        match timeout(RELEASE_TIMEOUT, work).await {
+            Ok(Ok(true)) => info!(lease = self.name, "released the lease"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
                 warn!(
                     lease = self.name,
                     error = causes(&error),
-                    "cannot give the lease back; it ends by itself"
+                    "cannot release the lease; it will expire"
                 );
             }
             Err(_) => warn!(
                 lease = self.name,
-                "no time to give the lease back; it ends by itself"
+                "releasing the lease timed out; it will expire"
             ),
         }
     }
 
-    /// Replaces that very version of the lease.
+    /// Replaces exactly this version of the lease.
     async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
         let lease = Lease {
             metadata: version.metadata.clone(),
@@ -374,37 +394,38 @@ impl Election {
             .await
     }
 
-    fn is_ours(&self, lease: &Lease) -> bool {
+    fn is_own(&self, lease: &Lease) -> bool {
         holder(lease) == Some(&self.identity)
     }
 
-    /// When a lease that stays as it is may be taken over: its holder's duration counts, which may not be ours.
-    fn end(&self, seen: &Seen) -> Instant {
-        let theirs = seen
+    /// Returns when an unchanged lease expires: the duration in the lease counts, which may differ from this
+    /// candidate's.
+    fn end(&self, observed: &ObservedLease) -> Instant {
+        let holders = observed
             .lease
             .spec
             .as_ref()
             .and_then(|spec| spec.lease_duration_seconds);
-        let theirs = theirs
+        let holders = holders
             .and_then(|seconds| u64::try_from(seconds).ok())
             .map(Duration::from_secs);
-        seen.at + theirs.unwrap_or(self.duration)
+        observed.at + holders.unwrap_or(self.duration)
     }
 
     fn next_spec(&self, last: Option<&LeaseSpec>) -> LeaseSpec {
         let now = Timestamp::now();
-        // As the apiserver stores it, to be compared.
+        // The apiserver stores microseconds, and the times are compared later.
         let now = MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now));
         let transitions = last.and_then(|spec| spec.lease_transitions).unwrap_or(0);
-        let ours = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
+        let own = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.duration.as_millis().div_ceil(1000)).ok(),
-            acquire_time: ours
+            acquire_time: own
                 .and_then(|spec| spec.acquire_time.clone())
                 .or_else(|| Some(now.clone())),
             renew_time: Some(now),
-            lease_transitions: Some(if ours.is_some() || last.is_none() {
+            lease_transitions: Some(if own.is_some() || last.is_none() {
                 transitions
             } else {
                 transitions.saturating_add(1)
@@ -414,7 +435,7 @@ impl Election {
     }
 }
 
-/// As client-go writes a lease that was given back.
+/// Returns the spec of a released lease, as client-go writes it.
 fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(Timestamp::now());
     LeaseSpec {
@@ -427,8 +448,8 @@ fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     }
 }
 
-/// Whether a request that failed so may have been carried out: no answer came, or one of somebody in between.
-fn may_have_been_done(error: &Error) -> bool {
+/// Returns whether a failed request may have been applied: no response arrived, or a proxy sent it.
+fn may_be_applied(error: &Error) -> bool {
     !matches!(error, Error::Api(status) if status.code < 500)
 }
 
@@ -441,17 +462,17 @@ fn holder(lease: &Lease) -> Option<&str> {
         .filter(|holder| !holder.is_empty())
 }
 
-/// A fault that lasts is said once, not twice a second.
+/// Warning that is logged once while its cause lasts, not twice a second.
 #[derive(Default)]
-struct Complaint(Option<String>);
+struct RepeatedWarning(Option<String>);
 
-impl Complaint {
-    fn say(&mut self, words: String, what: &str) {
-        if self.0.as_ref() == Some(&words) {
-            debug!(error = words, "{what}");
+impl RepeatedWarning {
+    fn log(&mut self, error: String, message: &str) {
+        if self.0.as_ref() == Some(&error) {
+            debug!(error, "{message}");
         } else {
-            warn!(error = words, "{what}");
-            self.0 = Some(words);
+            warn!(error, "{message}");
+            self.0 = Some(error);
         }
     }
 
@@ -460,29 +481,29 @@ impl Complaint {
     }
 }
 
-/// Waits for the lease, then does `work` under it.
+/// Waits for the lease, then runs `work` under it.
 ///
-/// `fence` opens with the first renewal. It is closed before this returns, whatever the outcome, and before the lease is
-/// given back. `work` is expected to end by itself some time after `stop`; the lease is renewed until it has. It is
-/// polled in the caller's task, between renewals, so it must not block.
+/// `fence` opens with the first renewal. It is closed before this function returns, whatever the result, and before the
+/// lease is released. `work` should finish some time after `stop`; the lease is renewed until then. `work` is polled in
+/// the caller's task, between renewals, so it must not block.
 pub async fn lead<W: Future>(
-    election: &Election,
+    elector: &LeaderElector,
     fence: &Fence,
     stop: &CancellationToken,
     work: W,
-) -> Outcome<W::Output> {
-    let Some((renewed, mut known)) = election.acquire(fence, stop).await else {
+) -> LeadershipEnd<W::Output> {
+    let Some((renewed, mut known)) = elector.acquire(fence, stop).await else {
         fence.close();
-        return Outcome::Stopped;
+        return LeadershipEnd::Stopped;
     };
     let outcome = tokio::select! {
         biased;
-        () = election.hold(fence, renewed, &mut known) => Outcome::Lost,
-        output = work => Outcome::Finished(output),
+        () = elector.renew_loop(fence, renewed, &mut known) => LeadershipEnd::Lost,
+        output = work => LeadershipEnd::Finished(output),
     };
     fence.close();
-    if matches!(outcome, Outcome::Finished(_)) {
-        election.release(known.seen).await;
+    if matches!(outcome, LeadershipEnd::Finished(_)) {
+        elector.release(known.observed).await;
     }
     outcome
 }

@@ -1,5 +1,5 @@
-//! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence, metrics,
-//! probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
+//! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence,
+//! metrics, probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
 
 #![warn(missing_docs)]
 
@@ -16,6 +16,7 @@ pub mod availability;
 pub mod background;
 pub mod backoff;
 pub mod cache;
+pub mod child_cache;
 pub mod children;
 pub mod client;
 pub mod cluster;
@@ -37,13 +38,13 @@ pub mod manager;
 pub mod metrics;
 pub mod nesting;
 pub mod outcome;
+pub mod own_writes;
 pub mod owners;
 pub mod ownership;
 mod pages;
 pub mod prelude;
 pub mod raw_object;
 mod runner;
-pub mod seen;
 pub mod settings;
 pub mod setup;
 pub mod signals;
@@ -52,23 +53,22 @@ pub mod telemetry;
 #[cfg(test)]
 mod testing;
 pub mod trigger;
+pub mod watch;
 pub mod watch_hub;
-pub mod watching;
-pub mod written;
 
 /// Threads for blocking work, mainly DNS lookups.
 pub const BLOCKING_THREADS: usize = 16;
 
 /// Namespace and name of an object. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct ObjectKey {
     /// Namespace of the object.
     pub namespace: Arc<str>,
     /// Name of the object.
     pub name: Arc<str>,
 }
 
-impl Key {
+impl ObjectKey {
     /// Creates the key of `name` in `namespace`.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
@@ -86,13 +86,13 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -100,15 +100,15 @@ impl fmt::Debug for Key {
 
 /// Part of the cluster that the operator serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Whole cluster.
+pub enum WatchScope {
+    /// The whole cluster.
     Cluster,
-    /// Some namespaces.
+    /// The listed namespaces.
     Namespaces(Vec<String>),
 }
 
-impl Scope {
-    /// Creates the scope of these namespaces; none means the whole cluster.
+impl WatchScope {
+    /// Creates the scope of these namespaces; an empty set means the whole cluster.
     pub fn of(namespaces: &BTreeSet<String>) -> Self {
         if namespaces.is_empty() {
             Self::Cluster
@@ -125,27 +125,27 @@ impl Scope {
         }
     }
 
-    /// Returns the places to watch: namespaces, or `None` for the whole cluster.
-    pub fn shards(&self) -> Vec<Option<String>> {
+    /// Returns the watched places: namespaces, or `None` for the whole cluster.
+    pub fn places(&self) -> Vec<Option<String>> {
         match self {
             Self::Cluster => vec![None],
             Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
         }
     }
 
-    /// Returns the places to watch with their APIs of a namespaced kind.
-    pub fn places<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
+    /// Returns the watched places with their APIs of a namespaced kind.
+    pub fn apis<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
         &self,
         client: &Client,
     ) -> Vec<(Option<String>, Api<K>)> {
-        let places = self.shards().into_iter().map(|shard| {
-            let api = match &shard {
+        let apis = self.places().into_iter().map(|place| {
+            let api = match &place {
                 Some(namespace) => Api::namespaced(client.clone(), namespace),
                 None => Api::all(client.clone()),
             };
-            (shard, api)
+            (place, api)
         });
-        places.collect()
+        apis.collect()
     }
 }
 
@@ -157,8 +157,8 @@ pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// Returns whether `one` is a later resourceVersion of an object than `other`. Resource versions of one object are increasing
-/// numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+/// Returns whether `one` is a later resourceVersion of an object than `other`. The resourceVersions of one object are
+/// increasing numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
 pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
     version(one) > version(other)
 }

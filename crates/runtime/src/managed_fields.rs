@@ -9,30 +9,26 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
-use super::field_set::{fields, find, is_element, tells_of_content};
+use super::field_set::{covers_content, fields, find, is_element};
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
-/// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
-/// was left is not to be any more.
-pub fn is_to_be_handed_over(
-    managed: &[ManagedFieldsEntry],
-    manager: &str,
-    left: &[&[&str]],
-) -> bool {
-    let ours = |wanted| {
+/// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
+/// never removes fields of an update; or `manager` has applied a field of `left`, which belongs to others; or it still
+/// owns by an update a field that is no longer in `left`.
+pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
+    let own = |kind| {
         managed
             .iter()
-            .find(|entry| is_of(entry, manager) && operation(entry) == wanted)
+            .find(|entry| is_of(entry, manager) && operation(entry) == kind)
             .map(fields)
     };
-    let Some(applied) = ours(APPLY) else {
+    let Some(applied) = own(APPLY) else {
         return true;
     };
-    let mut updated = ours(UPDATE).cloned().unwrap_or_default();
+    let mut updated = own(UPDATE).cloned().unwrap_or_default();
     for path in left {
         take(&mut updated, path);
     }
@@ -40,12 +36,12 @@ pub fn is_to_be_handed_over(
         || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// The entries after a hand-over: what its creator said of the object is then what `manager` applied, so that the next apply
-/// takes away what it does not name; and so is what others updated of the fields that are in `desired`, but nothing else of
-/// theirs. The fields at the paths of `left` stay with a plain update of `manager`'s: the value stands until somebody else
-/// writes another one. Of an object of which `manager` said anything before nothing of others is taken: what they changed
-/// since is theirs.
-pub fn handed_over(
+/// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
+/// applied, so that the next apply removes those that it does not set. So do fields in `desired` that other managers
+/// updated, but no other fields of theirs. The fields at the paths of `left` become an update by `manager`: they keep
+/// their values until another manager writes them. If `manager` has an entry already, no fields are taken from others:
+/// those managers changed them since.
+pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
@@ -53,15 +49,15 @@ pub fn handed_over(
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
-    let tells = |entry: &ManagedFieldsEntry| {
+    let covers = |entry: &ManagedFieldsEntry| {
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         here && entry.api_version.as_deref() == Some(api_version)
     };
-    let made = managed
+    let has_own = managed
         .iter()
-        .any(|entry| tells(entry) && is_of(entry, manager));
-    // Whoever made it said most of what it is.
-    let said = |entry| {
+        .any(|entry| covers(entry) && is_of(entry, manager));
+    // The creator owns most fields of the desired state.
+    let desired_fields = |entry| {
         shared(&mut fields(entry).clone(), &desired)
             .as_ref()
             .map_or(0, leaves)
@@ -69,10 +65,10 @@ pub fn handed_over(
     let others = managed
         .iter()
         .enumerate()
-        .filter(|(_, entry)| !made && tells(entry) && operation(entry) == UPDATE);
+        .filter(|(_, entry)| !has_own && covers(entry) && operation(entry) == UPDATE);
     let creator = others
-        .map(|(at, entry)| (said(entry), at))
-        .filter(|(said, _)| *said > 0)
+        .map(|(at, entry)| (desired_fields(entry), at))
+        .filter(|(count, _)| *count > 0)
         .max()
         .map(|(_, at)| at);
     let mut applied = Value::Object(Map::new());
@@ -80,11 +76,11 @@ pub fn handed_over(
     let mut entries = Vec::new();
     for (number, entry) in managed.iter().enumerate() {
         let mut entry = entry.clone();
-        let taken = if !tells(&entry) {
+        let taken = if !covers(&entry) {
             None
         } else if is_of(&entry, manager) || Some(number) == creator {
             entry.fields_v1.take().map(|fields| fields.0)
-        } else if !made && operation(&entry) == UPDATE {
+        } else if !has_own && operation(&entry) == UPDATE {
             entry
                 .fields_v1
                 .as_mut()
@@ -96,7 +92,7 @@ pub fn handed_over(
             join(&mut applied, taken);
             at = at.max(entry.time.clone());
         }
-        // An empty set would be a claim on all.
+        // An entry with an empty set would own the whole object.
         if fields(&entry)
             .as_object()
             .is_some_and(|fields| !fields.is_empty())
@@ -134,9 +130,9 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
-pub fn may_be_ours(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
-    let ours = managed.iter().filter(|entry| is_of(entry, manager));
-    let mut labels = ours
+pub fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
+    let own = managed.iter().filter(|entry| is_of(entry, manager));
+    let mut labels = own
         .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
         .peekable();
     let field = format!("f:{label}");
@@ -155,29 +151,29 @@ pub struct TakenFields {
 /// Transfer of fields from other managers.
 #[derive(Debug, PartialEq)]
 pub struct Transfer {
-    /// The `managedFields` afterwards.
+    /// The `managedFields` after the transfer.
     pub entries: Vec<ManagedFieldsEntry>,
-    /// The transferred fields.
+    /// Transferred fields.
     pub taken: TakenFields,
 }
 
 /// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
 /// removes the fields it does not set; `None` if nobody else owns any of them.
-pub fn taken(
+pub fn transfer(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     paths: &BTreeSet<Path>,
 ) -> Option<Transfer> {
     let mut entries = managed.to_vec();
-    let ours = entries
+    let own = entries
         .iter()
         .position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
-    let api_version = entries[ours].api_version.clone();
-    let mut theirs = Value::Object(Map::new());
+    let api_version = entries[own].api_version.clone();
+    let mut foreign_fields = Value::Object(Map::new());
     let (mut fields_taken, mut managers) = (BTreeSet::new(), BTreeSet::new());
     for (index, entry) in entries.iter_mut().enumerate() {
-        let is_ours = index == ours;
-        if is_ours || entry.api_version != api_version || !tells_of_content(entry) {
+        let is_own = index == own;
+        if is_own || entry.api_version != api_version || !covers_content(entry) {
             continue;
         }
         let name = entry.manager.clone().unwrap_or_default();
@@ -187,16 +183,16 @@ pub fn taken(
         for path in paths {
             let elements: Vec<&str> = path.iter().map(String::as_str).collect();
             if let Some(field) = take(set, &elements) {
-                join(&mut theirs, nested(&elements, field));
+                join(&mut foreign_fields, nested(&elements, field));
                 fields_taken.insert(path.clone());
                 managers.insert(name.clone());
             }
         }
     }
-    if let Some(FieldsV1(applied)) = entries[ours].fields_v1.as_mut() {
-        join(applied, theirs);
+    if let Some(FieldsV1(applied)) = entries[own].fields_v1.as_mut() {
+        join(applied, foreign_fields);
     }
-    // An empty set would be a claim on all.
+    // An entry with an empty set would own the whole object.
     entries.retain(|entry| {
         fields(entry)
             .as_object()
@@ -216,15 +212,15 @@ pub fn last_writer<'a>(
     manager: &str,
     paths: &[Path],
 ) -> Option<&'a str> {
-    let (ours, others): (Vec<_>, Vec<_>) = managed
+    let (own, others): (Vec<_>, Vec<_>) = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
-    let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
+    let last = own.iter().filter_map(|entry| entry.time.as_ref()).max();
     let holds =
         |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
-        // A renumbered item stands beside the removed one; elsewhere a neighbour is no evidence.
+        // A renumbered item is beside the removed one; in other lists a neighbour is no evidence.
         let beside = |path: &Path| match path.split_last() {
             Some((item, list)) if item.starts_with("k:") => find(fields(entry), list).is_some(),
             _ => false,
@@ -244,7 +240,7 @@ pub fn last_writer<'a>(
         .as_deref()
 }
 
-/// Lists whose items are never taken for another item's fault: other managers' sidecars and volumes stay.
+/// Lists whose items never count as rivals of another item: other managers' sidecars and volumes stay.
 const KEPT: [&str; 4] = [
     "f:containers",
     "f:initContainers",
@@ -252,20 +248,20 @@ const KEPT: [&str; 4] = [
     "f:volumes",
 ];
 
-/// Step to a field that the apiserver names in an answer.
+/// Step to a field that the apiserver names in an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// A field of that name.
+    /// Field of this name.
     Field(String),
-    /// An item of a list. Its index is unknown: the answer numbers the items of an object that was never stored.
+    /// List item. Its index is unknown: the error numbers the items of an object that was never stored.
     Item,
 }
 
 /// Returns the fields of other managers than `manager` that conflict at `field`, as the apiserver names it where it
-/// refuses both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
+/// rejects both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
 /// the smallest list item or map around it that has a field of `desired`; or, where whole items exclude one another,
-/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as sent,
-/// `object` the live object.
+/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as
+/// sent, `object` the live object.
 pub fn rivals(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -274,15 +270,15 @@ pub fn rivals(
     field: &str,
 ) -> BTreeSet<Path> {
     let (desired, steps) = (content(desired), steps(field));
-    let (ours, others): (Vec<_>, Vec<_>) = managed
+    let (own, others): (Vec<_>, Vec<_>) = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
     for length in (1..=steps.len()).rev() {
         let (around, is_field) = (&steps[..length], length == steps.len());
         let is_item = around.last() == Some(&Step::Item);
         let is_list = steps.get(length) == Some(&Step::Item);
-        let all = ours.iter().chain(&others);
+        let all = own.iter().chain(&others);
         let has_items = || {
             all.clone().any(|entry| {
                 all_at(fields(entry), around)
@@ -299,14 +295,14 @@ pub fn rivals(
             .iter()
             .flat_map(|entry| all_at(fields(entry), around))
         {
-            let wanted = value_at(&desired, &path);
+            let value = value_at(&desired, &path);
             let kept = path
                 .last()
                 .is_some_and(|name| KEPT.contains(&name.as_str()));
             let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
-            match wanted {
+            match value {
                 Some(Value::Array(_)) if kept => {}
-                Some(wanted) => foreign(set, wanted, &path, &mut found),
+                Some(value) => foreign(set, value, &path, &mut found),
                 None if is_field && !is_item && parent() => _ = found.insert(path),
                 None => {}
             }
@@ -330,18 +326,19 @@ pub fn rivals(
 /// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their values
 /// are equal, or one of them has none.
 fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
-    let Some(theirs) = value_at(object, path).and_then(|item| item.get(leaf)) else {
+    let Some(rival) = value_at(object, path).and_then(|item| item.get(leaf)) else {
         return true;
     };
-    let ours = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
-    ours.into_iter()
+    let items = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
+    items
+        .into_iter()
         .flatten()
-        .any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
+        .any(|item| item.get(leaf).is_none_or(|value| value == rival))
 }
 
-/// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has
-/// renumbered that port. `object` is the live object. A port that consists of its number alone is like any other one of
-/// that kind: only if `is_alone`, because there were no ports of others before, it was renumbered.
+/// Returns the ports of other managers that differ only in their number from a missing port of `desired`: another
+/// client has renumbered that port. `object` is the live object. A port without any field but its number looks like any
+/// other such port: it counts as renumbered only if `is_alone`, because there were no ports of others before.
 pub fn renumbered(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -351,7 +348,7 @@ pub fn renumbered(
 ) -> BTreeSet<Path> {
     let sets: Vec<_> = managed
         .iter()
-        .filter(|entry| tells_of_content(entry))
+        .filter(|entry| covers_content(entry))
         .map(fields)
         .collect();
     let mut found = BTreeSet::new();
@@ -368,7 +365,7 @@ pub fn renumbered(
             .iter()
             .filter(|entry| entry.manager.as_deref() != Some(manager));
         others
-            .filter(|entry| tells_of_content(entry))
+            .filter(|entry| covers_content(entry))
             .any(|entry| find(fields(entry), path).is_some())
     };
     found.retain(held);
@@ -398,22 +395,22 @@ fn renumbered_in(
                 }
             }
         }
-        (Value::Array(there), Value::Array(wanted)) => {
+        (Value::Array(live), Value::Array(desired)) => {
             let Some(keys) = values::keys(sets) else {
                 return;
             };
             let element = |item| values::element(item, &keys, sets);
             let (mut missing, mut others) = (Vec::new(), Vec::new());
-            for wanted in wanted {
-                let name = element(wanted);
-                match there.iter().find(|item| is_element(&name, item)) {
-                    Some(item) => step(name, item, wanted, found),
-                    None => missing.push(wanted),
+            for desired in desired {
+                let name = element(desired);
+                match live.iter().find(|item| is_element(&name, item)) {
+                    Some(item) => step(name, item, desired, found),
+                    None => missing.push(desired),
                 }
             }
-            others.extend(there.iter().filter(|item| {
+            others.extend(live.iter().filter(|item| {
                 let name = element(item);
-                !wanted.iter().any(|wanted| is_element(&name, wanted))
+                !desired.iter().any(|desired| is_element(&name, desired))
             }));
             let is_port = |key: &String| key == "port" || key == "containerPort";
             let rest = |item: &Value| {
@@ -429,18 +426,18 @@ fn renumbered_in(
                     .to_owned()
             };
             let same = |item: &&&Value| {
-                missing.iter().any(|wanted| {
-                    let fields = wanted
+                missing.iter().any(|desired| {
+                    let fields = desired
                         .as_object()
                         .into_iter()
                         .flatten()
                         .filter(|(name, _)| !keys.contains(name));
-                    let is_evidence = rest(wanted) || (is_alone && !rest(item));
+                    let is_evidence = rest(desired) || (is_alone && !rest(item));
                     is_evidence
-                        && name(wanted) == name(item)
-                        && fields.into_iter().all(|(name, wanted)| {
+                        && name(desired) == name(item)
+                        && fields.into_iter().all(|(name, desired)| {
                             item.get(name)
-                                .is_some_and(|it| values::is_within(wanted, it))
+                                .is_some_and(|it| values::is_within(desired, it))
                         })
                 })
             };
@@ -572,7 +569,7 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
         && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Takes the fields that have a value in `desired` out of the set; none if there are none.
+/// Takes the fields that have a value in `desired` out of the set; `None` if there are none.
 fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
     let mut taken = Map::new();
@@ -584,7 +581,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
             (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
             _ => None,
         };
-        // The list or the item as such.
+        // The element `.` is the list or the item as such.
         let itself = element == ".";
         let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));
         let part = if whole {
@@ -596,7 +593,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
         taken.insert(element.clone(), part);
         inner.as_object().is_some_and(|rest| !rest.is_empty())
     });
-    // Who has nothing else of ours keeps it.
+    // A manager that owns no other field of the desired state keeps its elements.
     let none = taken.keys().all(|element| element == ".");
     if none {
         fields.append(&mut taken);
@@ -604,14 +601,14 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     (!none).then_some(Value::Object(taken))
 }
 
-/// How many fields there are in the set.
+/// Returns the number of fields in the set.
 fn leaves(set: &Value) -> usize {
     set.as_object()
         .filter(|set| !set.is_empty())
         .map_or(1, |set| set.values().map(leaves).sum())
 }
 
-/// Takes the field at `path` out, and the parents that then hold nothing: an empty set would be a claim on the whole.
+/// Takes out the field at `path`, and parents that are then empty: an empty set would own the whole parent.
 fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
     let (first, rest) = path.split_first()?;
     let fields = set.as_object_mut()?;
@@ -626,7 +623,7 @@ fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
     Some(taken)
 }
 
-/// The union of two sets.
+/// Merges `other` into the set.
 fn join(one: &mut Value, other: Value) {
     let (Value::Object(one), Value::Object(other)) = (one, other) else {
         return;

@@ -1,7 +1,7 @@
-//! Starts everything in order, leads, drains, ends.
+//! Starts controllers and drains them on shutdown.
 //!
-//! Every replica fills its caches and watches at once; only the one that leads runs passes and sends. What depends on a
-//! kind waits for its CRD; the other kinds do not.
+//! Every replica fills its caches and watches at once; only the leader reconciles and sends. A controller waits for the
+//! CRD of its kind; other kinds do not.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -22,109 +22,114 @@ use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use super::availability::Availability;
-use super::backoff::Policy;
+use super::backoff::BackoffPolicy;
 use super::cache::{Cache, CacheChange};
 use super::events::Events;
 use super::feed::Feed;
-use super::health::{Health, State, Watchdog};
-use super::leader::{self, Election, Fence, Outcome};
+use super::health::{KindState, Probes, Watchdog};
+use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
-use super::runner::{Limits, Reconcile, Runner};
+use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{Scope, client, cluster, crds, drain, pages, signals};
+use super::{WatchScope, client, cluster, crds, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
-/// How many passes of one controller run at once.
+/// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
 
-/// What the controllers are built with, and where they are handed in.
+/// Environment of the controllers, to which the program adds them.
 pub struct Manager {
     /// Settings of the runtime.
     pub settings: Settings,
-    /// Talks to the apiserver; writes only while this replica leads.
+    /// Client of the apiserver, which writes only while this replica leads.
     pub client: Client,
-    /// Whether this replica leads.
+    /// Fence, open while this replica leads.
     pub fence: Fence,
-    /// How to watch what is ours, and what is acted on as it is shown: lists are of the newest state.
-    pub watches: watcher::Config,
-    /// How to watch what is asked for again before it is acted on.
-    pub others: watcher::Config,
-    /// What part of the cluster is served.
-    pub scope: Scope,
-    /// What is counted.
+    /// Configuration of watches whose lists return the newest state: those of the operator's own kinds, and of objects
+    /// that the operator acts on without another read.
+    pub watch_config: watcher::Config,
+    /// Configuration of watches whose lists are streamed where the apiserver supports it, and may be stale: the
+    /// operator reads an object again before it acts on it.
+    pub streaming_watch_config: watcher::Config,
+    /// Part of the cluster that the operator serves.
+    pub scope: WatchScope,
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// Cancelled when nothing new is to be begun.
+    /// Token that is cancelled when no new work may start.
     pub draining: CancellationToken,
-    /// What lasts as long as the process is guarded by these.
+    /// Guard of the tasks that last as long as the process.
     pub tasks: Tasks,
-    /// Whether the apiserver answers.
+    /// Availability of the apiserver.
     pub availability: Availability,
-    health: Health,
+    probes: Probes,
     identity: String,
     running: JoinSet<()>,
-    passes: Vec<BoxFuture<'static, ()>>,
-    landings: Vec<BoxFuture<'static, ()>>,
-    under_way: TaskTracker,
+    controllers: Vec<BoxFuture<'static, ()>>,
+    drains: Vec<BoxFuture<'static, ()>>,
+    reconciles: TaskTracker,
 }
 
-/// One of our kinds: its objects, and what wakes its passes.
-pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
-    /// The objects.
+/// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
+pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
+    /// Cached objects.
     pub store: Store<K>,
-    /// Wakes passes.
+    /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// How far the cache is.
+    /// Phase of the cache.
     pub phase: Phase,
     kind: &'static KindInfo,
-    say: watch::Sender<State>,
+    state: watch::Sender<KindState>,
     cache: Cache<K>,
 }
 
-/// How far the cache of a kind is.
+/// Phase of the cache of a kind.
 #[derive(Clone)]
-pub struct Phase(watch::Receiver<State>);
+pub struct Phase(watch::Receiver<KindState>);
 
 impl Phase {
-    /// Why objects of this kind are not served in `namespace`: its CRD is missing or an older one, it is switched off, or
-    /// may not be listed there. None while they are, and while that is not known yet. That one of them is not cached then
-    /// says nothing of whether it exists.
-    pub fn absent(&self, namespace: &str) -> Option<String> {
+    /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
+    /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
+    /// is syncing. An object that is not cached may then exist all the same.
+    pub fn unavailable(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
-            State::Absent(why) => Some(why.clone()),
-            State::Partly(refused) => refused
+            KindState::Absent(why) => Some(why.clone()),
+            KindState::PartiallySynced(denied) => denied
                 .get(&None)
-                .or_else(|| refused.get(&Some(namespace.to_owned())))
+                .or_else(|| denied.get(&Some(namespace.to_owned())))
                 .cloned(),
-            State::Syncing | State::Synced => None,
+            KindState::Syncing | KindState::Synced => None,
         }
     }
 
-    /// Creates a phase that `sender` ends.
-    pub fn until() -> (watch::Sender<State>, Self) {
-        let (sender, phase) = watch::channel(State::Syncing);
+    /// Creates a phase that lasts until the sender replaces it or is dropped.
+    pub fn syncing() -> (watch::Sender<KindState>, Self) {
+        let (sender, phase) = watch::channel(KindState::Syncing);
         (sender, Self(phase))
     }
 
-    /// Whether objects are cached, where they may be listed.
+    /// Returns whether objects are cached, in the places that may be listed.
     fn is_served(&self) -> bool {
-        matches!(&*self.0.borrow(), State::Synced | State::Partly(_))
+        matches!(
+            &*self.0.borrow(),
+            KindState::Synced | KindState::PartiallySynced(_)
+        )
     }
 
-    /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
-    async fn settled(&mut self) {
-        // The sender is gone once its last word is said.
-        let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
+    /// Waits until the cache is synced, as far as the apiserver allows lists, or the CRD is known to be missing.
+    async fn synced(&mut self) {
+        // The sender is dropped after it has sent the final state.
+        let _ = self.0.wait_for(|phase| *phase != KindState::Syncing).await;
     }
 }
 
-/// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or of its own
-/// Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
+/// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or
+/// of its own Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
 ///
 /// # Errors
-/// As [`run`], and without a cluster.
+/// The errors of [`run`], and an error without a cluster.
 pub async fn run_with_defaults(
     settings: Settings,
     start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
@@ -134,20 +139,20 @@ pub async fn run_with_defaults(
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = Metrics::new(&settings.program);
-    let (health, tasks) = (Health::new(), Tasks::new());
-    run(start, settings, kubernetes, metrics, health, tasks, stop).await
+    let (probes, tasks) = (Probes::new(), Tasks::new());
+    run(start, settings, kubernetes, metrics, probes, tasks, stop).await
 }
 
 /// Runs the operator, with the controllers that `start` adds, until `stop` is cancelled.
 ///
 /// # Errors
-/// When it cannot start, when the lease is lost, and when one of `tasks` ends that must not.
+/// A client that cannot be created, the error of `start`, a lost lease, and a [`TaskExit`](crate::tasks::TaskExit).
 pub async fn run(
     start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
     settings: Settings,
     kubernetes: kube::Config,
     metrics: Metrics,
-    health: Health,
+    probes: Probes,
     tasks: Tasks,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -165,66 +170,67 @@ pub async fn run(
         &settings.program,
         &settings.timings,
     )?;
-    let watches = how_to_watch(&settings.timings);
-    let others = tokio::select! {
-        others = how_to_watch_others(&client, &watches, &settings.timings) => others,
+    let watch_config = newest_config(&settings.timings);
+    let streaming_watch_config = tokio::select! {
+        config = streaming_config(&client, &watch_config, &settings.timings) => config,
         () = stop.cancelled() => return Ok(()),
     };
     let mut manager = Manager {
-        scope: Scope::of(&settings.watch_namespaces),
+        scope: WatchScope::of(&settings.watch_namespaces),
         identity: leader::identity(settings.pod_name.as_deref(), settings.program.name),
         draining: CancellationToken::new(),
         running: JoinSet::new(),
         tasks: tasks.clone(),
-        passes: Vec::new(),
-        landings: Vec::new(),
-        under_way: TaskTracker::new(),
+        controllers: Vec::new(),
+        drains: Vec::new(),
+        reconciles: TaskTracker::new(),
         fence,
         client,
         availability,
-        watches,
-        others,
+        watch_config,
+        streaming_watch_config,
         metrics,
-        health,
+        probes,
         settings,
     };
     let watch = manager.availability.clone().watch(manager.client.clone());
-    manager.spawn("the watch over the apiserver's availability", watch);
+    manager.spawn("the probe of the apiserver's availability", watch);
     start(&mut manager)?;
     let end = stop.child_token();
     let lead = Box::pin(manager.lead(kubernetes, end.clone()));
     tasks.supervise(&end, lead).await
 }
 
-/// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
-/// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
-fn how_to_watch(timings: &Timings) -> watcher::Config {
+/// Returns the configuration whose lists return the newest state. kube requests streamed lists with
+/// `resourceVersion=0`, which an apiserver that lags behind the others may answer with stale state: entries that were
+/// sent would seem to be pending again.
+fn newest_config(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
         .max(1);
     watcher::Config {
         timeout: Some(seconds),
-        page_size: Some(pages::MOST),
+        page_size: Some(pages::MAX_OBJECTS),
         ..watcher::Config::default()
     }
 }
 
-/// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
-/// The apiserver is asked until it answers.
-async fn how_to_watch_others(
+/// Returns the configuration whose lists are streamed, which saves memory, if the apiserver supports that. Asks the
+/// apiserver until it answers.
+async fn streaming_config(
     client: &Client,
-    watches: &watcher::Config,
+    newest: &watcher::Config,
     timings: &Timings,
 ) -> watcher::Config {
-    let mut backoff = Policy {
+    let mut backoff = BackoffPolicy {
         min: Duration::from_millis(200),
         max: timings.api_timeout,
     }
-    .series();
+    .start();
     loop {
         match client::streaming_lists_supported(client).await {
-            Ok(true) => return watches.clone().streaming_lists(),
-            Ok(false) => return watches.clone(),
+            Ok(true) => return newest.clone().streaming_lists(),
+            Ok(false) => return newest.clone(),
             Err(error) => warn!(
                 error = &error as &dyn std::error::Error,
                 "waiting for the apiserver"
@@ -235,24 +241,24 @@ async fn how_to_watch_others(
 }
 
 impl Manager {
-    /// What a kind needs. Nothing is watched before [`Manager::control`].
-    pub fn kind<K>(&self, kind: &'static KindInfo) -> Watched<K>
+    /// Creates the handles of a kind. No watch starts before [`Manager::add_controller`].
+    pub fn kind<K>(&self, kind: &'static KindInfo) -> KindHandles<K>
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let cache = Cache::new(self.scope.shards());
-        let (say, phase) = watch::channel(State::Syncing);
-        Watched {
+        let cache = Cache::new(self.scope.places());
+        let (state, phase) = watch::channel(KindState::Syncing);
+        KindHandles {
             store: cache.store(),
             trigger: Trigger::default(),
             phase: Phase(phase),
             kind,
-            say,
+            state,
             cache,
         }
     }
 
-    /// What the Events of a controller go through.
+    /// Creates the publisher of a controller's Events.
     pub fn events(&mut self, controller: &str) -> Events {
         let (events, write) = Events::new(
             self.client.clone(),
@@ -263,11 +269,11 @@ impl Manager {
         events
     }
 
-    /// Watches a kind and, while this replica leads, reconciles its objects, once the kinds of `after` are listed too. `on`
-    /// is called with each change of the cache, on every replica, and with whether all objects have been listed.
-    pub(super) fn control<R>(
+    /// Watches a kind and, while this replica leads, reconciles its objects once the kinds of `after` are synced too.
+    /// `on` is called on every replica with each change of the cache, and with whether all objects have been listed.
+    pub(super) fn add_runner<R>(
         &mut self,
-        watched: Watched<R::Object>,
+        handles: KindHandles<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
@@ -275,30 +281,30 @@ impl Manager {
         R: Reconcile,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
     {
-        let Watched {
+        let KindHandles {
             store,
             trigger,
             mut phase,
             kind,
-            say,
+            state,
             cache,
-        } = watched;
-        let (ask, asked) = mpsc::channel(1);
+        } = handles;
+        let (relist, relists) = mpsc::channel(1);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
-        self.metrics.show_resources(name, move || {
+        self.metrics.set_resources(name, move || {
             served
                 .is_served()
                 .then(|| tally(objects.state().iter().map(|object| object.readiness())))
         });
         if self.settings.runs(name) {
-            self.health.set(name, State::Syncing);
-            self.feed(kind, cache, say, asked, on);
+            self.probes.set(name, KindState::Syncing);
+            self.feed(kind, cache, state, relists, on);
         } else {
             let by = self.settings.program.hints.select_controllers;
-            let off = State::Absent(format!("switched off by {by}"));
-            self.health.set(name, off.clone());
-            say.send_replace(off);
+            let off = KindState::Absent(format!("switched off by {by}"));
+            self.probes.set(name, off.clone());
+            state.send_replace(off);
         }
         let limits = self.limits();
         let watchdog = self.watchdog(name);
@@ -309,32 +315,32 @@ impl Manager {
             &self.metrics,
             self.availability.clone(),
             watchdog,
-            self.under_way.clone(),
+            self.reconciles.clone(),
         );
-        let stood_by = self.settings.leader_elect;
-        let passes = async move {
-            if stood_by {
+        let is_candidate = self.settings.leader_elect;
+        let run = async move {
+            if is_candidate {
                 runner.lead();
-                listed_anew(ask).await;
+                relisted(relist).await;
             }
-            phase.settled().await;
-            join_all(after.iter_mut().map(Phase::settled)).await;
+            phase.synced().await;
+            join_all(after.iter_mut().map(Phase::synced)).await;
             runner.run(store, trigger).await;
         };
-        self.passes.push(
+        self.controllers.push(
             self.tasks
-                .guard(format!("the controller of {name}s"), passes)
+                .guard(format!("the controller of {name}s"), run)
                 .boxed(),
         );
     }
 
-    /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
-    /// says and converted by `into`, once they are `wanted`.
-    pub fn look<W, K>(
+    /// Watches the objects of a kind at these `places` (the whole cluster, or a namespace each) with `config`, once
+    /// `is_needed` is set. `observer` gets the objects, converted by `into`.
+    pub fn watch_resource<W, K>(
         &mut self,
         places: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
-        wanted: &Arc<SetOnce<()>>,
+        is_needed: &Arc<SetOnce<()>>,
         observer: &Arc<impl Observer<K>>,
         into: fn(W) -> K,
     ) where
@@ -342,32 +348,32 @@ impl Manager {
         K: 'static,
     {
         let resource = ResourceName::from(&ApiResource::erase::<W>(&()));
-        for (shard, api) in places {
+        for (place, api) in places {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
             let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
             let (metrics, full) = (self.metrics.clone(), resource.full());
-            let counted = move || metrics.watch(&full, Purpose::Own);
+            let guard = move || metrics.watch(&full, Purpose::Own);
             let (config, resource) = (config.clone(), resource.clone());
             let watch = ResourceWatch {
                 api,
                 config,
                 resource,
-                shard,
+                place,
                 observer,
                 into,
-                counted,
+                guard,
                 watchdog,
             };
-            let (wanted, once) = (Arc::clone(wanted), watch::channel(0).1);
+            let (is_needed, once) = (Arc::clone(is_needed), watch::channel(0).1);
             self.spawn(name, async move {
-                wanted.wait().await;
+                is_needed.wait().await;
                 watch.run(once).await;
             });
         }
     }
 
-    /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
+    /// Runs `task` for as long as the process, also on a standby. An exit of the task ends the process.
     pub fn spawn(
         &mut self,
         name: impl Into<String>,
@@ -376,23 +382,22 @@ impl Manager {
         self.running.spawn(self.tasks.guard(name, task));
     }
 
-    /// Watches over a loop that is called `name` in `/livez`.
+    /// Creates the watchdog of a loop, which `/livez` calls `name`.
     pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
-        self.health
-            .watchdog(name, longest_step(&self.settings.timings))
+        self.probes.watchdog(name, max_step(&self.settings.timings))
     }
 
-    /// At the end `landing` is waited for a moment: what is under way may come to rest.
-    pub fn land(&mut self, landing: impl Future<Output = ()> + Send + 'static) {
-        self.landings.push(landing.boxed());
+    /// Adds a future that the shutdown waits for, within its timeout: work in flight outside reconciles.
+    pub fn wait_on_shutdown(&mut self, drained: impl Future<Output = ()> + Send + 'static) {
+        self.drains.push(drained.boxed());
     }
 
     fn feed<K>(
         &mut self,
         kind: &KindInfo,
         cache: Cache<K>,
-        phase: watch::Sender<State>,
-        asked: mpsc::Receiver<oneshot::Sender<()>>,
+        phase: watch::Sender<KindState>,
+        relists: mpsc::Receiver<oneshot::Sender<()>>,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
     ) where
         K: Kind
@@ -404,11 +409,11 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) = crds::follow(
+        let (crd, follow) = crds::follow(
             self.client.clone(),
             kind,
             self.settings.program.hints.replace_crds,
-            &self.watches,
+            &self.watch_config,
             &self.metrics,
         );
         self.spawn(
@@ -419,17 +424,17 @@ impl Manager {
             name: kind.controller,
             apis: self
                 .scope
-                .places(&self.client)
+                .apis(&self.client)
                 .into_iter()
                 .map(|(_, api)| api)
                 .collect(),
-            watches: self.watches.clone(),
+            watch_config: self.watch_config.clone(),
             metrics: self.metrics.clone(),
-            health: self.health.clone(),
+            probes: self.probes.clone(),
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),
             phase,
-            presence,
-            asked,
+            crd,
+            relists,
         };
         self.spawn(
             format!("the cache of {}s", kind.controller),
@@ -437,24 +442,24 @@ impl Manager {
         );
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ReconcileLimits {
         let timings = &self.settings.timings;
-        Limits {
+        ReconcileLimits {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
-            failed: Policy {
-                min: timings.retry_min,
-                max: timings.retry_max,
+            failed: BackoffPolicy {
+                min: timings.backoff_min,
+                max: timings.backoff_max,
             },
-            slow: Policy {
-                min: timings.slow_min,
-                max: timings.slow_max,
+            slow: BackoffPolicy {
+                min: timings.slow_backoff_min,
+                max: timings.slow_backoff_max,
             },
-            waiting: Policy {
-                min: timings.waiting_min,
-                max: timings.waiting_max,
+            waiting: BackoffPolicy {
+                min: timings.poll_min,
+                max: timings.poll_max,
             },
-            resync: timings.resync,
+            resync: timings.sync_period,
         }
     }
 
@@ -463,50 +468,56 @@ impl Manager {
             settings,
             fence,
             metrics,
-            health,
+            probes,
             draining,
             identity,
-            passes,
-            landings,
-            under_way,
+            controllers,
+            drains,
+            reconciles,
             running,
             ..
         } = self;
-        let work = drain::work(
-            passes,
+        let work = drain::run(
+            controllers,
             stop.clone(),
-            drain::rest(draining, landings, under_way, settings.timings.drain),
+            drain::drain(
+                draining,
+                drains,
+                reconciles,
+                settings.timings.graceful_shutdown_timeout,
+            ),
         );
-        metrics.show_leadership(&settings.leader_election_id, fence.clone());
+        metrics.set_leadership(&settings.leader_election_id, fence.clone());
         if !settings.leader_elect {
             work.await;
             return Ok(());
         }
         let lease = client::unfenced(kubernetes, &settings.program, metrics)?;
         let place = (&*settings.operator_namespace, &*settings.leader_election_id);
-        let watchdog = health.watchdog("lease", longest_step(&settings.timings));
-        let election = Election::new(lease, place, identity, &settings.timings, watchdog);
+        let watchdog = probes.watchdog("lease", max_step(&settings.timings));
+        let election = LeaderElector::new(lease, place, identity, &settings.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
         drop(running);
         match outcome {
-            Outcome::Finished(()) | Outcome::Stopped => Ok(()),
-            Outcome::Lost => anyhow::bail!("lost the lease; the process must restart"),
+            LeadershipEnd::Finished(()) | LeadershipEnd::Stopped => Ok(()),
+            LeadershipEnd::Lost => anyhow::bail!("lost the lease; the process must restart"),
         }
     }
 }
 
-/// Waits until a feed has listed its objects anew. A watch that fell silent while this replica stood by shows the past, and
-/// a pass over that would undo what the other one did since.
-async fn listed_anew(ask: mpsc::Sender<oneshot::Sender<()>>) {
+/// Waits until a feed has relisted its objects. A watch that stalled on a standby is stale, and a reconcile of stale
+/// state would undo the changes of the previous leader.
+async fn relisted(relist: mpsc::Sender<oneshot::Sender<()>>) {
     let (done, listed) = oneshot::channel();
-    // Where nothing is served there is nobody to ask, and nothing to pass over.
-    if ask.send(done).await.is_ok() {
+    // Without a feed there are no objects to reconcile.
+    if relist.send(done).await.is_ok() {
         let _ = listed.await;
     }
 }
 
-/// What every loop stays below: a pass that overstays is dropped, and whatever does not even do that is stuck.
-fn longest_step(timings: &Timings) -> Duration {
+/// Returns the longest duration of a step: a reconcile that exceeds its timeout is dropped, and a loop that does not
+/// even do that is stuck.
+fn max_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }
 
@@ -517,20 +528,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_says_why_its_kind_is_not_served() {
-        let (say, phase) = watch::channel(State::Syncing);
+    fn phase_returns_why_its_kind_is_not_served() {
+        let (state, phase) = watch::channel(KindState::Syncing);
         let phase = Phase(phase);
-        assert_eq!(phase.absent("a"), None, "that is not known yet");
-        say.send_replace(State::Absent("switched off".into()));
-        assert_eq!(phase.absent("a").as_deref(), Some("switched off"));
-        say.send_replace(State::Partly([(Some("b".into()), "no".into())].into()));
+        assert_eq!(phase.unavailable("a"), None, "that is not known yet");
+        state.send_replace(KindState::Absent("switched off".into()));
+        assert_eq!(phase.unavailable("a").as_deref(), Some("switched off"));
+        state.send_replace(KindState::PartiallySynced(
+            [(Some("b".into()), "no".into())].into(),
+        ));
         assert_eq!(
-            (phase.absent("a"), phase.absent("b")),
+            (phase.unavailable("a"), phase.unavailable("b")),
             (None, Some("no".into()))
         );
-        say.send_replace(State::Partly([(None, "no".into())].into()));
-        assert_eq!(phase.absent("a").as_deref(), Some("no"));
-        say.send_replace(State::Synced);
-        assert_eq!(phase.absent("a"), None);
+        state.send_replace(KindState::PartiallySynced([(None, "no".into())].into()));
+        assert_eq!(phase.unavailable("a").as_deref(), Some("no"));
+        state.send_replace(KindState::Synced);
+        assert_eq!(phase.unavailable("a"), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Metrics of the runtime, and the registry of all metrics of the process; [`serving`] serves it.
+//! Metrics of the runtime, and the registry of all metrics of the process, which [`serving`] serves.
 //!
-//! What controller-runtime also measures has its names, so that its dashboards work
-//! (<https://book.kubebuilder.io/reference/metrics-reference>). Other names begin with the name of the program. Names of
-//! objects are never labels.
+//! Metrics that controller-runtime also has use its names, so that its dashboards work
+//! (<https://book.kubebuilder.io/reference/metrics-reference>). Other names begin with the name of the program. Names
+//! of objects are never labels.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -71,14 +71,14 @@ struct MetricsInner {
     resources: resources::ResourceCollector,
 }
 
-/// Result of a reconcile, in controller-runtime's words.
+/// Result of a reconcile, with controller-runtime's label values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
     /// Nothing is left to do.
     Success,
     /// The next reconcile comes after a time that this one chose.
     RequeueAfter,
-    /// The next reconcile comes after a backoff, although this one did not fail: it met a conflict.
+    /// The next reconcile comes after a backoff, although this one did not fail but met a conflict.
     Requeue,
     /// The reconcile failed.
     Error,
@@ -256,12 +256,12 @@ impl Metrics {
     }
 
     /// Sets the function that returns the state of a controller's queue. Each scrape calls it.
-    pub fn show_queue(
+    pub fn set_queue(
         &self,
         controller: &'static str,
         state: impl Fn() -> QueueState + Send + Sync + 'static,
     ) {
-        self.0.queues.show(controller, Box::new(state));
+        self.0.queues.set(controller, Box::new(state));
     }
 
     /// Counts one request to the apiserver; `None` means no answer.
@@ -277,7 +277,7 @@ impl Metrics {
 
     /// Sets the Lease and its fence, which `leader_election_master_status` reports. Without leader election the fence is
     /// always open.
-    pub fn show_leadership(&self, lease: &str, fence: Fence) {
+    pub fn set_leadership(&self, lease: &str, fence: Fence) {
         // A process has one lease.
         let _ = self.0.leadership.0.set((lease.into(), fence));
     }
@@ -290,12 +290,12 @@ impl Metrics {
     }
 
     /// Sets the function that counts the objects of a controller; `None` while their number is unknown. Each scrape calls it.
-    pub fn show_resources(
+    pub fn set_resources(
         &self,
         controller: &'static str,
         count: impl Fn() -> Option<Tally> + Send + Sync + 'static,
     ) {
-        self.0.resources.show(controller, Box::new(count));
+        self.0.resources.set(controller, Box::new(count));
     }
 
     /// Counts a watch of `resource` (with its group: `deployments.apps`) until the guard is dropped.

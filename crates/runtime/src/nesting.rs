@@ -14,15 +14,15 @@ use serde_json::Value;
 use tower::BoxError;
 use tower::util::MapResponseLayer;
 
-/// Levels of an answer that are kept. An object or array at the last kept level becomes empty, so the answer stays valid JSON
-/// and each value keeps its type.
+/// Levels of a response that are kept. An object or array at the last kept level becomes empty, so the response stays
+/// valid JSON and each value keeps its type.
 const KEPT_LEVELS: usize = 120;
 
-/// Most levels of an object that is read. An object from which the filter removed something always has more, whether it came
-/// in a list (two more levels), a watch (one) or alone.
+/// Most levels of an object that is read. A truncated object always has more, whether it came in a list (two more
+/// levels), a watch (one) or alone.
 pub const OBJECT_LEVELS: usize = 100;
 
-/// Returns whether `value` has more than `levels` of objects and arrays in each other.
+/// Returns whether `value` nests objects and arrays deeper than `levels`.
 pub fn is_deeper(value: &Value, levels: usize) -> bool {
     let is_deeper = |inner| levels == 0 || is_deeper(inner, levels - 1);
     match value {
@@ -35,7 +35,7 @@ pub fn is_deeper(value: &Value, levels: usize) -> bool {
 type Bounded = UnsyncBoxBody<Bytes, BoxError>;
 type Layer = MapResponseLayer<fn(Response<Box<DynBody>>) -> Response<Bounded>>;
 
-/// Returns the layer of a client that leaves out of each answer what nests too deeply to be decoded.
+/// Returns the layer of a client that truncates responses that nest too deeply to be decoded.
 pub(super) fn layer() -> Layer {
     MapResponseLayer::new(bounded)
 }
@@ -56,7 +56,7 @@ fn bounded(response: Response<Box<DynBody>>) -> Response<Bounded> {
     })
 }
 
-/// Leaves out of a stream of JSON what lies below [`KEPT_LEVELS`]. What is no JSON passes, for the decoder to reject.
+/// Truncates a stream of JSON below [`KEPT_LEVELS`]. Other data passes, for the decoder to reject.
 #[derive(Default)]
 struct Filter {
     level: usize,
@@ -66,7 +66,7 @@ struct Filter {
 
 impl Filter {
     fn pass(&mut self, chunk: Bytes) -> Bytes {
-        // Nearly every answer is as shallow as it seems: it is copied from the first byte on that is left out.
+        // Nearly every response is shallow: a chunk is copied only from its first removed byte on.
         let mut kept: Option<Vec<u8>> = None;
         for (at, byte) in chunk.iter().enumerate() {
             match (self.keeps(*byte), &mut kept) {
@@ -78,7 +78,7 @@ impl Filter {
         kept.map_or(chunk, Bytes::from)
     }
 
-    /// Takes the next byte in. Returns whether it is kept.
+    /// Processes the next byte. Returns whether it is kept.
     fn keeps(&mut self, byte: u8) -> bool {
         let before = self.level;
         if self.in_string {

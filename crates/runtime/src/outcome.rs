@@ -1,23 +1,25 @@
-//! The result of a reconcile.
+//! Result of a reconcile.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-use qm_core::conditions::{READY, ReadyCondition};
+use qm_core::conditions::{Activity, READY, ReadyCondition};
 
-/// Reason of an object that the operator leaves alone because its spec asks for it.
+/// Reason of an object whose spec the operator cannot act on.
+pub const SPEC_INVALID: &str = "SpecInvalid";
+/// Reason of an object that the operator does not change because its spec asks for that.
 pub const SUSPENDED: &str = "Suspended";
 
-/// The result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
+/// Result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The progress of the object.
+    /// Progress of the object.
     pub progress: Progress,
-    /// The condition's reason.
+    /// Reason of the condition `Ready`.
     pub reason: Cow<'static, str>,
-    /// The condition's message.
+    /// Message of the condition `Ready`.
     pub message: String,
-    /// Which changes of the condition an Event reports.
+    /// Changes of the condition that an Event reports.
     pub event: EventPolicy,
     /// When to reconcile again.
     pub requeue: Requeue,
@@ -28,27 +30,31 @@ pub struct Outcome {
 pub enum Progress {
     /// The object matches its desired state: `Ready` is `True`.
     Ready,
-    /// Nothing is wrong, and `Ready` is `False`. Its Event is Normal.
+    /// The object is on its way: `Ready` is `False`, and its Event is Normal.
     InProgress,
-    /// Something is wrong, and `Ready` is `False`. Its Event is a Warning.
+    /// The spec asks the operator to do nothing, and `Ready` is `False`. Its Event is Normal.
+    Suspended,
+    /// Something is wrong, `Ready` is `False`, and the operator retries. Its Event is a Warning.
     Failed,
+    /// Something is wrong, `Ready` is `False`, and only another spec helps. Its Event is a Warning.
+    Stalled,
     /// Nothing new is known: the condition stays as it was written.
     Unchanged,
 }
 
-/// Which changes of the condition `Ready` an Event reports.
+/// Changes of the condition `Ready` that an Event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventPolicy {
-    /// None.
+    /// No change.
     Never,
-    /// A reason, once until the object has been ready for 10 minutes or has another generation.
+    /// A new reason, once until the object has been ready for 10 minutes or has another generation.
     OnReason,
     /// Each change of the reason, and of the message while the object is not ready.
     OnMessage,
-    /// A reason that another Event precedes: the object is well again.
+    /// A reason that follows a reported problem: the object has recovered.
     OnRecovery,
-    /// Each change of the reason or the message while the object is not ready, and the same again after this time: the
-    /// apiserver deletes Events.
+    /// Each change of the reason or the message while the object is not ready, and the same again after this time,
+    /// because the apiserver deletes Events.
     Renew(Duration),
 }
 
@@ -62,13 +68,13 @@ pub enum Requeue {
     Poll,
     /// After this delay.
     After(Duration),
-    /// When the answer to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// When the response to a request outside of the reconcile arrives, at the latest after this delay. The request may
     /// still fail, so the backoff is not reset.
     InFlight(Duration),
 }
 
 impl Requeue {
-    /// Returns the same with a reconcile after `delay` at the latest. Polling is not postponed by that.
+    /// Returns a requeue with a reconcile after `delay` at the latest. Polling stays as it is.
     #[must_use]
     pub fn at_latest(self, delay: Duration) -> Self {
         match self {
@@ -81,7 +87,7 @@ impl Requeue {
 }
 
 impl Outcome {
-    /// The object matches its desired state.
+    /// Creates the outcome of an object that matches its desired state.
     pub fn ready(message: impl Into<String>) -> Self {
         Self {
             progress: Progress::Ready,
@@ -92,7 +98,7 @@ impl Outcome {
         }
     }
 
-    /// The object is on its way, and no Event says so.
+    /// Creates the outcome of an object on its way, without an Event.
     pub fn in_progress(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             progress: Progress::InProgress,
@@ -102,16 +108,43 @@ impl Outcome {
         }
     }
 
-    /// Something is wrong.
+    /// Creates the outcome of an object with a problem. An invalid spec stalls the object; otherwise the operator retries.
     pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        let reason = reason.into();
         Self {
-            progress: Progress::Failed,
-            reason: reason.into(),
+            progress: if reason == SPEC_INVALID {
+                Progress::Stalled
+            } else {
+                Progress::Failed
+            },
+            reason,
             ..Self::ready(message)
         }
     }
 
-    /// Nothing new is known of the object.
+    /// Creates the outcome of an object with a problem that only another spec can fix.
+    pub fn stalled(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Stalled,
+            ..Self::failed(reason, message)
+        }
+    }
+
+    /// Creates the outcome of an object whose `spec.suspend` is true.
+    pub fn suspended(message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Suspended,
+            reason: SUSPENDED.into(),
+            ..Self::ready(message)
+        }
+    }
+
+    /// Returns whether something is wrong.
+    pub fn is_failed(&self) -> bool {
+        matches!(self.progress, Progress::Failed | Progress::Stalled)
+    }
+
+    /// Creates the outcome of an object about which nothing new is known.
     pub fn unchanged() -> Self {
         Self {
             progress: Progress::Unchanged,
@@ -139,6 +172,11 @@ impl Outcome {
             is_true: self.progress == Progress::Ready,
             reason: &self.reason,
             message: &self.message,
+            activity: match self.progress {
+                Progress::Ready | Progress::Suspended | Progress::Unchanged => Activity::Idle,
+                Progress::InProgress | Progress::Failed => Activity::Reconciling,
+                Progress::Stalled => Activity::Stalled,
+            },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The resources of a kind that own what is made for them: as the cache shows them, which may be of the past, and as they are.
+//! Owners of children: as the cache shows them, which may be stale, and as the apiserver confirms them.
 
 use std::fmt::Debug;
 
@@ -9,21 +9,21 @@ use serde::de::DeserializeOwned;
 
 use super::ownership::Owner;
 
-/// All resources of a kind.
+/// All objects of a kind that own children.
 pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
     client: Client,
-    shown: Store<K>,
+    store: Store<K>,
 }
 
-/// It is not certain that the owner is there.
+/// Reason why the owner's existence is not confirmed.
 #[derive(Debug, thiserror::Error)]
-pub enum Unconfirmed {
-    /// The cache is behind.
-    #[error("the object is gone, or another one has its name")]
-    Gone,
-    /// It could not be read.
+pub enum OwnerError {
+    /// The owner no longer exists, or another object has its name: the cache is stale.
+    #[error("the object no longer exists, or another one has its name")]
+    NotFound,
+    /// The owner could not be read.
     #[error("the object could not be read: {0}")]
-    Unread(#[source] kube::Error),
+    Unreadable(#[source] kube::Error),
 }
 
 impl<K> Owners<K>
@@ -34,33 +34,33 @@ where
         + DeserializeOwned
         + 'static,
 {
-    /// Those that the cache shows, and that `client` is asked for.
-    pub fn new(client: Client, shown: Store<K>) -> Self {
-        Self { client, shown }
+    /// Creates the owners that the cache `store` has; `client` confirms them.
+    pub fn new(client: Client, store: Store<K>) -> Self {
+        Self { client, store }
     }
 
-    /// Whether one of them has that UID, as far as the cache shows.
-    pub fn lives(&self, uid: &str) -> bool {
-        self.shown
+    /// Returns whether an object has that UID, as far as the cache shows.
+    pub fn exists(&self, uid: &str) -> bool {
+        self.store
             .find(|resource| resource.meta().uid.as_deref() == Some(uid))
             .is_some()
     }
 
-    /// Asks the apiserver whether this very owner is still there: before it is given what was another's, and before it is given
-    /// anew what is not there any more. That may have gone with the owner.
+    /// Asks the apiserver whether this owner still exists, before it gets the child of an earlier owner, or a missing
+    /// child is created again: the child may have been deleted with its owner.
     ///
     /// # Errors
-    /// When it is not, or that could not be read.
-    pub async fn confirm(&self, owner: &Owner) -> Result<(), Unconfirmed> {
+    /// [`OwnerError::NotFound`] if the owner no longer exists, [`OwnerError::Unreadable`] if the read failed.
+    pub async fn confirm(&self, owner: &Owner) -> Result<(), OwnerError> {
         let api: Api<K> = Api::namespaced(self.client.clone(), owner.namespace());
-        let there = api
+        let found = api
             .get_metadata_opt(owner.name())
             .await
-            .map_err(Unconfirmed::Unread)?;
-        if there.is_some_and(|there| there.uid().as_deref() == Some(owner.uid())) {
+            .map_err(OwnerError::Unreadable)?;
+        if found.is_some_and(|found| found.uid().as_deref() == Some(owner.uid())) {
             Ok(())
         } else {
-            Err(Unconfirmed::Gone)
+            Err(OwnerError::NotFound)
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Who an object belongs to: one rule for every kind that makes objects.
+//! Ownership of objects: one rule for every kind with children.
 //!
-//! An object is ours when it carries the UID of the resource that made it: as its controller (in the same namespace), or as
-//! the label [`MetadataNames::owner_uid`]; either proves. The annotation [`MetadataNames::owner`] alone proves nothing. What is not ours is never changed
-//! and never deleted.
+//! An object is owned if it carries the UID of its owner, either as its controller (in the same namespace) or as the
+//! label [`MetadataNames::owner_uid`]. The annotation [`MetadataNames::owner`] alone proves nothing. The operator never
+//! changes or deletes what it does not own.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -11,9 +11,9 @@ use qm_core::kind::Kind;
 use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
-use super::Key;
+use super::ObjectKey;
 
-/// A resource that makes objects.
+/// An object with children.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owner {
     names: &'static MetadataNames,
@@ -21,41 +21,41 @@ pub struct Owner {
     reference: OwnerReference,
     fresh: bool,
     generation: Option<i64>,
-    handled: Option<i64>,
+    observed_generation: Option<i64>,
     contested: Option<String>,
     requested: Option<String>,
 }
 
-/// What an object is to an [`Owner`].
+/// Relation of an object to an [`Owner`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
-    /// It is ours.
-    Ours,
-    /// It was that of a resource of our name which is gone: both were restored from a backup.
+pub enum Ownership {
+    /// The owner owns the object.
+    Owned,
+    /// An earlier object of the owner's name owned the object: both were restored from a backup.
     Restored,
-    /// Its owner hands it over.
-    HandedOver,
-    /// It is somebody else's, or nobody's.
-    Foreign(Foreign),
+    /// The object carries the consent that the owner adopts it.
+    Adoptable,
+    /// The object has another owner, or none.
+    Foreign(ForeignOwner),
 }
 
-/// Whose an object is that is not ours.
+/// Owner of a foreign object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Foreign {
-    /// Nobody's that we know of: it can be handed over.
-    Unmarked,
-    /// That of another resource of our kind, `NAMESPACE/NAME` as the object itself says: it can be handed over.
+pub enum ForeignOwner {
+    /// The object has no known owner: it can be adopted.
+    Unowned,
+    /// Another object of the same kind, `NAMESPACE/NAME` as the foreign object says: it can be adopted.
     Sibling(String),
-    /// It is to be handed over to another resource of our kind, `NAMESPACE/NAME`, and was not taken over yet.
+    /// Another object of the same kind, `NAMESPACE/NAME`, may adopt the foreign object and has not done so yet.
     Promised(String),
-    /// It has a controller, `KIND NAME`. An object has one only, and what that one made nobody can hand over.
+    /// A controller, `KIND NAME`. An object has only one, and a controlled object cannot be adopted.
     Controlled(String),
 }
 
 impl Owner {
-    /// `object`, once it is stored: before that it has no UID.
+    /// Creates the owner for `object`; `None` before the object is stored, because it has no UID then.
     pub fn of<K: Kind>(object: &K) -> Option<Self> {
-        // Whoever deletes it in the foreground waits for what it has.
+        // A foreground deletion of the owner waits for its children.
         let reference = OwnerReference {
             block_owner_deletion: Some(true),
             ..object.controller_owner_ref(&())?
@@ -69,19 +69,19 @@ impl Owner {
             reference,
             fresh: false,
             generation,
-            handled: None,
+            observed_generation: None,
             contested: None,
             requested,
         })
     }
 
-    /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
+    /// Sets whether the owner has no children yet. A fresh owner's children are created without a read.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
     }
 
-    /// Whether nothing was ever done for it.
+    /// Returns whether the owner has no children yet.
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
@@ -93,13 +93,16 @@ impl Owner {
 
     /// Sets the generation that the owner's status reports.
     #[must_use]
-    pub fn handled(self, handled: Option<i64>) -> Self {
-        Self { handled, ..self }
+    pub fn observed_generation(self, observed_generation: Option<i64>) -> Self {
+        Self {
+            observed_generation,
+            ..self
+        }
     }
 
     /// Returns whether the owner's spec is the one that its status reports.
-    pub fn is_handled(&self) -> bool {
-        self.handled.is_some() && self.handled == self.generation
+    pub fn is_observed(&self) -> bool {
+        self.observed_generation.is_some() && self.observed_generation == self.generation
     }
 
     /// Sets the message with which the owner's status reports that other managers keep changing a child.
@@ -108,9 +111,9 @@ impl Owner {
         Self { contested, ..self }
     }
 
-    /// Returns the message with which the status of the present spec reports that other managers keep changing a child.
-    pub fn contest(&self) -> Option<&str> {
-        self.contested.as_deref().filter(|_| self.is_handled())
+    /// Returns the message with which the status of the current spec reports that other managers keep changing a child.
+    pub fn contest_message(&self) -> Option<&str> {
+        self.contested.as_deref().filter(|_| self.is_observed())
     }
 
     /// Returns the owner's generation.
@@ -118,7 +121,7 @@ impl Owner {
         self.generation
     }
 
-    /// Returns the value of the last reconcile request that a person made.
+    /// Returns the value of the last reconcile request.
     pub fn requested(&self) -> Option<&str> {
         self.requested.as_deref()
     }
@@ -140,40 +143,40 @@ impl Owner {
         }
     }
 
-    /// `NAMESPACE/NAME`.
+    /// Returns `NAMESPACE/NAME`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.namespace, self.reference.name)
     }
 
-    /// Its UID.
+    /// Returns the owner's UID.
     pub fn uid(&self) -> &str {
         &self.reference.uid
     }
 
-    /// Its namespace.
+    /// Returns the owner's namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Its name.
+    /// Returns the owner's name.
     pub fn name(&self) -> &str {
         &self.reference.name
     }
 
-    /// Returns the metadata of a child of this name in the owner's namespace, with the marks of the owner.
+    /// Returns the metadata of a child of this name in the owner's namespace, with its ownership set.
     pub fn child_metadata(&self, name: &str) -> ObjectMeta {
         let mut metadata = ObjectMeta {
             name: Some(name.into()),
             namespace: Some(self.namespace.clone()),
             ..ObjectMeta::default()
         };
-        self.mark(&mut metadata);
+        self.set_ownership(&mut metadata);
         metadata
     }
 
-    /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
-    /// we take it over; another's is for them to use.
-    pub fn mark(&self, metadata: &mut ObjectMeta) {
+    /// Sets the ownership of an object in any namespace. Removes the ownership of an earlier owner of the same name,
+    /// and the consent to the adoption by this owner; a consent for another owner stays.
+    pub fn set_ownership(&self, metadata: &mut ObjectMeta) {
         metadata
             .labels
             .get_or_insert_default()
@@ -184,21 +187,21 @@ impl Owner {
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
             references
-                .retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+                .retain(|owner| owner.uid == self.reference.uid || !self.has_same_name(owner));
             match references
                 .iter_mut()
                 .find(|owner| owner.uid == self.reference.uid)
             {
-                Some(ours) => ours.clone_from(&self.reference),
+                Some(reference) => reference.clone_from(&self.reference),
                 None => references.push(self.reference.clone()),
             }
         }
     }
 
-    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::mark`] does.
-    pub fn marks(&self, metadata: &ObjectMeta) -> Value {
+    /// Returns the merge patch for `metadata` that has the effect of [`Owner::set_ownership`].
+    pub fn ownership_patch(&self, metadata: &ObjectMeta) -> Value {
         let mut marked = metadata.clone();
-        self.mark(&mut marked);
+        self.set_ownership(&mut marked);
         json!({
             "labels": { self.names.owner_uid: self.uid() },
             "annotations": { self.names.owner: self.path(), self.names.adopt_by: marked.annotations.unwrap_or_default().get(self.names.adopt_by) },
@@ -206,8 +209,8 @@ impl Owner {
         })
     }
 
-    /// Takes our marks away from an object that is to stay.
-    pub fn unmark(&self, metadata: &mut ObjectMeta) {
+    /// Removes the ownership from an object that is to stay.
+    pub fn clear_ownership(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
             labels.remove(self.names.owner_uid);
         }
@@ -216,14 +219,14 @@ impl Owner {
         }
         if let Some(references) = &mut metadata.owner_references {
             references
-                .retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
+                .retain(|owner| owner.uid != self.reference.uid && !self.has_same_name(owner));
         }
     }
 
-    /// Whether an object has all marks of ours, and no consent of ours is left on it.
-    pub fn has_marked(&self, metadata: &ObjectMeta) -> bool {
+    /// Returns whether [`Owner::set_ownership`] would change nothing.
+    pub fn has_ownership(&self, metadata: &ObjectMeta) -> bool {
         let mut marked = metadata.clone();
-        self.mark(&mut marked);
+        self.set_ownership(&mut marked);
         marked.labels == metadata.labels
             && marked.annotations == metadata.annotations
             && marked.owner_references.iter().flatten().all(|mark| {
@@ -235,8 +238,9 @@ impl Owner {
             })
     }
 
-    /// What the object of `metadata` is to us. `lives` says whether a resource of our kind has that UID.
-    pub fn claim(&self, metadata: &ObjectMeta, lives: impl Fn(&str) -> bool) -> Claim {
+    /// Returns the relation of the object of `metadata` to this owner. `exists` returns whether an object of the
+    /// owner's kind has that UID.
+    pub fn ownership(&self, metadata: &ObjectMeta, exists: impl Fn(&str) -> bool) -> Ownership {
         let here = metadata.namespace.as_deref() == Some(&self.namespace);
         let controller = metadata
             .owner_references
@@ -256,15 +260,17 @@ impl Owner {
         let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
 
         match controller {
-            // In another namespace a reference means some other resource, if any.
-            Some(controller) if here && controller.uid == self.reference.uid => return Claim::Ours,
+            // A reference across namespaces is invalid, so it names some other object.
+            Some(controller) if here && controller.uid == self.reference.uid => {
+                return Ownership::Owned;
+            }
             Some(controller)
-                if here && self.is_of_our_name(controller) && !lives(&controller.uid) =>
+                if here && self.has_same_name(controller) && !exists(&controller.uid) =>
             {
-                return Claim::Restored;
+                return Ownership::Restored;
             }
             Some(controller) => {
-                return Claim::Foreign(Foreign::Controlled(format!(
+                return Ownership::Foreign(ForeignOwner::Controlled(format!(
                     "{} {}",
                     controller.kind, controller.name
                 )));
@@ -272,26 +278,27 @@ impl Owner {
             None => {}
         }
         match label {
-            Some(uid) if *uid == self.reference.uid => return Claim::Ours,
-            Some(uid) if names_us(self.names.owner) && !lives(uid) => return Claim::Restored,
+            Some(uid) if *uid == self.reference.uid => return Ownership::Owned,
+            Some(uid) if names_us(self.names.owner) && !exists(uid) => return Ownership::Restored,
             _ => {}
         }
         if names_us(self.names.adopt_by) {
-            return Claim::HandedOver;
+            return Ownership::Adoptable;
         }
         if let Some(other) = annotation(self.names.adopt_by) {
-            return Claim::Foreign(Foreign::Promised(other.clone()));
+            return Ownership::Foreign(ForeignOwner::Promised(other.clone()));
         }
         match (label, annotation(self.names.owner)) {
-            (Some(_), Some(owner)) => Claim::Foreign(Foreign::Sibling(owner.clone())),
-            _ => Claim::Foreign(Foreign::Unmarked),
+            (Some(_), Some(owner)) => Ownership::Foreign(ForeignOwner::Sibling(owner.clone())),
+            _ => Ownership::Foreign(ForeignOwner::Unowned),
         }
     }
 
-    /// What to say of an object that is not ours: `resource` is its plural with its group, as kubectl takes it.
-    pub fn conflict(
+    /// Returns the message about a foreign object, with the command that adopts it. `resource` is the plural with its
+    /// group, as kubectl accepts it.
+    pub fn conflict_message(
         &self,
-        foreign: &Foreign,
+        foreign: &ForeignOwner,
         resource: &str,
         namespace: &str,
         name: &str,
@@ -302,26 +309,27 @@ impl Owner {
             self.path()
         );
         match foreign {
-            Foreign::Unmarked => {
+            ForeignOwner::Unowned => {
                 format!(
-                    "{resource} {namespace}/{name} is not ours and is left alone; to hand it over: {command}"
+                    "{resource} {namespace}/{name} is not owned, so it stays unchanged; to adopt it: {command}"
                 )
             }
-            Foreign::Sibling(owner) => format!(
-                "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
+            ForeignOwner::Sibling(owner) => format!(
+                "{resource} {namespace}/{name} belongs to {} {owner}, so it stays unchanged; to adopt it: {command}",
                 self.reference.kind
             ),
-            Foreign::Promised(other) => format!(
-                "{resource} {namespace}/{name} is to be handed over to {other} and is left alone; to hand it over to this one: \
-                 {command} --overwrite"
+            ForeignOwner::Promised(other) => format!(
+                "{resource} {namespace}/{name} may be adopted by {other}, so it stays unchanged; to adopt it for {} instead: \
+                 {command} --overwrite",
+                self.path()
             ),
-            Foreign::Controlled(controller) => format!(
-                "{resource} {namespace}/{name} is controlled by {controller} and is left alone: choose another name, or delete it"
+            ForeignOwner::Controlled(controller) => format!(
+                "{resource} {namespace}/{name} is controlled by {controller}, so it stays unchanged: choose another name, or delete it"
             ),
         }
     }
 
-    fn is_of_our_name(&self, owner: &OwnerReference) -> bool {
+    fn has_same_name(&self, owner: &OwnerReference) -> bool {
         let group = |api_version: &str| {
             api_version
                 .split_once('/')
@@ -333,16 +341,19 @@ impl Owner {
     }
 }
 
-/// Returns whose child an object says it is: namespace, name, and UID, which is empty if the object lacks it.
-pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(Key, &'a str)> {
-    // Anybody may write another annotation; a controller stands there for a reason.
+/// Returns the owner that an object names: key and UID, which is empty if the object lacks it.
+pub fn owner_of<'a>(
+    metadata: &'a ObjectMeta,
+    names: &MetadataNames,
+) -> Option<(ObjectKey, &'a str)> {
+    // Any client may write the annotation; the controller reference takes precedence.
     let controller = metadata
         .owner_references
         .iter()
         .flatten()
         .find(|owner| owner.controller == Some(true));
     if let Some(controller) = controller {
-        let key = Key::new(metadata.namespace.as_deref()?, &controller.name);
+        let key = ObjectKey::new(metadata.namespace.as_deref()?, &controller.name);
         return Some((key, &controller.uid));
     }
     let (namespace, name) = metadata
@@ -354,7 +365,10 @@ pub fn owner_of<'a>(metadata: &'a ObjectMeta, names: &MetadataNames) -> Option<(
         .labels
         .as_ref()
         .and_then(|labels| labels.get(names.owner_uid));
-    Some((Key::new(namespace, name), uid.map_or("", String::as_str)))
+    Some((
+        ObjectKey::new(namespace, name),
+        uid.map_or("", String::as_str),
+    ))
 }
 
 #[cfg(test)]
@@ -368,7 +382,7 @@ mod tests {
 
     fn owner() -> Owner {
         let object = json!({ "apiVersion": "example.com/v1", "kind": "Widget", "spec": {},
-            "metadata": { "namespace": "shop", "name": "web", "uid": "ours" } });
+            "metadata": { "namespace": "shop", "name": "web", "uid": "own" } });
         Owner::of(&serde_json::from_value::<Widget>(object).unwrap()).unwrap()
     }
 
@@ -380,40 +394,40 @@ mod tests {
         json!([{ "apiVersion": api_version, "kind": "Widget", "name": name, "uid": uid, "controller": true }])
     }
 
-    /// Resources of our kind that are there, besides the owner.
-    fn lives(uid: &str) -> bool {
-        uid == "sibling" || uid == "ours"
+    /// Objects of the owner's kind that exist.
+    fn exists(uid: &str) -> bool {
+        uid == "sibling" || uid == "own"
     }
 
-    fn controlled(name: &str) -> Claim {
-        Claim::Foreign(Foreign::Controlled(format!("Widget {name}")))
+    fn controlled(name: &str) -> Ownership {
+        Ownership::Foreign(ForeignOwner::Controlled(format!("Widget {name}")))
     }
 
     #[rstest]
-    #[case::both_marks(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" }, "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "ours") }), Claim::Ours)]
-    #[case::the_label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
-    #[case::the_label_elsewhere(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "ours" } }), Claim::Ours)]
-    #[case::a_reference_elsewhere_means_another(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "ours") }), controlled("web"))]
-    #[case::the_annotation_proves_nothing(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Unmarked))]
-    #[case::no_mark(json!({ "namespace": "shop" }), Claim::Foreign(Foreign::Unmarked))]
-    #[case::a_former_of_our_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }), Claim::Restored)]
-    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "gone") }), Claim::Restored)]
-    #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "gone") }), controlled("web"))]
-    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "gone") }), controlled("db"))]
-    #[case::a_former_label(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Restored)]
-    #[case::a_label_that_lives(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Claim::Foreign(Foreign::Sibling("shop/web".into())))]
-    #[case::a_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::a_former_siblings(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "gone" }, "annotations": { NAMES.owner: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
-    #[case::handed_over(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Claim::HandedOver)]
-    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
-    #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
-    fn whose_it_is(#[case] object: Value, #[case] claim: Claim) {
-        assert_eq!(owner().claim(&metadata(object), lives), claim);
+    #[case::label_and_reference(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "own" }, "ownerReferences": reference("example.com/v1", "web", "own") }), Ownership::Owned)]
+    #[case::reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "own") }), Ownership::Owned)]
+    #[case::label(json!({ "namespace": "shop", "labels": { NAMES.owner_uid: "own" } }), Ownership::Owned)]
+    #[case::label_in_another_namespace(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "own" } }), Ownership::Owned)]
+    #[case::reference_in_another_namespace(json!({ "namespace": "far", "ownerReferences": reference("example.com/v1", "web", "own") }), controlled("web"))]
+    #[case::annotation_alone(json!({ "namespace": "shop", "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::unowned(json!({ "namespace": "shop" }), Ownership::Foreign(ForeignOwner::Unowned))]
+    #[case::reference_to_an_earlier_owner(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "deleted") }), Ownership::Restored)]
+    #[case::of_an_earlier_version(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v0", "web", "deleted") }), Ownership::Restored)]
+    #[case::of_another_group(json!({ "namespace": "shop", "ownerReferences": reference("apps/v1", "web", "deleted") }), controlled("web"))]
+    #[case::of_another_name(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "db", "deleted") }), controlled("db"))]
+    #[case::label_of_an_earlier_owner(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "deleted" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Restored)]
+    #[case::label_of_an_existing_object(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/web" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/web".into())))]
+    #[case::sibling(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "sibling" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::sibling_that_no_longer_exists(json!({ "namespace": "far", "labels": { NAMES.owner_uid: "deleted" }, "annotations": { NAMES.owner: "shop/db" } }), Ownership::Foreign(ForeignOwner::Sibling("shop/db".into())))]
+    #[case::adoptable(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/web" } }), Ownership::Adoptable)]
+    #[case::adoptable_by_another(json!({ "namespace": "far", "annotations": { NAMES.adopt_by: "shop/db" } }), Ownership::Foreign(ForeignOwner::Promised("shop/db".into())))]
+    #[case::controller_is_never_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
+    fn ownership_follows_from_metadata(#[case] object: Value, #[case] claim: Ownership) {
+        assert_eq!(owner().ownership(&metadata(object), exists), claim);
     }
 
     #[test]
-    fn what_is_marked_is_ours_and_loses_it_again() {
+    fn ownership_is_set_and_cleared() {
         for namespace in ["shop", "far"] {
             let mut marked = metadata(json!({
                 "namespace": namespace,
@@ -421,10 +435,10 @@ mod tests {
                 "annotations": { NAMES.adopt_by: "shop/web", "c": "d" },
                 "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }],
             }));
-            assert!(!owner().has_marked(&marked));
-            owner().mark(&mut marked);
-            assert!(owner().has_marked(&marked));
-            assert_eq!(owner().claim(&marked, lives), Claim::Ours);
+            assert!(!owner().has_ownership(&marked));
+            owner().set_ownership(&mut marked);
+            assert!(owner().has_ownership(&marked));
+            assert_eq!(owner().ownership(&marked, exists), Ownership::Owned);
             assert_eq!(
                 marked.owner_references.as_ref().unwrap().len(),
                 if namespace == "shop" { 2 } else { 1 }
@@ -436,10 +450,10 @@ mod tests {
                     .unwrap()
                     .contains_key(NAMES.adopt_by)
             );
-            owner().unmark(&mut marked);
+            owner().clear_ownership(&mut marked);
             assert_eq!(
-                owner().claim(&marked, lives),
-                Claim::Foreign(Foreign::Unmarked)
+                owner().ownership(&marked, exists),
+                Ownership::Foreign(ForeignOwner::Unowned)
             );
             assert_eq!(
                 marked.labels,
@@ -449,69 +463,70 @@ mod tests {
     }
 
     #[test]
-    fn the_consent_for_another_is_kept() {
+    fn consent_for_another_owner_is_kept() {
         let mut marked = metadata(json!({ "namespace": "far" }));
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         marked
             .annotations
             .as_mut()
             .unwrap()
             .insert(NAMES.adopt_by.into(), "shop/db".into());
         assert!(
-            owner().has_marked(&marked),
-            "nothing is to be written because of it"
+            owner().has_ownership(&marked),
+            "the consent requires no write"
         );
         assert_eq!(
-            owner().marks(&marked)["annotations"][NAMES.adopt_by],
+            owner().ownership_patch(&marked)["annotations"][NAMES.adopt_by],
             "shop/db"
         );
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         assert_eq!(marked.annotations.unwrap()[NAMES.adopt_by], "shop/db");
     }
 
     #[test]
-    fn a_former_owner_of_our_name_gives_way() {
+    fn earlier_owner_of_the_same_name_is_replaced() {
         let mut marked = metadata(
-            json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "gone") }),
+            json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", "deleted") }),
         );
-        owner().mark(&mut marked);
+        owner().set_ownership(&mut marked);
         let uids: Vec<_> = marked
             .owner_references
             .unwrap()
             .into_iter()
             .map(|owner| owner.uid)
             .collect();
-        assert_eq!(uids, ["ours"]);
+        assert_eq!(uids, ["own"]);
     }
 
     #[test]
-    fn a_conflict_says_the_command_that_ends_it() {
-        let words = owner().conflict(&Foreign::Unmarked, "configmaps", "far", "settings");
+    fn conflict_message_has_the_command_that_adopts_the_object() {
+        let message =
+            owner().conflict_message(&ForeignOwner::Unowned, "configmaps", "far", "settings");
         assert!(
-            words.ends_with(
+            message.ends_with(
                 "kubectl annotate configmaps settings -n far example.com/adopt-by=shop/web"
             ),
-            "{words}"
+            "{message}"
         );
-        let words = owner().conflict(
-            &Foreign::Promised("shop/db".into()),
+        let message = owner().conflict_message(
+            &ForeignOwner::Promised("shop/db".into()),
             "configmaps",
             "far",
             "settings",
         );
         assert!(
-            words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"),
-            "{words}"
+            message.contains("by shop/db,") && message.ends_with("adopt-by=shop/web --overwrite"),
+            "{message}"
         );
-        let words = owner().conflict(
-            &Foreign::Controlled("X y".into()),
+        let message = owner().conflict_message(
+            &ForeignOwner::Controlled("X y".into()),
             "configmaps",
             "far",
             "settings",
         );
         assert!(
-            words.contains("X y") && !words.contains("annotate"),
-            "{words}"
+            message.contains("X y") && !message.contains("annotate"),
+            "{message}"
         );
     }
 }

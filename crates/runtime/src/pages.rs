@@ -1,4 +1,4 @@
-//! Lists in pages of bounded size: the API bounds a page by its number of objects, which says nothing of its bytes.
+//! Lists in pages of bounded size: the API bounds the number of objects of a page, but not its bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,20 +12,20 @@ use tower::{BoxError, service_fn};
 use tracing::debug;
 
 /// Most objects of a page.
-pub const MOST: u32 = 100;
+pub const MAX_OBJECTS: u32 = 100;
 
-/// Objects of a list's first page: nothing is known of their size.
-const FIRST: u32 = 10;
+/// Objects of a list's first page, when their size is unknown.
+const FIRST_OBJECTS: u32 = 10;
 
-/// Bytes that a page should have.
-const AIM: usize = 512 * 1024;
+/// Desired bytes of a page.
+const DESIRED_BYTES: usize = 512 * 1024;
 
-/// Most bytes of a page with more than one object. If a page is larger, the operator requests it again with fewer objects: all
+/// Most bytes of a page with more than one object. The operator requests a larger page again with fewer objects: all
 /// earlier objects may have been small.
-const LIMIT: usize = 1024 * 1024;
+const MAX_BYTES: usize = 1024 * 1024;
 
-/// Most resources whose page size is remembered. Lists of further ones begin anew.
-const REMEMBERED: usize = 1000;
+/// Most resources whose page size is remembered. Lists of others start with [`FIRST_OBJECTS`].
+const MAX_REMEMBERED: usize = 1000;
 
 /// Sizes of the next pages, by path.
 #[derive(Clone, Default)]
@@ -38,8 +38,8 @@ pub fn bounded(client: Client) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (pages, client) = (pages.clone(), client.clone());
         async move {
-            match asked(&request) {
-                Some(asked) => pages.list(&client, request.into_parts().0, asked).await,
+            match requested_limit(&request) {
+                Some(requested) => pages.list(&client, request.into_parts().0, requested).await,
                 None => Ok(client.send(request).await?),
             }
         }
@@ -52,15 +52,15 @@ impl Pages {
         &self,
         client: &Client,
         parts: Parts,
-        asked: u32,
+        requested: u32,
     ) -> Result<Response<Body>, BoxError> {
         let path = parts.uri.path().to_owned();
-        let mut limit = if has_more(&parts.uri) {
+        let mut limit = if is_continued(&parts.uri) {
             self.known(&path)
         } else {
-            FIRST
+            FIRST_OBJECTS
         }
-        .min(asked);
+        .min(requested);
         loop {
             let mut page = parts.clone();
             page.uri = with_limit(&parts.uri, limit)?;
@@ -71,7 +71,7 @@ impl Pages {
             if !head.status.is_success() {
                 return Ok(Response::from_parts(head, body));
             }
-            let most = if limit > 1 { LIMIT } else { usize::MAX };
+            let most = if limit > 1 { MAX_BYTES } else { usize::MAX };
             match Limited::new(body, most).collect().await {
                 Ok(body) => {
                     let body = body.to_bytes();
@@ -92,31 +92,33 @@ impl Pages {
     }
 
     fn known(&self, path: &str) -> u32 {
-        self.limits().get(path).copied().unwrap_or(FIRST)
+        self.limits().get(path).copied().unwrap_or(FIRST_OBJECTS)
     }
 
     fn remember(&self, path: String, limit: u32) {
         let mut limits = self.limits();
-        if limits.len() >= REMEMBERED {
+        if limits.len() >= MAX_REMEMBERED {
             limits.clear();
         }
         limits.insert(path, limit);
     }
 }
 
-/// Returns the number of objects of the page after one of `limit` objects and so many bytes.
+/// Returns the number of objects of the page after one with `limit` objects and `bytes` bytes.
 fn next_limit(limit: u32, bytes: usize) -> u32 {
-    let limit = u64::from(limit) * AIM as u64 / (bytes as u64).max(1);
-    u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, MOST)
+    let limit = u64::from(limit) * DESIRED_BYTES as u64 / (bytes as u64).max(1);
+    u32::try_from(limit)
+        .unwrap_or(u32::MAX)
+        .clamp(1, MAX_OBJECTS)
 }
 
-/// Returns the number of objects to ask for where a page of `limit` objects was too large.
+/// Returns the number of objects to request after a page of `limit` objects was too large.
 fn fewer(limit: u32) -> u32 {
     (limit / 10).max(1)
 }
 
 /// Returns the `limit` of a list.
-fn asked(request: &Request<Body>) -> Option<u32> {
+fn requested_limit(request: &Request<Body>) -> Option<u32> {
     let limit = || {
         parameters(request.uri())
             .find_map(|parameter| parameter.strip_prefix("limit="))?
@@ -129,8 +131,8 @@ fn asked(request: &Request<Body>) -> Option<u32> {
         .filter(|limit| *limit > 0)
 }
 
-/// Whether a page came before.
-fn has_more(uri: &Uri) -> bool {
+/// Returns whether the request continues a list.
+fn is_continued(uri: &Uri) -> bool {
     parameters(uri).any(|parameter| {
         parameter
             .strip_prefix("continue=")
@@ -170,13 +172,13 @@ mod tests {
 
     #[rstest]
     #[case::small(10, 5000, 100)]
-    #[case::as_aimed(10, 512 * 1024, 10)]
+    #[case::desired_size(10, 512 * 1024, 10)]
     #[case::large(10, 1024 * 1024, 5)]
     #[case::grown(1, 100 * 1024, 5)]
     #[case::one_is_too_large(1, 1_400_000, 1)]
     #[case::beyond_any_bound(100, usize::MAX, 1)]
     #[case::empty(10, 0, 100)]
-    fn the_next_page_follows_the_bytes_of_this_one(
+    fn next_page_size_follows_from_the_bytes_of_this_one(
         #[case] limit: u32,
         #[case] bytes: usize,
         #[case] next: u32,
@@ -185,16 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_too_large_ends_at_one_object() {
+    fn too_large_page_shrinks_to_one_object() {
         assert_eq!((fewer(100), fewer(10), fewer(9), fewer(1)), (10, 1, 1, 1));
     }
 
-    /// An apiserver with so many objects of these sizes, in bytes, and the limits that it is asked for.
+    /// Returns an apiserver with objects of these sizes, in bytes, and the limits of its requests.
     fn apiserver(sizes: Vec<usize>) -> (Client, Arc<Mutex<Vec<u32>>>) {
         let limits = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&limits);
         let serve = move |request: Request<Body>| {
-            let limit = asked(&request).unwrap();
+            let limit = requested_limit(&request).unwrap();
             log.lock().unwrap().push(limit);
             let token = parameters(request.uri())
                 .find_map(|it| it.strip_prefix("continue="))
@@ -218,7 +220,7 @@ mod tests {
 
     async fn listed(client: &Client) -> Vec<usize> {
         let api: Api<ConfigMap> = Api::default_namespaced(client.clone());
-        let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MOST));
+        let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MAX_OBJECTS));
         loop {
             let list = api.list(&page).await.unwrap();
             names.extend(list.items.iter().map(|item| {
@@ -236,13 +238,13 @@ mod tests {
         }
     }
 
-    /// The bound of the bytes of a page, [`LIMIT`], holds whatever the order.
+    /// The bound [`MAX_BYTES`] of the bytes of a page holds for any order.
     #[tokio::test]
     async fn each_object_is_listed_once_whatever_its_size() {
         const LARGE: usize = 1_400_000;
         for (sizes, expected) in [
             (vec![10; 250], vec![10, 100, 100, 100]),
-            // All begin small: the page that follows is asked for again.
+            // The first objects are small, so a later page is requested again.
             (
                 [vec![10; 10], vec![LARGE; 3]].concat(),
                 vec![10, 100, 10, 1, 1, 1],
@@ -258,13 +260,13 @@ mod tests {
             assert_eq!(
                 *limits.lock().unwrap(),
                 expected,
-                "another list begins as the first did"
+                "the next list starts as the first did"
             );
         }
     }
 
     #[tokio::test]
-    async fn a_smaller_limit_of_the_caller_counts() {
+    async fn smaller_limit_of_the_caller_is_kept() {
         let (client, limits) = apiserver(vec![10; 20]);
         let api: Api<ConfigMap> = Api::default_namespaced(client);
         assert_eq!(

@@ -7,7 +7,7 @@ pub use qm_core::metadata_names;
 pub use qm_core::names::MetadataNames;
 pub use qm_core::readiness::{ReadinessSummary, from_status};
 
-pub use crate::Key;
+pub use crate::ObjectKey;
 pub use crate::children::Children;
 pub use crate::controller::{Context, Controller};
 pub use crate::error::{Error, Result};

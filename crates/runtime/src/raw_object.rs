@@ -1,4 +1,4 @@
-//! Objects of others as the apiserver wrote them, decoded within bounds of memory.
+//! Objects of other kinds in the apiserver's text, decoded within bounds of memory.
 //!
 //! Decoded JSON takes up to 100 times the memory of its text (a map of one member takes 632 bytes), so an object that
 //! fits into etcd can take more memory than the operator has.
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Most memory that a decoded object takes, in bytes. Those with a long text are decoded one at a time.
+/// Most memory that a decoded object takes, in bytes. Objects with a long text are decoded one at a time.
 pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 
 /// Most memory that a decoded object of a known type takes, in bytes. The largest child that the operator writes takes about half.
@@ -27,20 +27,23 @@ const MEMBER: usize = 130;
 const MAP: usize = 632;
 const STRING: usize = 32;
 
-/// An object whose identity alone is decoded.
+/// An object of which only the identity is decoded.
 #[derive(Clone, Debug)]
 pub struct RawObject {
-    /// Name, namespace, UID and resource version: nothing else.
+    /// Name, namespace, UID and resourceVersion alone.
     metadata: ObjectMeta,
     text: Box<RawValue>,
 }
 
-/// An object that would take too much memory.
+/// Error of an object that would take too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
 
 impl RawObject {
-    /// Returns the object, unless decoding it takes more than [`MAX_DECODED`].
+    /// Decodes the object, unless that takes more than [`MAX_DECODED`].
+    ///
+    /// # Errors
+    /// [`TooLarge`] in the inner result; the outer error cannot occur, because the text was parsed before.
     pub fn decode(&self) -> serde_json::Result<Result<Value, TooLarge>> {
         let text = self.text.get();
         if decoded_size(text) > MAX_DECODED {
@@ -133,8 +136,8 @@ impl Resource for RawObject {
     }
 }
 
-/// An object of a known type. Of one that takes too much memory only the metadata is kept, without `managedFields`: everything
-/// else of it has its default.
+/// An object of a known type. An object that takes too much memory keeps only its metadata without `managedFields`; all
+/// other fields have their defaults.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub struct BoundedObject<K>(pub K);
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_a_list_or_a_watch_is_decoded_when_it_is_asked_for() {
+    fn object_of_a_list_or_a_watch_is_decoded_on_demand() {
         let text = text(&json!({ "a": [1, { "b": "\"{,:\\" }] }));
         let whole: Value = serde_json::from_str(&text).unwrap();
         let event = format!(r#"{{"type":"MODIFIED","object":{text}}}"#);
@@ -278,28 +281,25 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_metadata_is_an_error() {
+    fn object_without_metadata_is_an_error() {
         assert!(serde_json::from_str::<RawObject>(r#"{"kind":"A"}"#).is_err());
         assert!(serde_json::from_str::<RawObject>("[]").is_err());
     }
 
-    /// Each fits into an etcd of the usual size.
+    /// Each object fits into an etcd of the usual size.
     #[rstest]
     #[case::arguments(json!({ "args": vec![""; 700_000] }), true)]
     #[case::variables(json!({ "env": vec![json!({ "name": "a" }); 100_000] }), false)]
     #[case::empty_maps(json!({ "volumes": vec![json!({ "emptyDir": {} }); 100_000] }), false)]
     #[case::one_text(json!({ "text": "\",{:".repeat(350_000) }), true)]
-    fn an_object_that_takes_too_much_memory_is_not_decoded(
-        #[case] spec: Value,
-        #[case] fits: bool,
-    ) {
+    fn too_large_object_is_not_decoded(#[case] spec: Value, #[case] fits: bool) {
         let object: RawObject = serde_json::from_str(&text(&spec)).unwrap();
         assert_eq!(object.decode().unwrap().is_ok(), fits);
         assert_eq!(object.name_any(), "web");
     }
 
     #[test]
-    fn of_a_large_object_of_a_known_type_the_metadata_is_kept() {
+    fn too_large_object_of_a_known_type_keeps_its_metadata() {
         let volumes = |count| json!(vec![json!({ "name": "v", "emptyDir": {} }); count]);
         for (count, fits) in [(100, true), (10_000, false)] {
             let mut object = json!({

@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, warn};
 
-use super::Key;
+use super::ObjectKey;
 use super::availability::{self, Availability};
-use super::backoff::{Backoffs, Policy};
+use super::backoff::{BackoffPolicy, Backoffs};
 use super::error::{Class, Error};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
@@ -51,7 +51,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
 
     /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a reconcile in
     /// flight at the deletion may have left something behind.
-    fn forget(&self, _key: &Key) {}
+    fn forget(&self, _key: &ObjectKey) {}
 }
 
 /// A failed reconcile, with the class that decides when to retry.
@@ -63,8 +63,8 @@ pub(super) struct Failure {
     pub error: Error,
 }
 
-/// Finds the apiserver's refusal among the causes of an error.
-fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
+/// Finds the status that the apiserver answered with among the causes of an error.
+fn api_status<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(kube::Error::Api(status)) = error.downcast_ref() {
@@ -89,36 +89,36 @@ const CANARY: Duration = Duration::from_secs(8);
 const STEP: Duration = Duration::from_millis(50);
 /// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
 /// longest delay.
-const RETURNS: Policy = Policy {
+const RETURNS: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
 };
 
-/// Generation and `requested-at` of an object: with another one the delays begin anew.
-type Requested = (Option<i64>, Option<String>);
+/// Generation and `requested-at` of an object: with a new value the delays start again.
+type TriggerKey = (Option<i64>, Option<String>);
 
 /// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct ReconcileLimits {
     /// Most concurrent reconciles.
     pub concurrency: u16,
     /// Timeout of one reconcile.
     pub timeout: Duration,
     /// Delays after failures.
-    pub failed: Policy,
-    /// Delays after failures that somebody has to fix elsewhere.
-    pub slow: Policy,
+    pub failed: BackoffPolicy,
+    /// Delays after failures that somebody has to fix outside the object.
+    pub slow: BackoffPolicy,
     /// Delays while an object waits.
-    pub waiting: Policy,
+    pub waiting: BackoffPolicy,
     /// Interval of reconciles that nothing triggers.
     pub resync: Duration,
 }
 
-/// One controller, ready to run.
+/// Controller that is ready to run.
 pub(super) struct Runner<R: Reconcile> {
     name: &'static str,
     reconciler: Arc<R>,
-    limits: Limits,
+    limits: ReconcileLimits,
     metrics: ControllerMetrics,
     availability: Availability,
     watchdog: Watchdog,
@@ -132,34 +132,34 @@ pub(super) struct Runner<R: Reconcile> {
     work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
 }
 
-/// Queue of a controller, oldest first. That of kube's `Controller` takes any object that is due, so that under load some
-/// wait for ever (kube 5: `Scheduler::pending` is a set).
+/// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
+/// wait forever (kube 5: `Scheduler::pending` is a set).
 struct Work<O> {
     objects: HashMap<O, Item>,
-    /// Objects that do not run, in the order of their next reconciles.
-    queue: BTreeMap<Turn, O>,
-    /// Number of turns so far.
-    turns: u64,
+    /// Queued objects that are not being reconciled, in the order of their next reconciles.
+    queue: BTreeMap<QueueKey, O>,
+    /// Number of places given so far.
+    keys_given: u64,
     /// Objects that are being reconciled, and when each reconcile began.
     running: HashMap<O, Instant>,
 }
 
-/// Place in the queue: when the reconcile may begin, and a number that no other turn has.
-type Turn = (Instant, u64);
+/// Place in the queue: when the reconcile may begin, and a unique number.
+type QueueKey = (Instant, u64);
 
-/// An object that was reconciled, or waits to be.
+/// An object that was reconciled, or waits for its reconcile.
 #[derive(Default)]
 struct Item {
-    /// Last request for the object.
-    requested: Option<Requested>,
-    /// When its next reconcile may begin.
+    /// Key of the last trigger.
+    requested: Option<TriggerKey>,
+    /// Place of the next reconcile.
     due: Option<Due>,
 }
 
 #[derive(Clone, Copy)]
 struct Due {
-    turn: Turn,
-    /// By the clock, not because something woke it.
+    key: QueueKey,
+    /// True if the clock made the object due, rather than a trigger.
     timed: bool,
 }
 
@@ -168,18 +168,18 @@ impl<O: Clone + Eq + Hash> Work<O> {
         Self {
             objects: HashMap::new(),
             queue: BTreeMap::new(),
-            turns: 0,
+            keys_given: 0,
             running: HashMap::new(),
         }
     }
 
-    /// Something woke an object. Returns whether that is an addition to the queue.
-    fn woken(&mut self, object: O, now: Instant) -> bool {
+    /// Makes an object due. Returns whether that is an addition to the queue.
+    fn triggered(&mut self, object: O, now: Instant) -> bool {
         let due = self.objects.get(&object).and_then(|item| item.due);
-        let added = due.is_none_or(|due| due.turn.0 > now);
+        let added = due.is_none_or(|due| due.key.0 > now);
         if added {
             if let Some(due) = due {
-                self.queue.remove(&due.turn);
+                self.queue.remove(&due.key);
             }
             self.add(object, now, false);
         }
@@ -187,15 +187,15 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 
     fn add(&mut self, object: O, at: Instant, timed: bool) {
-        let turn = (at, self.turns);
-        self.turns += 1;
-        self.objects.entry(object.clone()).or_default().due = Some(Due { turn, timed });
+        let key = (at, self.keys_given);
+        self.keys_given += 1;
+        self.objects.entry(object.clone()).or_default().due = Some(Due { key, timed });
         if !self.running.contains_key(&object) {
-            self.queue.insert(turn, object);
+            self.queue.insert(key, object);
         }
     }
 
-    /// Takes the object that has been due for longest, if one is.
+    /// Takes the object that has been due for longest, if any.
     fn next(&mut self, now: Instant) -> Option<O> {
         let first = self.queue.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())
@@ -215,22 +215,22 @@ impl<O: Clone + Eq + Hash> Work<O> {
             .and_then(|item| item.due.take());
         self.running.insert(object, now);
         let due = due?;
-        self.queue.remove(&due.turn);
-        Some((now.saturating_duration_since(due.turn.0), due.timed))
+        self.queue.remove(&due.key);
+        Some((now.saturating_duration_since(due.key.0), due.timed))
     }
 
-    /// A reconcile ended, and the next one is due then at the latest.
+    /// Marks the end of a reconcile; the next one is due at `next` at the latest.
     fn ended(&mut self, object: O, next: Instant) {
         self.running.remove(&object);
         match self.objects.get(&object).and_then(|item| item.due) {
-            Some(due) => _ = self.queue.insert(due.turn, object),
+            Some(due) => _ = self.queue.insert(due.key, object),
             None => self.add(object, next, true),
         }
     }
 
     fn forget(&mut self, object: &O) {
         if let Some(due) = self.objects.remove(object).and_then(|item| item.due) {
-            self.queue.remove(&due.turn);
+            self.queue.remove(&due.key);
         }
     }
 
@@ -239,7 +239,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
             .objects
             .values()
             .filter_map(|item| item.due)
-            .filter(|due| due.turn.0 <= now);
+            .filter(|due| due.key.0 <= now);
         let unfinished = self
             .running
             .values()
@@ -251,7 +251,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 }
 
-/// Waits until then; for ever without a time.
+/// Waits until this time; forever without a time.
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
@@ -266,14 +266,14 @@ impl<R: Reconcile> Runner<R> {
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
-        limits: Limits,
+        limits: ReconcileLimits,
         metrics: &Metrics,
         availability: Availability,
         watchdog: Watchdog,
         running: TaskTracker,
     ) -> Self {
         let work = Arc::new(Mutex::new(Work::new()));
-        metrics.show_queue(name, {
+        metrics.set_queue(name, {
             let work = Arc::clone(&work);
             move || {
                 work.lock()
@@ -305,12 +305,12 @@ impl<R: Reconcile> Runner<R> {
     /// Reconciles every object of the store, then each triggered object, until the future is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
-        // The writer is gone only while the process ends.
+        // The writer is dropped only while the process ends.
         if store.wait_until_ready().await.is_err() {
             return;
         }
         for object in store.state() {
-            self.woken(ObjectRef::from_obj(object.as_ref()));
+            self.triggered(ObjectRef::from_obj(object.as_ref()));
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
         let mut reconciles = FuturesUnordered::new();
@@ -321,7 +321,7 @@ impl<R: Reconcile> Runner<R> {
             {
                 match store.get(&next) {
                     Some(object) => reconciles.push(self.reconcile(object).boxed()),
-                    None => self.gone(&next),
+                    None => self.forget_deleted(&next),
                 }
             }
             let due = if reconciles.len() < limit {
@@ -331,8 +331,8 @@ impl<R: Reconcile> Runner<R> {
             };
             tokio::select! {
                 request = woken.recv() => match request {
-                    Some(object) => self.woken(object),
-                    // The sender is gone only while the process ends.
+                    Some(object) => self.triggered(object),
+                    // The sender is dropped only while the process ends.
                     None => return,
                 },
                 Some(()) = reconciles.next() => {}
@@ -342,8 +342,8 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    fn woken(&self, object: ObjectRef<R::Object>) {
-        if self.work().woken(object, Instant::now()) {
+    fn triggered(&self, object: ObjectRef<R::Object>) {
+        if self.work().triggered(object, Instant::now()) {
             self.metrics.added();
         }
     }
@@ -356,9 +356,9 @@ impl<R: Reconcile> Runner<R> {
         self.work().next_due()
     }
 
-    fn gone(&self, object: &ObjectRef<R::Object>) {
+    fn forget_deleted(&self, object: &ObjectRef<R::Object>) {
         self.forget(object);
-        self.reconciler.forget(&Key::new(
+        self.reconciler.forget(&ObjectKey::new(
             object.namespace.as_deref().unwrap_or_default(),
             &object.name,
         ));
@@ -368,7 +368,7 @@ impl<R: Reconcile> Runner<R> {
     /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
         let mut returns = self.availability.returns();
-        let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
+        let (mut next, mut pauses) = (Instant::now(), RETURNS.start());
         loop {
             tokio::select! {
                 // The sender is dropped only while the process ends.
@@ -380,7 +380,7 @@ impl<R: Reconcile> Runner<R> {
             }
             // An apiserver that returns again and again must not disable the backoff.
             if next.elapsed() > RETURNS.max {
-                pauses = RETURNS.series();
+                pauses = RETURNS.start();
             }
             sleep_until(next).await;
             let began = Instant::now();
@@ -392,7 +392,7 @@ impl<R: Reconcile> Runner<R> {
                 // Another trigger may have been faster.
                 if self.transient().contains_key(&key) {
                     self.reset(&key);
-                    trigger.wake(&Key::new(
+                    trigger.wake(&ObjectKey::new(
                         key.namespace.as_deref().unwrap_or_default(),
                         &key.name,
                     ));
@@ -402,12 +402,12 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Retries one of the failed objects if the apiserver stores no writes, to notice that it does again.
+    /// Retries one of the failed objects while the apiserver stores no writes, to notice when it does.
     fn retry_one(&self, trigger: &Trigger<R::Object>) {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
         {
-            trigger.wake(&Key::new(
+            trigger.wake(&ObjectKey::new(
                 key.namespace.as_deref().unwrap_or_default(),
                 &key.name,
             ));
@@ -424,7 +424,7 @@ impl<R: Reconcile> Runner<R> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next delay of each kind is the first one again.
+    /// Resets all delays of an object.
     fn reset(&self, key: &ObjectRef<R::Object>) {
         for backoffs in [&self.failed, &self.slow, &self.waiting] {
             backoffs.reset(key);
@@ -437,9 +437,9 @@ impl<R: Reconcile> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Returns whether the spec changed or somebody requested a reconcile since the last one.
+    /// Returns whether the spec has changed or a reconcile was requested since the last one.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
-        let asked = (
+        let trigger = (
             object.meta().generation,
             object
                 .annotations()
@@ -448,7 +448,7 @@ impl<R: Reconcile> Runner<R> {
         );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
-        item.requested.replace(asked.clone()) != Some(asked)
+        item.requested.replace(trigger.clone()) != Some(trigger)
     }
 
     async fn reconcile(&self, object: Arc<R::Object>) {
@@ -467,7 +467,7 @@ impl<R: Reconcile> Runner<R> {
         self.work().ended(key, Instant::now() + delay);
     }
 
-    /// Reconciles, unless the apiserver asked to wait. Returns when to come again.
+    /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
     async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
@@ -488,10 +488,10 @@ impl<R: Reconcile> Runner<R> {
             namespace,
             &key.name,
         );
-        self.guarded(key, object).instrument(span).await
+        self.run_reconcile(key, object).instrument(span).await
     }
 
-    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn run_reconcile(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         let (began, returns) = (Instant::now(), self.availability.returned());
         let paused = self.availability.paused_until();
         self.transient().remove(key);
@@ -504,11 +504,11 @@ impl<R: Reconcile> Runner<R> {
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
-            Ok(Ok(Ok(requeue))) => self.well(key, requeue),
+            Ok(Ok(Ok(requeue))) => self.succeeded(key, requeue),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(
-                    panic = tasks::words(&*panic),
+                    panic = tasks::panic_message(&*panic),
                     "reconcile panicked; will retry"
                 );
                 self.metrics.panicked();
@@ -527,7 +527,11 @@ impl<R: Reconcile> Runner<R> {
         delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, requeue: Requeue) -> (ReconcileResult, Duration) {
+    fn succeeded(
+        &self,
+        key: &ObjectRef<R::Object>,
+        requeue: Requeue,
+    ) -> (ReconcileResult, Duration) {
         debug!(?requeue, "reconciled");
         if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
@@ -545,7 +549,7 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Returns the resync period with jitter, so that not all objects come at once.
+    /// Returns the resync period with jitter, so that not all objects are due at once.
     fn resync(&self) -> Duration {
         self.reconciler
             .resync(self.limits.resync)
@@ -561,18 +565,18 @@ impl<R: Reconcile> Runner<R> {
     ) -> Option<Instant> {
         let now_paused = self.availability.paused_until();
         let new = now_paused.filter(|_| now_paused != paused);
-        let said = match refusal(error) {
-            Some(said) if said.code == 429 => said,
-            Some(said) if said.code == 409 => return new,
+        let status = match api_status(error) {
+            Some(status) if status.code == 429 => status,
+            Some(status) if status.code == 409 => return new,
             // Another object got the 429.
             _ => return None,
         };
-        let seconds = said
+        let seconds = status
             .details
             .as_ref()
             .map_or(0, |details| details.retry_after_seconds);
         match seconds {
-            // Priority and fairness answers in plain text: only the header has the delay.
+            // Priority and fairness answers with plain text: only the header has the delay.
             0 => now_paused,
             seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
         }
@@ -589,7 +593,7 @@ impl<R: Reconcile> Runner<R> {
         let until = self.asked_to_wait(error, paused);
         let transient =
             class == Class::Transient || (class != Class::Stale && self.availability.is_out());
-        if refusal(error).is_some_and(is_server_error) {
+        if api_status(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
         if transient || until.is_some() {
@@ -617,7 +621,7 @@ impl<R: Reconcile> Runner<R> {
                 (ReconcileResult::Error, delay)
             }
             Class::Waiting => {
-                debug!(error, "the object waits; it is reconciled again");
+                debug!(error, "object waits; will reconcile again");
                 (
                     ReconcileResult::RequeueAfter,
                     self.waiting.next_delay(key).max(left),
@@ -644,7 +648,7 @@ mod tests {
 
     use super::*;
     use crate::cache::Cache;
-    use crate::health::Health;
+    use crate::health::Probes;
     use crate::testing::{PROGRAM, Widget};
 
     #[tokio::test(start_paused = true)]
@@ -654,14 +658,17 @@ mod tests {
         let depth =
             |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
         assert!(
-            work.woken("a", start) && !work.woken("a", start),
+            work.triggered("a", start) && !work.triggered("a", start),
             "once while it waits"
         );
-        assert!(work.woken("b", start));
+        assert!(work.triggered("b", start));
         assert_eq!(depth(&work, start), (2, Duration::ZERO));
         assert_eq!(work.began("a", start + second), Some((second, false)));
         assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
-        assert!(work.woken("a", start + 3 * second), "again while it runs");
+        assert!(
+            work.triggered("a", start + 3 * second),
+            "again while it runs"
+        );
         work.ended("a", start + 60 * second);
         assert_eq!(
             work.began("a", start + 5 * second),
@@ -687,7 +694,7 @@ mod tests {
         failure(json!({ "status": "Failure", "message": "", "reason": "Conflict", "code": 409 }))
     }
 
-    /// A controller whose reconciles fail with this status, or succeed without one, and that notes the start of each.
+    /// Controller whose reconciles fail with this status, or succeed without one; it records the start of each.
     #[derive(Default)]
     struct Failing {
         status: Mutex<Option<serde_json::Value>>,
@@ -712,7 +719,8 @@ mod tests {
         }
     }
 
-    /// Reconciles that take a while and are asked for again at once, as under load; the number for each object.
+    /// Controller whose reconciles take a while and trigger the next one at once, as under load; it counts those of
+    /// each object.
     struct Busy {
         trigger: Trigger<Widget>,
         counts: Mutex<HashMap<String, u32>>,
@@ -729,7 +737,7 @@ mod tests {
                 .unwrap()
                 .entry(object.name_any())
                 .or_default() += 1;
-            self.trigger.wake(&Key::of(object.as_ref()));
+            self.trigger.wake(&ObjectKey::of(object.as_ref()));
             Ok(Requeue::OnChange)
         }
     }
@@ -744,7 +752,7 @@ mod tests {
         });
         let (limits, cache) = (limits(2), filled(OBJECTS));
         let (health, metrics) = (
-            Health::new().watchdog("busy", limits.resync),
+            Probes::new().watchdog("busy", limits.resync),
             Metrics::new(&PROGRAM),
         );
         let tracker = TaskTracker::new();
@@ -776,14 +784,14 @@ mod tests {
         );
     }
 
-    /// An unfinished reconcile's request may fail each time it is answered.
+    /// The unfinished request may fail each time its response arrives.
     #[test]
     fn unfinished_reconcile_does_not_reset_the_delays() {
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: Duration::from_secs(1),
             max: Duration::from_hours(1),
         };
-        let limits = Limits {
+        let limits = ReconcileLimits {
             concurrency: 1,
             timeout: policy.max,
             failed: policy,
@@ -791,7 +799,7 @@ mod tests {
             waiting: policy,
             resync: policy.max,
         };
-        let watchdog = Health::new().watchdog("idle", policy.max);
+        let watchdog = Probes::new().watchdog("idle", policy.max);
         let runner = Runner::new(
             "idle",
             Arc::new(Failing::default()),
@@ -806,9 +814,9 @@ mod tests {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
                 assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
             }
-            runner.well(&key, Requeue::InFlight(Duration::ZERO));
+            runner.succeeded(&key, Requeue::InFlight(Duration::ZERO));
         }
-        runner.well(&key, Requeue::OnChange);
+        runner.succeeded(&key, Requeue::OnChange);
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
         }
@@ -818,14 +826,14 @@ mod tests {
         json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
     }
 
-    /// Limits whose delays are an hour.
-    fn limits(concurrency: u16) -> Limits {
+    /// Returns limits whose delays are an hour.
+    fn limits(concurrency: u16) -> ReconcileLimits {
         let hour = Duration::from_hours(1);
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: hour,
             max: hour,
         };
-        Limits {
+        ReconcileLimits {
             concurrency,
             timeout: hour,
             failed: policy,
@@ -835,7 +843,7 @@ mod tests {
         }
     }
 
-    /// A cache of so many objects.
+    /// Returns a cache of that many objects.
     fn filled(objects: usize) -> Cache<Widget> {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
@@ -862,7 +870,7 @@ mod tests {
             status: Mutex::new(Some(status)),
             ..Failing::default()
         });
-        let watchdog = Health::new().watchdog("test", hour);
+        let watchdog = Probes::new().watchdog("test", hour);
         let availability = availability.clone();
         let runner = Runner::new(
             "test",
@@ -956,8 +964,8 @@ mod tests {
         "Internal error occurred: failed calling webhook \"a.b.c\"",
         false
     )]
-    #[case::refused(422, "", false)]
-    fn failure_of_the_apiserver_is_told_from_a_webhook_s(
+    #[case::invalid(422, "", false)]
+    fn apiserver_error_differs_from_a_webhook_error(
         #[case] code: u16,
         #[case] message: &str,
         #[case] failed: bool,
@@ -992,7 +1000,7 @@ mod tests {
     #[case::in_the_body(Some(20), None)]
     #[case::in_the_header_alone(None, Some(20))]
     #[tokio::test(start_paused = true)]
-    async fn retry_after_is_kept_whatever_wakes_the_object(
+    async fn retry_after_is_kept_for_every_trigger(
         #[case] body: Option<u32>,
         #[case] header: Option<u64>,
     ) {
@@ -1006,7 +1014,7 @@ mod tests {
         let (failing, trigger) = run(1, status, &availability);
         for _ in 0..15 {
             sleep(Duration::from_secs(1)).await;
-            trigger.wake(&Key::new("n", "o-0"));
+            trigger.wake(&ObjectKey::new("n", "o-0"));
             availability.come_back();
         }
         assert_eq!(failing.count(), 1);
@@ -1016,7 +1024,7 @@ mod tests {
 
     /// The pause began in the reconcile, but the error shows only the last failure.
     #[test]
-    fn retry_after_that_a_later_conflict_hides_is_kept() {
+    fn retry_after_is_kept_when_a_later_conflict_hides_it() {
         let availability = Availability::default();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -1025,11 +1033,11 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
-            let policy = Policy {
+            let policy = BackoffPolicy {
                 min: Duration::from_secs(1),
                 max: hour,
             };
-            let limits = Limits {
+            let limits = ReconcileLimits {
                 concurrency: 1,
                 timeout: hour,
                 failed: policy,
@@ -1037,7 +1045,7 @@ mod tests {
                 waiting: policy,
                 resync: hour,
             };
-            let watchdog = Health::new().watchdog("test", hour);
+            let watchdog = Probes::new().watchdog("test", hour);
             let reconciler = Arc::new(Failing::default());
             let tracker = TaskTracker::new();
             let runner = Runner::new(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A candidate retries to acquire the lease after the retry period times a random number from 1 to this, as client-go does.
+/// Maximum factor of the retry period between two attempts to acquire the lease; the minimum is 1, as in client-go.
 pub const LEASE_JITTER: f64 = 2.2;
 
 /// Program that uses the runtime.
@@ -60,19 +60,19 @@ impl Program {
 pub struct Settings {
     /// Program that uses the runtime.
     pub program: Program,
-    /// Act only while holding the lease.
+    /// True if the program acts only while it holds the lease.
     pub leader_elect: bool,
     /// Name of the Lease.
     pub leader_election_id: String,
     /// Name of the Pod, if known: part of the holder's identity.
     pub pod_name: Option<String>,
-    /// Namespace that the operator runs in: that of the Lease.
+    /// Namespace of the operator and its Lease.
     pub operator_namespace: String,
-    /// Namespaces to watch; empty: all.
+    /// Namespaces to watch; empty for all.
     pub watch_namespaces: BTreeSet<String>,
-    /// Names of the controllers to run; `None`: all.
+    /// Names of the controllers to run; `None` for all.
     pub controllers: Option<BTreeSet<&'static str>>,
-    /// Certificate of the secure metrics endpoint; none: it serves plain HTTP without authentication.
+    /// Certificate of the secure metrics endpoint; `None` for plain HTTP without authentication.
     pub metrics_certificate: Option<MetricsCertificate>,
     /// Intervals, deadlines and limits.
     pub timings: Timings,
@@ -106,7 +106,7 @@ impl Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsCertificate {
     /// Self-signed, generated at start.
-    Own,
+    SelfSigned,
     /// `tls.crt` and `tls.key` in this folder, reread when they change.
     Mounted(PathBuf),
 }
@@ -114,7 +114,7 @@ pub enum MetricsCertificate {
 /// Settings of the log.
 #[derive(Clone, Debug)]
 pub struct LogSettings {
-    /// A level or directives, known to parse.
+    /// Level or directives of the log filter, known to parse.
     pub level: String,
     /// Format of the lines.
     pub format: LogFormat,
@@ -123,62 +123,63 @@ pub struct LogSettings {
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
+    /// Text on a terminal, otherwise JSON.
     Auto,
-    /// Text.
+    /// Text for people.
     Human,
-    /// One JSON object a line.
+    /// JSON, with one object per line.
     Json,
 }
 
 /// Intervals, deadlines and limits of the runtime. The defaults suit production; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timings {
-    /// How long a standby waits, on its own clock, after the last renewal that it saw before it acquires the lease. At least 1 s.
+    /// Time that a standby waits, on its own clock, after the last observed renewal before it acquires the lease. At
+    /// least 1 s.
     pub lease_duration: Duration,
-    /// How long the leader acts without a successful renewal. Less than `lease_duration`.
+    /// Time that the leader acts without a successful renewal. Less than `lease_duration`.
     pub lease_renew_deadline: Duration,
     /// Interval of renewals and, with jitter, of attempts to acquire the lease.
     pub lease_retry_period: Duration,
     /// First delay after a failed reconcile.
-    pub retry_min: Duration,
+    pub backoff_min: Duration,
     /// Longest delay after a failed reconcile.
-    pub retry_max: Duration,
-    /// First delay after a failure that somebody has to fix elsewhere.
-    pub slow_min: Duration,
+    pub backoff_max: Duration,
+    /// First delay after a failure that somebody has to fix outside the object.
+    pub slow_backoff_min: Duration,
     /// Longest delay after such a failure.
-    pub slow_max: Duration,
-    /// First delay while something is missing that no watch shows.
-    pub waiting_min: Duration,
-    /// Longest delay while something is missing that no watch shows.
-    pub waiting_max: Duration,
+    pub slow_backoff_max: Duration,
+    /// First delay while an object waits for something that no watch shows.
+    pub poll_min: Duration,
+    /// Longest delay while an object waits for something that no watch shows.
+    pub poll_max: Duration,
     /// Timeout of one reconcile.
     pub reconcile_timeout: Duration,
     /// Interval of reconciles that nothing triggers.
-    pub resync: Duration,
+    pub sync_period: Duration,
     /// Window in which repeated corrections of one child make it contested.
     pub drift_window: Duration,
     /// First delay between two corrections of a contested child.
     pub drift_backoff_min: Duration,
     /// Longest delay between two corrections of a contested child; after that long without one, it is no longer contested.
     pub drift_backoff_max: Duration,
-    /// Interval of writes of children that only a restart of the operator requires, after a burst of those of 5 s.
+    /// Interval of writes of children that only a restart of the operator requires, after a burst of 5 s' worth.
     pub confirmation_period: Duration,
-    /// How long the identity behind a token is cached that reads the metrics.
-    pub metrics_known_for: Duration,
-    /// How long an allowed access to the metrics is cached.
-    pub metrics_allowed_for: Duration,
-    /// How long a denied access to the metrics is cached.
-    pub metrics_refused_for: Duration,
+    /// Time that the identity of a token is cached.
+    pub metrics_authentication_ttl: Duration,
+    /// Time that an allowed access to the metrics is cached.
+    pub metrics_authorized_ttl: Duration,
+    /// Time that a denied access to the metrics is cached.
+    pub metrics_unauthorized_ttl: Duration,
     /// Longest life of a connection to the secure metrics endpoint.
-    pub metrics_connection: Duration,
+    pub metrics_connection_max_age: Duration,
     /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its end.
-    pub metrics_patience: Duration,
-    /// How long reconciles and requests in flight may take on shutdown.
-    pub drain: Duration,
-    /// How long the apiserver may take to begin an answer.
+    pub metrics_io_timeout: Duration,
+    /// Time for reconciles and requests in flight on shutdown.
+    pub graceful_shutdown_timeout: Duration,
+    /// Timeout of the apiserver's response.
     pub api_timeout: Duration,
-    /// Duration of one watch request; a stalled watch is noticed by then. At least 1 s.
+    /// Duration of one watch request, within which a stalled watch is noticed. At least 1 s.
     pub watch_timeout: Duration,
 }
 
@@ -188,24 +189,24 @@ impl Default for Timings {
             lease_duration: Duration::from_secs(9),
             lease_renew_deadline: Duration::from_secs(6),
             lease_retry_period: Duration::from_millis(500),
-            retry_min: Duration::from_secs(1),
-            retry_max: Duration::from_mins(5),
-            slow_min: Duration::from_secs(30),
-            slow_max: Duration::from_mins(10),
-            waiting_min: Duration::from_secs(1),
-            waiting_max: Duration::from_secs(30),
+            backoff_min: Duration::from_secs(1),
+            backoff_max: Duration::from_mins(5),
+            slow_backoff_min: Duration::from_secs(30),
+            slow_backoff_max: Duration::from_mins(10),
+            poll_min: Duration::from_secs(1),
+            poll_max: Duration::from_secs(30),
             reconcile_timeout: Duration::from_mins(1),
-            resync: Duration::from_mins(30),
+            sync_period: Duration::from_mins(30),
             drift_window: Duration::from_mins(10),
             drift_backoff_min: Duration::from_secs(15),
             drift_backoff_max: Duration::from_mins(5),
             confirmation_period: Duration::from_millis(50),
-            metrics_known_for: Duration::from_mins(1),
-            metrics_allowed_for: Duration::from_mins(5),
-            metrics_refused_for: Duration::from_secs(30),
-            metrics_connection: Duration::from_mins(1),
-            metrics_patience: Duration::from_secs(10),
-            drain: Duration::from_millis(500),
+            metrics_authentication_ttl: Duration::from_mins(1),
+            metrics_authorized_ttl: Duration::from_mins(5),
+            metrics_unauthorized_ttl: Duration::from_secs(30),
+            metrics_connection_max_age: Duration::from_mins(1),
+            metrics_io_timeout: Duration::from_secs(10),
+            graceful_shutdown_timeout: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_mins(2),
         }

@@ -1,29 +1,29 @@
-//! Adds a controller to the manager: what it watches and what it shares with the runtime.
+//! Setup of a controller: the objects that it watches, and the state that it shares with the runtime.
 
 use std::sync::Arc;
 
 use kube::runtime::reflector::Store;
 use tokio::sync::SetOnce;
 
-use super::Key;
+use super::ObjectKey;
 use super::cache::CacheChange;
-use super::children::{ChildKind, Children, Quirks, Report, Writer};
+use super::children::{ChildKind, ChildSummary, Children, Quirks, Writer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::Advice;
 use super::events::Events;
-use super::manager::{Manager, Phase, Watched};
+use super::manager::{KindHandles, Manager, Phase};
 use super::runner::Reconcile as _;
 use super::trigger::Trigger;
 
 /// Parts from which a controller of objects of kind `K` is built.
 pub struct Setup<'a, K: ReconciledKind> {
-    /// The manager that the controller is added to.
+    /// Manager that the controller is added to.
     pub manager: &'a mut Manager,
-    /// The objects of the kind, as the cache has them.
+    /// Cached objects of the kind.
     pub objects: Store<K>,
-    /// Wakes the reconcile of an object.
+    /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// Publishes the controller's Events.
+    /// Publisher of the controller's Events.
     pub events: Events,
     /// Set once there is an object of the kind: watches that only its objects need start then.
     pub needs_watch: Arc<SetOnce<()>>,
@@ -34,20 +34,20 @@ pub struct Setup<'a, K: ReconciledKind> {
 }
 
 impl<K: ReconciledKind> Setup<'_, K> {
-    /// Watches children of kind `T`, of which `report` extracts what the status needs. If a person edits one of the fields of
-    /// `advice`, an Event names the change to make instead.
-    pub fn children<T: ChildKind, S: Report>(
+    /// Watches children of kind `T`; `summary` extracts what the owner's status needs. If a person edits one of the
+    /// fields of `advice`, an Event names the change to make instead.
+    pub fn children<T: ChildKind, S: ChildSummary>(
         &mut self,
-        report: fn(&T) -> S,
+        summary: fn(&T) -> S,
         advice: Advice,
     ) -> Arc<Children<T, S>> {
-        self.children_with_quirks(report, advice, Quirks::default())
+        self.children_with_quirks(summary, advice, Quirks::default())
     }
 
-    /// Watches children of a kind with properties of its own.
-    pub fn children_with_quirks<T: ChildKind, S: Report>(
+    /// Watches children of a kind with quirks.
+    pub fn children_with_quirks<T: ChildKind, S: ChildSummary>(
         &mut self,
-        report: fn(&T) -> S,
+        summary: fn(&T) -> S,
         advice: Advice,
         quirks: Quirks<T>,
     ) -> Arc<Children<T, S>> {
@@ -60,7 +60,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
             needs_watch: Arc::clone(&self.needs_watch),
         };
         let trigger = self.trigger.clone();
-        Children::new(self.manager, &writer, report, quirks, move |owner| {
+        Children::new(self.manager, &writer, summary, quirks, move |owner| {
             trigger.wake(owner);
         })
     }
@@ -75,21 +75,21 @@ impl Manager {
         &mut self,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let watched = self.kind(C::KIND);
-        self.add_controller(watched, new)
+        let handles = self.kind(C::KIND);
+        self.add_controller(handles, new)
     }
 
-    /// Adds the controller that `new` builds, of a kind whose objects another controller needs, too: `watched` comes from
-    /// [`Manager::kind`].
+    /// Adds the controller that `new` builds, of a kind whose objects another controller needs as well: `handles` comes
+    /// from [`Manager::kind`].
     ///
     /// # Errors
     /// The errors of `new`.
     pub fn add_controller<C: Controller>(
         &mut self,
-        watched: Watched<C::Kind>,
+        handles: KindHandles<C::Kind>,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let (objects, trigger) = (watched.store.clone(), watched.trigger.clone());
+        let (objects, trigger) = (handles.store.clone(), handles.trigger.clone());
         let needs_watch = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
         let shared = KindContext::new(
@@ -113,23 +113,23 @@ impl Manager {
         let after = setup.after;
         let managed = Arc::new(Managed::new(controller, shared));
         let observed = Arc::clone(&managed);
-        self.control(
-            watched,
+        self.add_runner(
+            handles,
             managed,
             after,
             move |change, is_listed| match change {
                 CacheChange::Present(object) => {
-                    // Once is enough.
+                    // Later calls have no effect.
                     let _ = needs_watch.set(());
                     observed.controller.changed(&object, is_listed);
-                    let key = Key::of(object.as_ref());
-                    // Each object is shown once more when all of them have been listed.
-                    if is_listed && !observed.shared.own_writes.knows(&key, &object) {
+                    let key = ObjectKey::of(object.as_ref());
+                    // The cache repeats each object when all of them have been listed.
+                    if is_listed && !observed.shared.own_writes.is_known(&key, &object) {
                         trigger.wake(&key);
                     }
                 }
                 CacheChange::Deleted(object) => {
-                    let key = Key::of(object.as_ref());
+                    let key = ObjectKey::of(object.as_ref());
                     observed.controller.deleted(&object);
                     observed.forget(&key);
                     trigger.wake(&key);

@@ -13,10 +13,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Listens from now on.
+    /// Registers the signal handlers.
     ///
     /// # Errors
-    /// When the system denies that.
+    /// The operating system's error.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -36,7 +36,7 @@ impl Signals {
 /// Returns a token that SIGTERM or Ctrl-C cancels. A second signal ends the process at once.
 ///
 /// # Errors
-/// As [`Signals::new`].
+/// The errors of [`Signals::new`].
 pub fn stop() -> io::Result<CancellationToken> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();

@@ -1,5 +1,5 @@
-//! Tasks that last as long as the process. One that ends before is a fault that nothing else would show: a watch that
-//! says nothing looks like a quiet cluster. The process ends with it, and Kubernetes starts another.
+//! Tasks that last as long as the process. An early exit of one would go unnoticed, because a stopped watch looks like
+//! a quiet cluster. The process ends with the task, and Kubernetes restarts it.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -10,69 +10,69 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-/// A task ended that must not.
+/// Unexpected exit of a task.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{task} {how}")]
-pub struct Fault {
+#[error("{task} {cause}")]
+pub struct TaskExit {
     task: String,
-    how: String,
+    cause: String,
 }
 
-/// The tasks of the process. Cheap to clone.
+/// Tasks of the process. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Tasks(Arc<watch::Sender<Option<Fault>>>);
+pub struct Tasks(Arc<watch::Sender<Option<TaskExit>>>);
 
 impl Tasks {
-    /// No task yet.
+    /// Creates a guard without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `task`, guarded: that it ends or panics is a fault. That it is aborted, or dropped, is none.
+    /// Guards `task`: a return or a panic is an unexpected exit; an abort or a drop is not.
     pub fn guard(
         &self,
         name: impl Into<String>,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (task_name, faults) = (name.into(), self.clone());
+        let (task_name, exits) = (name.into(), self.clone());
         async move {
-            let how = match AssertUnwindSafe(task).catch_unwind().await {
-                Ok(()) => "ended by itself".to_owned(),
-                Err(panic) => format!("panicked: {}", words(&*panic)),
+            let cause = match AssertUnwindSafe(task).catch_unwind().await {
+                Ok(()) => "exited".to_owned(),
+                Err(panic) => format!("panicked: {}", panic_message(&*panic)),
             };
-            error!(task = task_name, how, "a task ended that must not");
-            // The first one is the cause of others.
-            faults.0.send_if_modified(|fault| {
-                let first = fault.is_none();
-                fault.get_or_insert(Fault {
+            error!(task = task_name, cause, "task exited unexpectedly");
+            // The first exit causes the others.
+            exits.0.send_if_modified(|exit| {
+                let first = exit.is_none();
+                exit.get_or_insert(TaskExit {
                     task: task_name,
-                    how,
+                    cause,
                 });
                 first
             });
         }
     }
 
-    /// Waits for the first fault.
-    pub async fn fault(&self) -> Fault {
-        let mut faults = self.0.subscribe();
-        match faults
+    /// Waits for the first unexpected exit.
+    pub async fn first_exit(&self) -> TaskExit {
+        let mut exits = self.0.subscribe();
+        match exits
             .wait_for(Option::is_some)
             .await
-            .map(|fault| fault.clone())
+            .map(|exit| exit.clone())
         {
-            Ok(Some(fault)) => fault,
-            // The sender is ours.
+            Ok(Some(exit)) => exit,
+            // The sender lives as long as `self`.
             _ => std::future::pending().await,
         }
     }
 
-    /// Does `work` until its end or a fault. After a fault `end` is cancelled, which must bring the work to its end: what
-    /// the fault leaves whole is drained as ever.
+    /// Runs `work` until it finishes or a task exits. After an exit `end` is cancelled, which must make `work` finish:
+    /// the other tasks are drained as usual.
     ///
     /// # Errors
-    /// The work's own, or the fault.
-    pub async fn supervise<E: From<Fault>>(
+    /// The error of `work`, or the exit.
+    pub async fn supervise<E: From<TaskExit>>(
         &self,
         end: &CancellationToken,
         work: impl Future<Output = Result<(), E>>,
@@ -80,17 +80,17 @@ impl Tasks {
         let mut work = std::pin::pin!(work);
         tokio::select! {
             result = &mut work => result,
-            fault = self.fault() => {
+            exit = self.first_exit() => {
                 end.cancel();
                 work.await?;
-                Err(fault.into())
+                Err(exit.into())
             }
         }
     }
 }
 
-/// The words of a panic.
-pub fn words(panic: &(dyn Any + Send)) -> &str {
+/// Returns the message of a panic.
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
@@ -105,9 +105,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_ends_or_panics_ends_the_work_after_it_was_drained() {
-        for (panics, words) in [
-            (false, "the watch ended by itself"),
+    async fn work_is_drained_and_ends_when_a_task_returns_or_panics() {
+        for (panics, message) in [
+            (false, "the watch exited"),
             (true, "the watch panicked: boom"),
         ] {
             let (tasks, end) = (Tasks::new(), CancellationToken::new());
@@ -116,24 +116,24 @@ mod tests {
             let work = async {
                 end.cancelled().await;
                 drained = true;
-                Ok::<_, Fault>(())
+                Ok::<_, TaskExit>(())
             };
-            let fault = tasks.supervise(&end, work).await.unwrap_err();
-            assert_eq!(fault.to_string(), words);
+            let exit = tasks.supervise(&end, work).await.unwrap_err();
+            assert_eq!(exit.to_string(), message);
             assert!(drained);
         }
     }
 
     #[tokio::test]
-    async fn a_task_that_is_aborted_is_no_fault() {
+    async fn aborted_task_is_no_unexpected_exit() {
         let (tasks, end) = (Tasks::new(), CancellationToken::new());
         let task = tokio::spawn(tasks.guard("the watch", pending()));
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
         assert_eq!(
-            tasks.supervise(&end, async { Ok::<_, Fault>(()) }).await,
+            tasks.supervise(&end, async { Ok::<_, TaskExit>(()) }).await,
             Ok(())
         );
-        assert!(tasks.fault().now_or_never().is_none() && !end.is_cancelled());
+        assert!(tasks.first_exit().now_or_never().is_none() && !end.is_cancelled());
     }
 }

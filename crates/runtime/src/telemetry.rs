@@ -25,7 +25,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt as log};
 use uuid::Uuid;
 
-use super::Key;
+use super::ObjectKey;
 use crate::settings::{LogFormat, LogSettings, Program};
 
 mod causes;
@@ -141,7 +141,7 @@ pub fn reconcile(controller: &str, group: &str, kind: &str, namespace: &str, nam
 }
 
 /// Creates the span of requests for one object outside its reconciles.
-pub fn ask(controller: &str, group: &str, kind: &str, key: &Key) -> Span {
+pub fn ask(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
     tracing::error_span!(
         "ask",
         controller,

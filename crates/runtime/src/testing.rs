@@ -77,7 +77,7 @@ impl HasReadyCondition for Widget {
     }
 }
 
-/// Returns the context of a widget with this owner, where nobody else has a widget.
+/// Returns the context of a widget with this owner, in a cluster without other widgets.
 pub(crate) fn context(client: &Client, owner: Owner) -> Context<Widget> {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let (objects, trigger) = (reflector::store().0, Trigger::default());

@@ -1,4 +1,4 @@
-//! Wakes reconciles.
+//! Triggers of reconciles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 
-use super::Key;
+use super::ObjectKey;
 
 /// Trigger of the reconciles of one controller. Before [`Trigger::open`] triggers have no effect, because every object is
 /// reconciled once after it.
@@ -26,14 +26,14 @@ impl<K: Resource> Default for Trigger<K> {
 
 impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     /// Triggers a reconcile of the object of this key, if it exists.
-    pub fn wake(&self, key: &Key) {
+    pub fn wake(&self, key: &ObjectKey) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // The receiver is gone only while the process ends.
+            // The receiver is dropped only while the process ends.
             let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
         }
     }
 
-    /// Returns the keys that are triggered from now on.
+    /// Starts to deliver triggers. Returns the receiver of the keys.
     pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);

@@ -1,5 +1,5 @@
-//! One watch a resource in the operator's scope, shared by all who look at it. Objects are never stored: each is shown
-//! to the observer and forgotten.
+//! Watches shared by all observers: one per resource in the operator's scope. Objects are never stored: the observer
+//! gets each once.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -15,24 +15,24 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
-use super::Scope;
+use super::WatchScope;
 use super::health::Watchdog;
 use super::metrics::{Metrics, Purpose, WatchGuard};
 use super::raw_object::RawObject;
 use super::tasks::Tasks;
-use super::watching::{self, Told};
+use super::watch::{WatchUpdate, watch_updates};
 
-/// A resource as the API's paths have it.
+/// Resource as in the API's paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceName {
-    /// `apps/v1`, or `v1`.
+    /// API version, such as `apps/v1` or `v1`.
     pub api_version: String,
-    /// The plural.
+    /// Plural, such as `deployments`.
     pub plural: String,
 }
 
 impl ResourceName {
-    /// `deployments.apps`, or `services`: as CRDs and metrics have it.
+    /// Returns the name with its group, as CRDs and metrics use it, such as `deployments.apps` or `services`.
     pub fn full(&self) -> String {
         let group = self.api_version.split_once('/').map(|(group, _)| group);
         group.map_or_else(
@@ -43,8 +43,8 @@ impl ResourceName {
 }
 
 impl ResourceName {
-    /// Returns whether its objects are watched by metadata alone and read when they change: a cluster has many
-    /// `ConfigMap`s of up to 1 MiB, few of which concern anybody.
+    /// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
+    /// `ConfigMap`s of up to 1 MiB, and few of them are targets.
     pub fn is_watched_by_metadata(&self) -> bool {
         self.api_version == "v1" && self.plural == "configmaps"
     }
@@ -59,28 +59,29 @@ impl From<&ApiResource> for ResourceName {
     }
 }
 
-/// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
+/// Observer of watches. The watches' own tasks call the methods, so no method may block.
 pub trait Observer<K = RawObject>: Send + Sync + 'static {
     /// Handles the start of a watch: all later events come from lists of this generation, see [`WatchHub::relist`].
-    fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
-    /// A watch begins to list its shard (`None` is the whole cluster).
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>);
-    /// An object is there; of some resources only the metadata, see [`ResourceName::is_watched_by_metadata`].
-    fn present(&self, resource: &ResourceName, object: K);
-    /// An object was deleted: this is its last state.
-    fn gone(&self, resource: &ResourceName, object: K);
-    /// Everything in the shard has been shown since [`Observer::listing`].
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>);
-    /// It is certain that the resource may be listed and watched: what was refused before is over.
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>);
-    /// The watch gets no answer, or a refusal; it goes on trying.
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error);
+    fn on_started(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
+    /// Handles the start of a list of the place (`None` is the whole cluster).
+    fn on_list_started(&self, resource: &ResourceName, place: Option<&str>);
+    /// Handles an object that exists; some resources have only the metadata, see
+    /// [`ResourceName::is_watched_by_metadata`].
+    fn on_applied(&self, resource: &ResourceName, object: K);
+    /// Handles the deletion of an object, with its last state.
+    fn on_deleted(&self, resource: &ResourceName, object: K);
+    /// Handles the end of a list: the observer has got every object of the place since [`Observer::on_list_started`].
+    fn on_list_done(&self, resource: &ResourceName, place: Option<&str>);
+    /// Handles a watch whose list and watch both succeed: an earlier error is over.
+    fn on_recovered(&self, resource: &ResourceName, place: Option<&str>);
+    /// Handles an error of a watch that will be retried.
+    fn on_error(&self, resource: &ResourceName, place: Option<&str>, error: &watcher::Error);
 }
 
-/// The watches.
+/// Watches by resource.
 pub struct WatchHub {
     client: Client,
-    scope: Scope,
+    scope: WatchScope,
     config: watcher::Config,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
@@ -91,10 +92,10 @@ pub struct WatchHub {
 }
 
 impl WatchHub {
-    /// No watch yet. `config` says how to list.
+    /// Creates a hub without watches. `config` configures each of them.
     pub fn new(
         client: Client,
-        scope: Scope,
+        scope: WatchScope,
         config: watcher::Config,
         observer: Arc<dyn Observer>,
         metrics: Metrics,
@@ -123,7 +124,7 @@ impl WatchHub {
         });
     }
 
-    /// Sees to it that `resource` is watched.
+    /// Starts the watches of `resource`, unless they run.
     pub fn ensure(&self, resource: &ApiResource, namespaced: bool) {
         let name = ResourceName::from(resource);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,18 +136,18 @@ impl WatchHub {
             apiVersion = name.api_version,
             "watching"
         );
-        let shards = if namespaced {
-            self.scope.shards()
+        let places = if namespaced {
+            self.scope.places()
         } else {
             vec![None]
         };
-        let handles = shards
+        let handles = places
             .into_iter()
-            .map(|shard| {
+            .map(|place| {
                 if name.is_watched_by_metadata() {
-                    self.spawn::<PartialObjectMeta>(resource, &name, shard)
+                    self.spawn::<PartialObjectMeta>(resource, &name, place)
                 } else {
-                    self.spawn::<RawObject>(resource, &name, shard)
+                    self.spawn::<RawObject>(resource, &name, place)
                 }
             })
             .collect();
@@ -157,7 +158,7 @@ impl WatchHub {
         &self,
         resource: &ApiResource,
         name: &ResourceName,
-        shard: Option<String>,
+        place: Option<String>,
     ) -> AbortHandle
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
@@ -168,7 +169,7 @@ impl WatchHub {
             + Send
             + 'static,
     {
-        let api = match &shard {
+        let api = match &place {
             Some(namespace) => Api::<K>::namespaced_with(self.client.clone(), namespace, resource),
             None => Api::all_with(self.client.clone(), resource),
         };
@@ -177,10 +178,10 @@ impl WatchHub {
             api,
             config: self.config.clone(),
             resource: name.clone(),
-            shard,
+            place,
             observer: Arc::clone(&self.observer),
             into: K::into,
-            counted: move || metrics.watch(&full, Purpose::Target),
+            guard: move || metrics.watch(&full, Purpose::Target),
             watchdog: self.watchdog.clone(),
         };
         let watch = watch.run(self.generation.subscribe());
@@ -191,11 +192,11 @@ impl WatchHub {
         .abort_handle()
     }
 
-    /// Ends the watches of resources for which `wanted` says no.
-    pub fn retain(&self, wanted: impl Fn(&ResourceName) -> bool) {
+    /// Stops the watches of resources for which `is_needed` returns false.
+    pub fn retain(&self, is_needed: impl Fn(&ResourceName) -> bool) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|name, handles| {
-            let keep = wanted(name);
+            let keep = is_needed(name);
             if !keep {
                 info!(
                     resource = name.plural,
@@ -215,23 +216,23 @@ impl Drop for WatchHub {
     }
 }
 
-/// Watch of a resource, shown to an observer.
+/// Watch of a resource for an observer.
 pub struct ResourceWatch<W, K, C> {
-    /// The resource, in the cluster or in one namespace.
+    /// API of the resource, in the cluster or in one namespace.
     pub api: Api<W>,
     /// Configuration of the watch.
     pub config: watcher::Config,
-    /// The resource's name.
+    /// Name of the resource.
     pub resource: ResourceName,
-    /// The namespace; `None` is the whole cluster.
-    pub shard: Option<String>,
-    /// The observer.
+    /// Namespace; `None` is the whole cluster.
+    pub place: Option<String>,
+    /// Observer of the objects.
     pub observer: Arc<dyn Observer<K>>,
-    /// Converts what is watched into what is shown.
+    /// Conversion of a watched object into an observed one.
     pub into: fn(W) -> K,
-    /// Counts a watch that begins.
-    pub counted: C,
-    /// Guards each step.
+    /// Creates the metrics guard of a watch.
+    pub guard: C,
+    /// Watchdog of each step.
     pub watchdog: Watchdog,
 }
 
@@ -241,12 +242,12 @@ where
     K: 'static,
     C: Fn() -> WatchGuard + Send,
 {
-    /// Watches until dropped, and relists for each further `generation`.
+    /// Watches until dropped, and relists for each new `generation`.
     pub async fn run(self, mut generation: watch::Receiver<u64>) {
         loop {
             let current = *generation.borrow_and_update();
             self.observer
-                .begins(&self.resource, self.shard.as_deref(), current);
+                .on_started(&self.resource, self.place.as_deref(), current);
             tokio::select! {
                 () = self.watch() => {}
                 () = next(&mut generation) => {}
@@ -255,47 +256,49 @@ where
     }
 
     async fn watch(&self) {
-        let mut told = std::pin::pin!(watching::watch(
+        let mut update = std::pin::pin!(watch_updates(
             self.api.clone(),
             self.config.clone(),
-            (self.counted)()
+            (self.guard)()
         ));
-        while let Some(told) = told.next().await {
+        while let Some(update) = update.next().await {
             let _busy = self.watchdog.busy();
-            self.show(told);
+            self.notify(update);
         }
     }
 
-    fn show(&self, told: Told<W>) {
+    fn notify(&self, update: WatchUpdate<W>) {
         let Self {
             resource, observer, ..
         } = self;
-        let shard = self.shard.as_deref();
-        match told {
-            Told::Shown(Event::Init) => observer.listing(resource, shard),
-            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => {
-                observer.present(resource, (self.into)(object));
+        let place = self.place.as_deref();
+        match update {
+            WatchUpdate::Event(Event::Init) => observer.on_list_started(resource, place),
+            WatchUpdate::Event(Event::InitApply(object) | Event::Apply(object)) => {
+                observer.on_applied(resource, (self.into)(object));
             }
-            Told::Shown(Event::Delete(object)) => observer.gone(resource, (self.into)(object)),
-            Told::Shown(Event::InitDone) => {
+            WatchUpdate::Event(Event::Delete(object)) => {
+                observer.on_deleted(resource, (self.into)(object));
+            }
+            WatchUpdate::Event(Event::InitDone) => {
                 debug!(resource = resource.plural, "listed");
-                observer.listed(resource, shard);
+                observer.on_list_done(resource, place);
             }
-            Told::Stands => observer.stands(resource, shard),
-            Told::Failed(error) => {
+            WatchUpdate::Recovered => observer.on_recovered(resource, place),
+            WatchUpdate::Failed(error) => {
                 let cause = &error as &dyn std::error::Error;
                 warn!(
                     resource = resource.plural,
                     error = cause,
                     "watch failed; will retry"
                 );
-                observer.failing(resource, shard, &error);
+                observer.on_error(resource, place, &error);
             }
         }
     }
 }
 
-/// Waits for another generation, forever without a sender.
+/// Waits for the next generation; never returns without a sender.
 async fn next(generation: &mut watch::Receiver<u64>) {
     if generation.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -6,7 +6,7 @@ use qm_api::MyApp;
 use qm_api::common::{OWNER, OWNER_UID};
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_aws::{DesiredLoadBalancer, LoadBalancer, Tags};
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
 use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;
@@ -58,16 +58,16 @@ pub(super) fn copy(
     let step = |source: &ConfigMap| {
         // Adoption adds the ownership labels in any case.
         let mut adopted = live.clone();
-        owner.mark(&mut adopted.metadata);
+        owner.set_ownership(&mut adopted.metadata);
         copy::step(source, spec, owner, &adopted)
     };
     let if_unowned = match source.as_ref().map(|it| it.as_ref().map(step)) {
         Ok(None) => Adoptability::Adoptable("stays as it is until its source exists".into()),
-        Ok(Some(copy::Step::Nothing)) => Adoptability::Adoptable("same as its source".into()),
-        Ok(Some(copy::Step::Replace(_))) => Adoptability::WouldReplace(
+        Ok(Some(copy::CopyStep::Nothing)) => Adoptability::Adoptable("same as its source".into()),
+        Ok(Some(copy::CopyStep::Replace(_))) => Adoptability::WouldReplace(
             "differs from its source, whose content replaces its own".into(),
         ),
-        Ok(Some(copy::Step::Recreate)) => Adoptability::WouldReplace(
+        Ok(Some(copy::CopyStep::Recreate)) => Adoptability::WouldReplace(
             "differs from its source and is immutable: the operator deletes and recreates it"
                 .into(),
         ),
@@ -109,17 +109,19 @@ fn classify(
     if_unowned: Adoptability,
     exists: impl Fn(&str) -> bool,
 ) -> Adoptability {
-    let foreign = match owner.claim(metadata, exists) {
-        Claim::Ours | Claim::Restored | Claim::HandedOver => return Adoptability::AlreadyOwned,
-        Claim::Foreign(foreign) => foreign,
+    let foreign = match owner.ownership(metadata, exists) {
+        Ownership::Owned | Ownership::Restored | Ownership::Adoptable => {
+            return Adoptability::AlreadyOwned;
+        }
+        Ownership::Foreign(foreign) => foreign,
     };
     let label = |name: &str| metadata.labels.as_ref().and_then(|labels| labels.get(name));
     let reference = metadata.owner_references.iter().flatten().next();
     let problem = match foreign {
-        Foreign::Sibling(other) => format!("it belongs to {other}"),
-        Foreign::Promised(other) => format!("{other} is allowed to adopt it"),
-        Foreign::Controlled(controller) => format!("it is controlled by {controller}"),
-        Foreign::Unmarked => {
+        ForeignOwner::Sibling(other) => format!("it belongs to {other}"),
+        ForeignOwner::Promised(other) => format!("{other} is allowed to adopt it"),
+        ForeignOwner::Controlled(controller) => format!("it is controlled by {controller}"),
+        ForeignOwner::Unowned => {
             if let Some(uid) = label(OWNER_UID) {
                 format!("its label says that it belongs to the resource with the UID {uid}")
             } else if metadata.deletion_timestamp.is_some() {
@@ -144,7 +146,7 @@ pub(super) fn load_balancer(
     desired: &DesiredLoadBalancer,
     exists: impl Fn(&str) -> bool,
 ) -> Adoptability {
-    if !matches!(ownership.claim(tags, exists), Claim::Foreign(_)) {
+    if !matches!(ownership.claim(tags, exists), Ownership::Foreign(_)) {
         return Adoptability::AlreadyOwned;
     }
     let is_foreign = |key: &&String| FOREIGN_TAGS.iter().any(|prefix| key.starts_with(prefix));

@@ -15,7 +15,7 @@ use qm_aws::{Aws as _, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_core::conditions::{self, READY};
 use qm_core::kind::Kind;
 use qm_runtime::ownership::Owner;
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 use serde::de::DeserializeOwned;
 
 use super::Adopt;
@@ -87,7 +87,7 @@ impl Adopt<'_> {
         let (syncs, uids) = self.owners::<ConfigMapSync>().await?;
         let plan = |(sync, owner): (ConfigMapSync, Owner)| {
             // Copies in the namespaces of Kubernetes itself are adopted one by one, by those who allow them.
-            let plan = Plan::of(&sync.spec, &Scope::Cluster, false, None).ok()?;
+            let plan = Plan::of(&sync.spec, &WatchScope::Cluster, false, None).ok()?;
             let spec = sync.spec;
             Some(PlannedSync { plan, spec, owner })
         };
@@ -101,7 +101,7 @@ impl Adopt<'_> {
         }
         // Sources may be many and large: each is kept only while its copies are read.
         let sources = stream::iter(&syncs).map(|sync| async move {
-            let Key { namespace, name } = &sync.plan.source;
+            let ObjectKey { namespace, name } = &sync.plan.source;
             let source = self.api::<ConfigMap>(namespace).get_opt(name).await;
             let source: CopySource = source.map_err(|error| message(&error));
             (sync, Rc::new(source))

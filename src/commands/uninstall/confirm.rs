@@ -9,10 +9,11 @@ use qm_api::common::SCHEMA;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::messages::foreign;
-use super::step::{ORDER, UninstallTarget};
+use super::step::UninstallTarget;
 use super::{Discovery, NOT_CONFIRMED, ROUND_INTERVAL, Uninstall};
 use crate::commands::printer::Printer;
 use crate::commands::{OutageReporter, RequestError, in_namespace, objects};
+use crate::kinds;
 
 impl Uninstall<'_> {
     /// Returns the deadline of the deletion, or an exit code if nothing is to be deleted.
@@ -70,7 +71,7 @@ impl Uninstall<'_> {
 
     async fn discover_once(&self) -> anyhow::Result<Discovery> {
         let mut targets = Vec::new();
-        for kind in ORDER {
+        for kind in kinds::uninstall_order() {
             targets.extend(self.list(kind).await?);
         }
         let (mut crds, unknown) = self.crds().await?;

@@ -7,13 +7,13 @@ use qm_api::common::SCHEMA;
 
 use super::{Crd, Uninstall};
 use crate::commands::{RequestError, has_code, message, objects};
-use crate::registry;
+use crate::kinds;
 
 impl Uninstall<'_> {
     /// Reads the CRDs. The second value is the error of those that the user may not read; only `--purge` has to read all.
     pub(super) async fn crds(&self) -> Result<(Vec<Crd>, Option<String>), RequestError> {
         let (mut crds, mut unknown) = (Vec::new(), None);
-        for kind in registry::KINDS {
+        for kind in kinds::KINDS {
             match objects::crd(&self.client, kind).await {
                 Ok(None) => {}
                 Ok(Some(crd)) => crds.push(Crd {

@@ -9,7 +9,7 @@ use qm_aws::NAME_SUFFIX;
 use qm_core::kind::KindInfo;
 use tokio::time::timeout;
 
-use super::step::{ORDER, UninstallTarget};
+use super::step::UninstallTarget;
 use super::{Discovery, MAX_NAMED, PATIENCE, Remaining, Uninstall};
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::in_namespace;
@@ -17,6 +17,7 @@ use crate::commands::operator_state::OperatorState;
 use crate::commands::printer::{Cell, Printer, count};
 use crate::commands::terminating::namespace_remedies;
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
+use crate::kinds;
 
 impl Uninstall<'_> {
     /// Prints the objects to delete, and what becomes of their children.
@@ -25,7 +26,7 @@ impl Uninstall<'_> {
         out.paragraph([format!("To be deleted{place}:")])?;
         out.line("")?;
         let mut rows = Vec::new();
-        for kind in ORDER {
+        for kind in kinds::uninstall_order() {
             let targets = plan.targets.iter().filter(|target| target.is(kind));
             let targets: Vec<_> = targets.collect();
             if targets.is_empty() {

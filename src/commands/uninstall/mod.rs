@@ -18,12 +18,13 @@ use qm_runtime::signals::Signals;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::step::{ORDER, PendingChanges, UninstallStep, UninstallTarget};
+use self::step::{PendingChanges, UninstallStep, UninstallTarget};
 use super::objects::is_own_finalizer;
 use super::operator_state::{LeaseVersion, OperatorState};
 use super::printer::Printer;
 use super::{MANAGER, OutageReporter, RequestError, has_code, objects};
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
+use crate::kinds;
 
 mod confirm;
 mod crds;
@@ -95,7 +96,7 @@ pub(crate) async fn run(
     let mut uninstall = Uninstall {
         client,
         args,
-        kinds: ORDER.into(),
+        kinds: kinds::uninstall_order(),
         expired_lease: None,
         changes: RefCell::default(),
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use tokio::time::{Instant, sleep};
 
 use super::{PermanentError, ROUND_INTERVAL, Uninstall};
@@ -61,7 +61,7 @@ impl Uninstall<'_> {
 
 /// Reads the Lease until it expires, which needs no clock of the cluster. Returns none if there is no Lease.
 async fn expired_lease(
-    key: &Key,
+    key: &ObjectKey,
     read: impl AsyncFn() -> anyhow::Result<Option<LeaseVersion>>,
 ) -> anyhow::Result<Option<LeaseVersion>> {
     let Some(mut lease) = read().await.context(NOT_KNOWN)? else {
@@ -84,7 +84,7 @@ async fn expired_lease(
     }
 }
 
-fn is_running(holder: &str, key: &Key) -> String {
+fn is_running(holder: &str, key: &ObjectKey) -> String {
     let holder = match holder {
         "" => "it has just released",
         _ => &format!("{holder} holds"),
@@ -156,7 +156,7 @@ mod tests {
             let lease = (*read).map_err(anyhow::Error::msg)?;
             Ok(lease.map(|(holder, renewed)| LeaseVersion::for_test(holder, 9, renewed)))
         };
-        let came = expired_lease(&Key::new("ops", "id"), read).await;
+        let came = expired_lease(&ObjectKey::new("ops", "id"), read).await;
         let took = start.elapsed();
         assert!(took >= Duration::from_secs(seconds) && took < Duration::from_secs(seconds + 2));
         match (came, expected) {

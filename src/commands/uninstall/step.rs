@@ -13,20 +13,7 @@ use serde_json::Value;
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::objects::{ObjectState, ObjectSummary, condition};
 use crate::commands::{RequestError, terminating};
-use crate::controllers::{
-    app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field,
-};
-
-/// The kinds in the order of their deletion: first those that notify of changes, so that nobody is notified of the rest, then
-/// traffic, apps, and the `ConfigMap`s that apps read.
-pub(super) const ORDER: [&KindInfo; 6] = [
-    &tracked_field::KIND,
-    &contact_point::KIND,
-    &my_ingress::KIND,
-    &app_service::KIND,
-    &my_app::KIND,
-    &config_map_sync::KIND,
-];
+use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UninstallStep {
@@ -200,7 +187,6 @@ pub(super) mod tests {
 
     use super::*;
     use crate::commands::objects::tests::kind;
-    use crate::registry;
 
     pub(in crate::commands::uninstall) fn args(flags: &[&str]) -> UninstallArgs {
         let flags = ["uninstall"].iter().chain(flags);
@@ -299,15 +285,6 @@ pub(super) mod tests {
         let error = kube::core::Status::failure("you may not", "Forbidden").with_code(403);
         app.problem = Some(kube::Error::Api(error.boxed()).into());
         assert_eq!(app.blockers(&args(KEEP)), ["you may not"]);
-    }
-
-    #[test]
-    fn every_kind_has_its_place_in_the_order() {
-        let mut order = ORDER.map(|kind| kind.controller);
-        let mut kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
-        order.sort_unstable();
-        kinds.sort_unstable();
-        assert_eq!(order[..], kinds);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The objects that an app has. Their marks of ownership come with the writing.
+//! Builds the objects of an app. Writing adds the ownership marks.
 
 use std::collections::BTreeMap;
 
@@ -23,21 +23,21 @@ use qm_api::my_app::RESTRICTED;
 use super::validate::App;
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
-/// Label that the Pods are selected by, as the original program has it.
+/// Label that selects the Pods, the same as the original program's.
 pub const APP: &str = "app";
-/// What the container's image is pulled when, unless the spec says otherwise: as the original program has it.
+/// Default image pull policy, the same as the original program's.
 const IF_NOT_PRESENT: &str = "IfNotPresent";
-/// Percent of the requested CPU that an autoscaler aims at, unless the spec says otherwise.
+/// Default target of an autoscaler, in percent of the requested CPU.
 const CPU: i32 = 80;
 
-/// The labels that select the Pods. Pods have no others, and a Deployment cannot change them.
+/// Returns the labels that select the Pods. Pods have no others, and a Deployment cannot change them.
 fn selector(app: &App) -> BTreeMap<String, String> {
     [(APP.to_owned(), app.name.to_owned())].into()
 }
 
-/// The labels that Kubernetes recommends go on our objects only, not on Pods: one more would start them anew where the
-/// original program's Deployment is taken over
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
+/// Returns the metadata of an object, with the labels that Kubernetes recommends
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>). Pods do not get these labels:
+/// another label would restart the Pods of an adopted Deployment.
 fn metadata(app: &App) -> ObjectMeta {
     let mut labels = selector(app);
     labels.insert("app.kubernetes.io/name".into(), app.name.into());
@@ -54,8 +54,7 @@ fn metadata(app: &App) -> ObjectMeta {
     }
 }
 
-/// The Deployment. Without `replicas` nothing is said of how many Pods run; without `ports` nothing of the container's
-/// ports.
+/// Builds the Deployment. Without `replicas` the number of Pods is unset; without `ports` the container's ports are.
 pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     let spec = app.spec;
     let resources = spec
@@ -66,7 +65,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
             requests: filled(resources.requests.clone()),
             claims: None,
         });
-    // Without podSecurity the template is the original program's, so that adoption restarts nothing.
+    // Without podSecurity the template equals the original program's, so that adoption restarts nothing.
     let restricted = spec.pod_security.as_deref() == Some(RESTRICTED);
     let container = Container {
         name: app.name.into(),
@@ -97,7 +96,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     let pod = PodSpec {
         containers: vec![container],
         service_account_name: spec.service_account_name.clone(),
-        // Kubernetes fills in either from the other: whichever we did not name would bring a dropped one back.
+        // Kubernetes defaults each of the two from the other: an unset one would keep a dropped value.
         service_account: spec.service_account_name.clone(),
         image_pull_secrets: Some(secrets.collect::<Vec<_>>()).filter(|secrets| !secrets.is_empty()),
         security_context: restricted.then(restricted_pod),
@@ -124,7 +123,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     }
 }
 
-/// The container's ports: each number once, as the original program has them (without name and protocol), but for those
+/// Returns the container's ports: each number once, without name and protocol as in the original program, but for ports
 /// that the Service finds by name.
 fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     let mut all: Vec<ContainerPort> = Vec::new();
@@ -157,8 +156,8 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     all
 }
 
-/// The container's ports as the original program makes them: one for each port, by number.
-pub fn as_the_original_has_them(ports: &[ServicePort]) -> Vec<ContainerPort> {
+/// Returns the container's ports as the original program builds them: one for each port, by number.
+pub fn original_container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     let number = |port: &ServicePort| match &port.target_port {
         Some(IntOrString::Int(number)) => *number,
         Some(IntOrString::String(_)) | None => 0,
@@ -176,7 +175,7 @@ fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
     port.container_port == number && port.protocol.as_deref().or(Some(TCP)) == protocol
 }
 
-/// The Service; none without ports.
+/// Builds the Service; `None` without ports.
 pub fn service(app: &App) -> Option<Service> {
     (!app.ports.is_empty()).then(|| Service {
         metadata: metadata(app),
@@ -190,7 +189,7 @@ pub fn service(app: &App) -> Option<Service> {
     })
 }
 
-/// What says how many Pods run in place of `size`.
+/// Builds the autoscaler, which sets the number of Pods instead of `size`.
 pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
     let autoscaling = app.spec.autoscaling.as_ref()?;
     let cpu = MetricSpec {
@@ -222,7 +221,7 @@ pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
     })
 }
 
-/// The number of Pods within an autoscaler's bounds that is nearest to `size`.
+/// Returns the number of Pods within an autoscaler's bounds that is nearest to `size`.
 pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
     let bounds = autoscaler.spec.as_ref();
     let least = bounds.and_then(|spec| spec.min_replicas).unwrap_or(1);
@@ -230,7 +229,7 @@ pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
         .min(bounds.map_or(size, |spec| spec.max_replicas))
 }
 
-/// What leads HTTP to the first TCP port.
+/// Builds the Ingress to the first TCP port.
 pub fn ingress(app: &App) -> Option<Ingress> {
     let ingress = app.spec.ingress.as_ref()?;
     let port = app

@@ -61,7 +61,7 @@ pub(super) fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
     numbers
 }
 
-/// Returns whether a port is there twice, which server-side apply cannot express.
+/// Returns whether a port appears twice, which server-side apply cannot express.
 pub(super) fn has_twins(ports: &[ContainerPort]) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
     let once: BTreeSet<_> = ports
@@ -89,8 +89,8 @@ fn release_ports(desired: &mut Service, live: &Service) {
     }
 }
 
-/// Returns whether the Service has another node port than was sent. An apiserver whose cache is behind accepts the new one
-/// and keeps the old one.
+/// Returns whether the Service has another node port than was sent. An apiserver whose cache is behind accepts the new
+/// port and keeps the old one.
 fn lost_a_port(sent: &Service, live: &Service) -> bool {
     let is_live = |port: &ServicePort| {
         ports(live).any(|it| {

@@ -23,8 +23,7 @@ const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 impl AppServices {
     /// Makes all objects of the app match.
     ///
-    /// # Errors
-    /// The failure to report, of all that there were.
+    /// Returns the most important error.
     pub(super) async fn ensure(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
         let service = async {
             let service = match build::service(app) {
@@ -79,14 +78,15 @@ impl AppServices {
         self.autoscalers.apply(cx, autoscaler, &[]).await
     }
 
-    /// Returns the state of the Deployment. One without our label is read only if that makes a difference.
+    /// Returns the state of the Deployment. A Deployment without the operator's label is read only if that makes a
+    /// difference.
     async fn deployment_state(
         &self,
         cx: &Context<AppService>,
         app: &App<'_>,
     ) -> Result<Option<DeploymentState>> {
-        let known = self.deployments.report(&cx.key, &cx.owner);
-        let has_twins = has_twins(&build::as_the_original_has_them(&app.ports));
+        let known = self.deployments.summary(&cx.key, &cx.owner);
+        let has_twins = has_twins(&build::original_container_ports(&app.ports));
         if known.is_some() || (app.spec.autoscaling.is_none() && !has_twins) {
             return Ok(known);
         }
@@ -100,8 +100,8 @@ impl AppServices {
         Ok(live.map(|BoundedObject(live)| DeploymentState::of(&live)))
     }
 
-    /// Applies the Deployment. Without `replicas`, others decide their number. The container's ports stay as they are where
-    /// the original program has left one twice, until the Pods are replaced for another reason.
+    /// Applies the Deployment. Without `replicas`, others decide their number. If the original program has left a port
+    /// twice, the container's ports stay unchanged until the Pods are replaced for another reason.
     async fn ensure_deployment(
         &self,
         cx: &Context<AppService>,
@@ -110,7 +110,7 @@ impl AppServices {
         replicas: Option<i32>,
     ) -> Result<()> {
         let twins = live.and_then(|live| live.twins.as_ref());
-        let desired = numbers(&build::as_the_original_has_them(&app.ports));
+        let desired = numbers(&build::original_container_ports(&app.ports));
         let ports =
             twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);

@@ -1,7 +1,7 @@
-//! `AppService`: a Deployment and what belongs to it.
+//! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects, `ensure` applies them, and [`status`] reports what
-//! became of them.
+//! [`validate`] checks the spec, [`build`] builds the desired objects, `ensure` applies them, and [`status`] reports
+//! the result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use kube::{Api, ResourceExt};
 use qm_api::AppService;
 use qm_api::app_service::{GROUP, OLD_SPEC};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::children::Children;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
@@ -30,7 +30,7 @@ use tracing::warn;
 use self::children::DeploymentState;
 use self::pods::Pod;
 use self::status::{InactiveScaling, NODE_PORT_TAKEN, ServiceSummary};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
@@ -48,12 +48,12 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
     &["d1b3460d30273576"],
     DelegatedAccess::Deployments,
     &[
-        // Patched: the original program's annotation is taken away.
+        // `patch`: to remove the original program's annotation.
         Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
-        // Never deleted; but OwnerReferencesPermissionEnforcement lets nobody else set its owner.
+        // The operator never deletes it, but OwnerReferencesPermissionEnforcement requires `delete` to set its owner.
         Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
         Permission::namespaced("", &["services"], COMES_AND_GOES),
         Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
@@ -61,10 +61,11 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         Permission::namespaced("", &["pods"], &["list"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(40);
 /// Verbs on children that an app may lose again.
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
-/// The field manager of its writes.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/appservice";
 /// Number of Pods of an app that are read to explain why they do not run.
 const PODS: u32 = 200;
@@ -82,7 +83,7 @@ pub struct AppServices {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
         let quirks = children::SERVICE_QUIRKS;
@@ -102,24 +103,24 @@ impl Controller for AppServices {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
-        self.deployments.ready().await;
-        self.services.ready().await;
+        self.deployments.synced().await;
+        self.services.synced().await;
         if cx.object.annotations().contains_key(OLD_SPEC) {
-            // The original program's record of the spec, which nobody reads any more.
+            // The original program's record of the spec is not used any more.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
         }
         let object = Arc::clone(&cx.object);
         let app = validate::check(&object).map_err(Error::Invalid)?;
-        // It holds four kinds of objects: too much for the stack of every reconcile.
+        // The future contains four kinds of objects: too much for the stack of every reconcile.
         Box::pin(self.ensure(cx, &app)).await?;
         if let Some((message, delay)) = self.contested(&cx.key) {
             let contested = Outcome::failed(CONTESTED, message).event(EventPolicy::OnMessage);
             return Ok(contested.requeue(Requeue::After(delay)));
         }
 
-        let deployment = self.deployments.report(&cx.key, &cx.owner);
+        let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.unwrap_or_default().rollout;
-        // Before its controller has observed the Deployment, there are no Pods that could explain anything.
+        // Until the Deployment controller has observed the Deployment, no Pod can explain anything.
         let is_rolling_out = rollout.is_observed && !rollout.is_complete();
         let problem = if is_rolling_out {
             self.pod_problem(cx).await
@@ -130,7 +131,7 @@ impl Controller for AppServices {
         if is_rolling_out {
             return Ok(outcome.requeue(Requeue::Poll));
         }
-        let autoscaler = self.autoscalers.report(&cx.key, &cx.owner).flatten();
+        let autoscaler = self.autoscalers.summary(&cx.key, &cx.owner).flatten();
         let inactive = autoscaler.filter(|_| app.spec.autoscaling.is_some());
         Ok(status::with_scaling(
             outcome,
@@ -142,9 +143,9 @@ impl Controller for AppServices {
     }
 
     fn observe(&self, cx: &mut Context<AppService>) {
-        let deployment = self.deployments.report(&cx.key, &cx.owner);
+        let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.map(|deployment| deployment.rollout);
-        let service = self.services.report(&cx.key, &cx.owner);
+        let service = self.services.summary(&cx.key, &cx.owner);
         status::observe(&mut cx.status, &cx.key.name, rollout, service);
     }
 
@@ -157,7 +158,7 @@ impl Controller for AppServices {
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.deployments.forget(key);
         self.services.forget(key);
         self.autoscalers.forget(key);
@@ -167,14 +168,14 @@ impl Controller for AppServices {
 
 impl AppServices {
     /// Returns the message about an object that other managers keep changing, and when the next correction is due.
-    fn contested(&self, key: &Key) -> Option<(String, Duration)> {
+    fn contested(&self, key: &ObjectKey) -> Option<(String, Duration)> {
         let contested = self.deployments.contested(key);
         let contested = contested.or_else(|| self.services.contested(key));
         let contested = contested.or_else(|| self.autoscalers.contested(key));
         contested.or_else(|| self.ingresses.contested(key))
     }
 
-    /// Returns why the Pods of an app do not run, if they say so.
+    /// Returns why the Pods of an app do not run, if a Pod reports a reason.
     async fn pod_problem(&self, cx: &Context<AppService>) -> Option<PodProblem> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);

@@ -1,4 +1,4 @@
-//! Why the Pods of an app do not run.
+//! Finds out why the Pods of an app do not run.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use kube::ResourceExt;
@@ -7,10 +7,10 @@ use kube::core::{NotUsed, ObjectList};
 
 use crate::controllers::pod::{self, PodProblem};
 
-/// A Pod, of which only the status is read.
+/// A Pod, with only its status.
 pub type Pod = Object<NotUsed, PodStatus>;
 
-/// Why the Pods of the app do not run: of the first that says why.
+/// Returns the problem of the app's first Pod that reports one.
 pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
     let mut problems: Vec<_> = pods
         .iter()
@@ -30,7 +30,7 @@ pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
     problems.into_iter().map(|(_, problem)| problem).next()
 }
 
-/// Anybody may give a Pod the label that the Deployment selects by.
+/// Returns whether the Pod belongs to the app. Its labels prove nothing: anybody may set them.
 fn is_of(app: &str, pod: &Pod) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_says_why_and_is_of_the_app() {
+    fn first_problem_of_the_apps_own_pods_is_reported() {
         let mut foreign = pod("a", waiting("InvalidImageName", "x"));
         foreign["metadata"]
             .as_object_mut()

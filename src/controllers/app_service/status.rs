@@ -1,4 +1,4 @@
-//! The status of an app, from what is known of its objects. Pure.
+//! Computes the status of an app from its objects. Pure.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use qm_api::app_service::{AppCondition, AppServiceStatus, ServedPort};
 use qm_core::conditions::READY;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{Outcome, Progress, Requeue, SUSPENDED};
+use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID, SUSPENDED};
 
 use super::build::APP;
 use crate::controllers::pod::PodProblem;
@@ -27,7 +27,7 @@ pub const NODE_PORT_TAKEN: &str = "NodePortTaken";
 pub const SCALING_INACTIVE: &str = "ScalingInactive";
 /// The Deployment controller's reason for a paused rollout.
 const PAUSED: &str = "DeploymentPaused";
-/// The operator's own reasons; any other is that of the Deployment or of a Pod.
+/// The operator's own reasons; any other comes from the Deployment or a Pod.
 pub const REASONS: [&str; 15] = [
     READY,
     PROGRESSING,
@@ -70,8 +70,8 @@ pub struct InactiveScaling {
     message: String,
 }
 
-/// Adds what the autoscaler reports. A ready app stays ready until its autoscaler has been inactive for `grace`, counted from
-/// the time at which the Pods became `available`: before that there are no metrics.
+/// Adds the autoscaler's report. A ready app stays ready until its autoscaler has been inactive for `grace`, counted
+/// from the time at which the Pods became `available`: before that there are no metrics.
 pub fn with_scaling(
     outcome: Outcome,
     inactive: Option<&InactiveScaling>,
@@ -143,7 +143,8 @@ impl Rollout {
         }
     }
 
-    /// Returns whether every Pod matches the spec and is available, and no other is left, as `kubectl rollout status` has it.
+    /// Returns whether every Pod matches the spec and is available, and no other is left, as in `kubectl rollout
+    /// status`.
     pub fn is_complete(&self) -> bool {
         let number = |number: Option<i64>| number.unwrap_or_default();
         let updated = number(self.status.updated_replicas);
@@ -153,8 +154,8 @@ impl Rollout {
             && number(self.status.available_replicas) == updated
     }
 
-    /// Reports how far the app of this key is; `problem` is what its Pods report.
-    pub fn outcome(&self, key: &Key, problem: Option<PodProblem>) -> Outcome {
+    /// Reports the progress of the app with this key; `problem` comes from its Pods.
+    pub fn outcome(&self, key: &ObjectKey, problem: Option<PodProblem>) -> Outcome {
         if self.is_complete() {
             return Outcome::ready(match self.desired {
                 0 => "no Pod is wanted".into(),
@@ -247,7 +248,7 @@ fn mirrored(condition: &DeploymentCondition) -> AppCondition {
     }
 }
 
-/// Fills the draft of a status with what is known of the Deployment and of the Service of the app `name`.
+/// Fills the draft of a status with the state of the Deployment and of the Service of the app `name`.
 pub fn observe(
     status: &mut AppServiceStatus,
     name: &str,

@@ -1,4 +1,5 @@
-//! From what was written to what can be built. The CRD's rules say the same of new objects; an older one may break them.
+//! Validates an `AppService` into an [`App`] that can be built. The CRD has the same rules, but an older object may
+//! break them.
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -12,47 +13,46 @@ use qm_api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 use qm_api::spec_size::StoredSpec as _;
 use serde::de::DeserializeOwned;
 
-/// The type of the Service, unless the spec gives another one.
+/// Default type of the Service.
 const NODE_PORT: &str = "NodePort";
-/// The type of a Service without ports on the nodes.
+/// Type of a Service without ports on the nodes.
 const CLUSTER_IP: &str = "ClusterIP";
 
 /// An app whose objects can be built.
 #[derive(Clone, Debug, PartialEq)]
 pub struct App<'a> {
-    /// Its name, and that of all that it has.
+    /// Name of the app and of all its objects.
     pub name: &'a str,
-    /// Its namespace.
     pub namespace: String,
-    /// The rest of what was written.
+    /// The whole spec.
     pub spec: &'a AppServiceSpec,
-    /// How many Pods run.
+    /// Number of Pods.
     pub size: i32,
-    /// The Service's ports.
+    /// Ports of the Service.
     pub ports: Vec<ServicePort>,
-    /// The Service's type.
+    /// Type of the Service.
     pub service_type: &'a str,
-    /// The container's environment.
+    /// Environment of the container.
     pub env: Vec<EnvVar>,
-    /// The same, from `ConfigMaps` and Secrets.
+    /// Environment from `ConfigMaps` and Secrets.
     pub env_from: Vec<EnvFromSource>,
-    /// The container's liveness probe.
+    /// Liveness probe of the container.
     pub liveness: Option<Probe>,
-    /// The container's readiness probe.
+    /// Readiness probe of the container.
     pub readiness: Option<Probe>,
-    /// The container's startup probe.
+    /// Startup probe of the container.
     pub startup: Option<Probe>,
 }
 
-/// Checks an `AppService`.
+/// Validates an `AppService`.
 ///
 /// # Errors
-/// What is wrong with it, and what to write instead.
+/// Returns the problem, and what to write instead.
 pub fn check(app: &AppService) -> Result<App<'_>, String> {
     let spec = &app.spec;
     spec.check_size()?;
     let name = app.metadata.name.as_deref().unwrap_or_default();
-    // The apiserver tells of the rest when it is given the Service.
+    // The apiserver checks the other rules when the Service is written.
     if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.')
     {
         return Err(format!("metadata.name: {NAME}"));
@@ -115,7 +115,7 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     })
 }
 
-/// The rule over all ports that they break.
+/// Returns the rule that the ports break together.
 fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
     if ports.len() > 1 && ports.iter().any(|port| port.name.is_empty()) {
         return Err(NAMED);
@@ -215,7 +215,7 @@ mod tests {
         spec
     }
 
-    /// What the original CRD let in.
+    /// The original CRD accepts these specs.
     #[rstest]
     #[case::size(with("size", json!(-1)), "spec.size: write a number from 0 to 2147483647")]
     #[case::beyond_32_bits(with("size", json!(3_000_000_000_i64)), "spec.size: write a number")]
@@ -233,17 +233,17 @@ mod tests {
     #[case::ingress_over_udp(json!({ "size": 1, "image": "i", "ingress": {}, "ports": [{ "port": 53, "protocol": "UDP" }] }), "spec: ingress leads to the first TCP port")]
     #[case::probe(with("livenessProbe", json!({ "httpGet": { "port": 5_000_000_000_i64 } })), "spec.livenessProbe: invalid value")]
     #[case::nothing(json!({}), "spec.image: write an image")]
-    fn what_an_older_object_may_say(#[case] spec: Value, #[case] words: &str) {
+    fn invalid_older_object_is_rejected(#[case] spec: Value, #[case] expected: &str) {
         let app = app("web", spec);
-        let said = check(&app).unwrap_err();
-        assert!(said.starts_with(words), "{said}");
+        let message = check(&app).unwrap_err();
+        assert!(message.starts_with(expected), "{message}");
     }
 
     #[rstest]
     #[case("1web")]
     #[case("web.two")]
     #[case(&"a".repeat(64))]
-    fn what_no_service_may_be_called(#[case] name: &str) {
+    fn name_that_no_service_may_have_is_rejected(#[case] name: &str) {
         let app = app(name, json!({ "size": 1, "image": "i" }));
         assert!(
             check(&app)
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_numbers_of_two_protocols_are_well() {
+    fn equal_numbers_of_two_protocols_are_valid() {
         let ports = json!([
             { "port": 53, "name": "a", "nodePort": 30053 },
             { "port": 53, "name": "b", "nodePort": 30053, "protocol": "UDP" },

@@ -1,4 +1,4 @@
-//! What a copy is to be. Pure.
+//! Computes the desired content of a copy. Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,29 @@ use kube::core::ObjectMeta;
 use qm_api::common::OURS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::ownership::Owner;
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
-/// The whole content once more.
+/// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// How a copy is brought to what it is to be.
+/// Next step for a copy.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// It is so.
+pub enum CopyStep {
+    /// The copy matches.
     Nothing,
-    /// This is written in place of it.
+    /// Replace the copy by this `ConfigMap`.
     Replace(Box<ConfigMap>),
-    /// It is immutable: it is deleted and made again.
+    /// Delete the copy, which is immutable, and create it again.
     Recreate,
 }
 
-/// A copy where there is none.
-pub fn new(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, key: &Key) -> ConfigMap {
+/// Returns a new copy.
+pub fn new(
+    source: &ConfigMap,
+    spec: &ConfigMapSyncSpec,
+    owner: &Owner,
+    key: &ObjectKey,
+) -> ConfigMap {
     let metadata = ObjectMeta {
         name: Some(key.name.to_string()),
         namespace: Some(key.namespace.to_string()),
@@ -42,20 +47,25 @@ pub fn new(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, key: &Ke
     )
 }
 
-/// What is to be done about the copy that is there.
-pub fn step(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &ConfigMap) -> Step {
+/// Returns the next step for the existing copy `live`.
+pub fn step(
+    source: &ConfigMap,
+    spec: &ConfigMapSyncSpec,
+    owner: &Owner,
+    live: &ConfigMap,
+) -> CopyStep {
     let desired = desired(source, spec, owner, live);
     let same_content = content(&desired) == content(live);
     if same_content && desired.metadata == live.metadata {
-        Step::Nothing
+        CopyStep::Nothing
     } else if live.immutable == Some(true) && !same_content {
-        Step::Recreate
+        CopyStep::Recreate
     } else {
-        Step::Replace(Box::new(desired))
+        CopyStep::Replace(Box::new(desired))
     }
 }
 
-/// What a copy is made from: it is looked at again when that changes.
+/// Returns the digest of the inputs of a copy: if it changes, the copy is compared again.
 pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> String {
     let version = (source.uid(), source.resource_version());
     short_digest(format!(
@@ -82,7 +92,7 @@ fn desired(
             metadata.annotations.as_ref(),
         ));
     }
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     ConfigMap {
         metadata,
         data: source.data.clone(),
@@ -91,30 +101,33 @@ fn desired(
     }
 }
 
-/// What the source has, and what of the copy's is ours.
+/// Returns the names and values of the source, and those of the copy that the operator reserves for itself.
 fn mirrored(
     source: &BTreeMap<String, String>,
     live: Option<&BTreeMap<String, String>>,
 ) -> BTreeMap<String, String> {
-    let is_ours = |name: &str| name.starts_with(OURS);
-    let theirs = source
+    let is_reserved = |name: &str| name.starts_with(OURS);
+    let copied = source
         .iter()
-        .filter(|(name, _)| !is_ours(name) && *name != LAST_APPLIED);
-    let ours = live.into_iter().flatten().filter(|(name, _)| is_ours(name));
-    theirs
-        .chain(ours)
+        .filter(|(name, _)| !is_reserved(name) && *name != LAST_APPLIED);
+    let reserved = live
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| is_reserved(name));
+    copied
+        .chain(reserved)
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
 
-/// An empty map is none, and an unset flag is false.
-type Content<'a> = (
+/// Comparable content: an empty map equals a missing one, and an unset flag equals false.
+type CopyContent<'a> = (
     Vec<(&'a String, &'a String)>,
     Vec<(&'a String, &'a [u8])>,
     bool,
 );
 
-fn content(map: &ConfigMap) -> Content<'_> {
+fn content(map: &ConfigMap) -> CopyContent<'_> {
     let data = map.data.iter().flatten().collect();
     let binary = map
         .binary_data
@@ -163,47 +176,47 @@ mod tests {
     }
 
     fn made(more: bool) -> ConfigMap {
-        new(&source(), &spec(more), &owner(), &Key::new("b", "d"))
+        new(&source(), &spec(more), &owner(), &ObjectKey::new("b", "d"))
     }
 
     #[test]
-    fn a_new_copy_is_ours_and_has_the_content() {
+    fn new_copy_is_owned_and_has_the_content() {
         insta::assert_json_snapshot!([made(false), made(true)]);
     }
 
     #[rstest]
-    #[case::as_it_is(|_: &mut ConfigMap| {}, Step::Nothing)]
-    #[case::others_annotate_it(|copy: &mut ConfigMap| { copy.annotations_mut().insert("x".into(), "y".into()); }, Step::Nothing)]
-    #[case::a_finalizer(|copy: &mut ConfigMap| { copy.finalizers_mut().push("x/y".into()); }, Step::Nothing)]
-    #[case::an_empty_map_is_none(|copy: &mut ConfigMap| { copy.binary_data.clone_from(&source().binary_data); copy.immutable = Some(false); }, Step::Nothing)]
-    fn what_is_not_ours_to_say_stays(#[case] change: fn(&mut ConfigMap), #[case] expected: Step) {
+    #[case::unchanged(|_: &mut ConfigMap| {}, CopyStep::Nothing)]
+    #[case::foreign_annotation(|copy: &mut ConfigMap| { copy.annotations_mut().insert("x".into(), "y".into()); }, CopyStep::Nothing)]
+    #[case::finalizer(|copy: &mut ConfigMap| { copy.finalizers_mut().push("x/y".into()); }, CopyStep::Nothing)]
+    #[case::empty_map(|copy: &mut ConfigMap| { copy.binary_data.clone_from(&source().binary_data); copy.immutable = Some(false); }, CopyStep::Nothing)]
+    fn foreign_fields_stay(#[case] change: fn(&mut ConfigMap), #[case] expected: CopyStep) {
         let mut live = made(false);
         change(&mut live);
         assert_eq!(step(&source(), &spec(false), &owner(), &live), expected);
     }
 
     #[rstest]
-    #[case::a_value(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().insert("k".into(), "x".into()); })]
-    #[case::a_key_more(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().insert("x".into(), "x".into()); })]
-    #[case::a_key_less(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().remove("k"); })]
+    #[case::value(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().insert("k".into(), "x".into()); })]
+    #[case::extra_key(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().insert("x".into(), "x".into()); })]
+    #[case::missing_key(|copy: &mut ConfigMap| { copy.data.as_mut().unwrap().remove("k"); })]
     #[case::no_data(|copy: &mut ConfigMap| copy.data = None)]
     #[case::bytes(|copy: &mut ConfigMap| copy.binary_data = None)]
-    #[case::a_label_more(|copy: &mut ConfigMap| { copy.labels_mut().insert("x".into(), "x".into()); })]
-    #[case::a_label_less(|copy: &mut ConfigMap| { copy.labels_mut().remove("l"); })]
-    #[case::an_annotation(|copy: &mut ConfigMap| { copy.annotations_mut().insert("n".into(), "x".into()); })]
-    #[case::the_owner(|copy: &mut ConfigMap| { copy.annotations_mut().remove("quartermaster.dev/owner"); })]
+    #[case::extra_label(|copy: &mut ConfigMap| { copy.labels_mut().insert("x".into(), "x".into()); })]
+    #[case::missing_label(|copy: &mut ConfigMap| { copy.labels_mut().remove("l"); })]
+    #[case::annotation(|copy: &mut ConfigMap| { copy.annotations_mut().insert("n".into(), "x".into()); })]
+    #[case::owner(|copy: &mut ConfigMap| { copy.annotations_mut().remove("quartermaster.dev/owner"); })]
     #[case::consent(|copy: &mut ConfigMap| { copy.annotations_mut().insert("quartermaster.dev/adopt-by".into(), "sync/s".into()); })]
-    fn what_is_ours_is_put_right(#[case] change: fn(&mut ConfigMap)) {
+    fn owned_fields_are_corrected(#[case] change: fn(&mut ConfigMap)) {
         let mut live = made(true);
         live.meta_mut().resource_version = Some("7".into());
-        let right = live.clone();
+        let expected = live.clone();
         change(&mut live);
         match step(&source(), &spec(true), &owner(), &live) {
-            Step::Replace(written) => {
-                assert_eq!(*written, right);
+            CopyStep::Replace(written) => {
+                assert_eq!(*written, expected);
                 assert_eq!(
                     step(&source(), &spec(true), &owner(), &written),
-                    Step::Nothing
+                    CopyStep::Nothing
                 );
             }
             other => panic!("{other:?}"),
@@ -211,17 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn an_immutable_copy_is_made_again_when_its_content_differs() {
+    fn immutable_copy_is_recreated_if_its_content_differs() {
         let mut source = source();
         source.immutable = Some(true);
-        let live = new(&source, &spec(true), &owner(), &Key::new("b", "d"));
-        assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Nothing);
+        let live = new(&source, &spec(true), &owner(), &ObjectKey::new("b", "d"));
+        assert_eq!(
+            step(&source, &spec(true), &owner(), &live),
+            CopyStep::Nothing
+        );
         let mut relabelled = live.clone();
         relabelled.labels_mut().remove("l");
         assert!(
             matches!(
                 step(&source, &spec(true), &owner(), &relabelled),
-                Step::Replace(_)
+                CopyStep::Replace(_)
             ),
             "metadata may change"
         );
@@ -230,17 +246,20 @@ mod tests {
             .as_mut()
             .unwrap()
             .insert("k".into(), "new".into());
-        assert_eq!(step(&source, &spec(true), &owner(), &live), Step::Recreate);
+        assert_eq!(
+            step(&source, &spec(true), &owner(), &live),
+            CopyStep::Recreate
+        );
         source = self::source();
         assert_eq!(
             step(&source, &spec(true), &owner(), &live),
-            Step::Recreate,
-            "it cannot be made mutable again"
+            CopyStep::Recreate,
+            "an immutable copy cannot become mutable"
         );
     }
 
     #[test]
-    fn another_source_or_another_way_to_copy_is_looked_at_again() {
+    fn digest_changes_with_the_source_and_the_spec() {
         let first = digest(&source(), &spec(true), &owner());
         let mut edited = source();
         edited.metadata.resource_version = Some("2".into());

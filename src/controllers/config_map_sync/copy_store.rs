@@ -5,19 +5,19 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Resource, ResourceExt};
 use qm_api::ConfigMapSync;
+use qm_runtime::child_cache::ChildLookup;
 use qm_runtime::controller::Context;
 use qm_runtime::drift::{Advice, Correction, Drift};
 use qm_runtime::error::{CHILD_TERMINATING, CONFLICT, Error, message, rejection};
-use qm_runtime::ownership::{Claim, Owner};
-use qm_runtime::seen::Look;
-use qm_runtime::{Key, apply, fields, managed_fields};
+use qm_runtime::ownership::{Owner, Ownership};
+use qm_runtime::{ObjectKey, apply, fields, managed_fields};
 use tokio::sync::Semaphore;
 
-use super::copy::{self, Step};
+use super::copy::{self, CopyStep};
 use super::index::Index;
 use super::status::NAMESPACE_NOT_FOUND;
 
-/// Field manager of the controller.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 /// Number of reads of a copy that changes during the reconcile.
 const TRIES: usize = 3;
@@ -25,8 +25,8 @@ const TRIES: usize = 3;
 /// Changes to make instead of editing a copy, by field.
 pub const ADVICE: Advice = &[("", "change the source instead")];
 
-/// Most content that is held for copies that are written at the same time, in KiB. Each is held several times: as read, as sent
-/// and as answered.
+/// Maximum size of the content of copies that are written at the same time, in KiB. Memory has each content several
+/// times: as read, as sent and as answered.
 const ROOM: usize = 6 * 1024;
 
 /// The copies of all syncs.
@@ -59,7 +59,7 @@ impl CopyError {
         }
     }
 
-    fn of(key: &Key, error: kube::Error) -> Self {
+    fn of(key: &ObjectKey, error: kube::Error) -> Self {
         let reason = match &error {
             kube::Error::Api(status) if status.code == 404 => NAMESPACE_NOT_FOUND,
             kube::Error::Api(status)
@@ -92,7 +92,7 @@ impl CopyStore {
         }
     }
 
-    fn api(cx: &Context<ConfigMapSync>, copy: &Key) -> Api<ConfigMap> {
+    fn api(cx: &Context<ConfigMapSync>, copy: &ObjectKey) -> Api<ConfigMap> {
         Api::namespaced(cx.client().clone(), &copy.namespace)
     }
 
@@ -102,16 +102,16 @@ impl CopyStore {
         cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
-        key: &Key,
+        key: &ObjectKey,
     ) -> Result<bool, CopyError> {
         let (owner, spec) = (&cx.owner, &cx.object.spec);
         let of_copy = |error| CopyError::of(key, error);
-        let mut may_exist = match self.index.copies.look(key, digest) {
-            Look::Fine => return Ok(false),
-            Look::Unknown => !owner.is_fresh(),
-            Look::Going | Look::Other => true,
+        let mut may_exist = match self.index.copies.lookup(key, digest) {
+            ChildLookup::UpToDate => return Ok(false),
+            ChildLookup::Unknown => !owner.is_fresh(),
+            ChildLookup::Terminating | ChildLookup::Unconfirmed => true,
         };
-        let _asking = self.index.copies.asking(key);
+        let _asking = self.index.copies.begin_read(key);
         // The semaphore is never closed.
         let _room = self.room.acquire_many(kibibytes(source)).await;
         let api = Self::api(cx, key);
@@ -125,29 +125,30 @@ impl CopyStore {
                         .await
                         .map_err(of_copy)?
             {
-                // A new owner's name may be that of a former one, whose copies went with it.
+                // A new owner may have the name of a former one, which was deleted with its copies.
                 if self.index.copies.take_lost(key) && !owner.is_fresh() {
                     self.drift
                         .recreated(owner, key, &format!("ConfigMap {key}"));
                 }
-                self.index.right(key, &created, digest);
+                self.index.record_match(key, &created, digest);
                 return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
-                self.index.copies.missing(key);
+                self.index.copies.record_missing(key);
                 if last {
                     return Err(keeps_changing());
                 }
                 may_exist = false;
                 continue;
             };
-            match cx.claim(live.meta()) {
-                Claim::Foreign(foreign) => {
-                    let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
-                    return Err(CopyError::blocked(CONFLICT, words));
+            match cx.ownership(live.meta()) {
+                Ownership::Foreign(foreign) => {
+                    let message =
+                        owner.conflict_message(&foreign, "configmaps", &key.namespace, &key.name);
+                    return Err(CopyError::blocked(CONFLICT, message));
                 }
-                Claim::Restored => cx.confirm_owner().await?,
-                Claim::Ours | Claim::HandedOver => {}
+                Ownership::Restored => cx.confirm_owner().await?,
+                Ownership::Owned | Ownership::Adoptable => {}
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(CopyError::blocked(
@@ -156,17 +157,17 @@ impl CopyStore {
                 ));
             }
             let written = match copy::step(source, spec, owner, &live) {
-                Step::Nothing => {
-                    self.index.right(key, &live, digest);
+                CopyStep::Nothing => {
+                    self.index.record_match(key, &live, digest);
                     return Ok(false);
                 }
-                Step::Replace(desired) => {
+                CopyStep::Replace(desired) => {
                     let mut desired = *desired;
                     // The apiserver keeps its own.
                     desired.meta_mut().managed_fields = None;
                     apply::replace(&api, MANAGER, &desired).await.map(Some)
                 }
-                Step::Recreate => self
+                CopyStep::Recreate => self
                     .index
                     .copies
                     .delete(&api, key, &live)
@@ -179,18 +180,18 @@ impl CopyStore {
                         .index
                         .copies
                         .matched(key, &live.uid().unwrap_or_default());
-                    self.index.right(key, &written, digest);
-                    // The copy matched this desired state before, so somebody has changed it since.
+                    self.index.record_match(key, &written, digest);
+                    // The copy matched this desired state before, so another client has changed it since.
                     if before.is_some_and(|before| before.desired == digest) {
                         self.report_correction(owner, key, digest, &live, &written);
                     }
                     return Ok(true);
                 }
                 Ok(None) => may_exist = false,
-                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => {
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) && !last => {
                     may_exist = true;
                 }
-                Err(kube::Error::Api(said)) if said.code == 404 => return Err(keeps_changing()),
+                Err(kube::Error::Api(status)) if status.code == 404 => return Err(keeps_changing()),
                 Err(error) => return Err(of_copy(error)),
             }
         }
@@ -199,7 +200,7 @@ impl CopyStore {
     fn report_correction(
         &self,
         owner: &Owner,
-        key: &Key,
+        key: &ObjectKey,
         digest: &str,
         before: &ConfigMap,
         after: &ConfigMap,
@@ -233,32 +234,36 @@ impl CopyStore {
     }
 
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
-    pub fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<Key> {
-        self.index.copies.those(|copy| {
+    pub fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
+        self.index.copies.keys_where(|copy| {
             copy.owner_uid == cx.owner.uid()
-                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().lives(&copy.owner_uid))
+                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
         })
     }
 
     /// Deletes a copy that the sync owns, or removes its ownership if it is to stay; returns whether there was one.
-    pub async fn release(&self, cx: &Context<ConfigMapSync>, key: &Key) -> Result<bool, CopyError> {
+    pub async fn release(
+        &self,
+        cx: &Context<ConfigMapSync>,
+        key: &ObjectKey,
+    ) -> Result<bool, CopyError> {
         let of_copy = |error| CopyError::of(key, error);
         let api = Self::api(cx, key);
         for is_last in [false, false, true] {
             let Some(live) = api.get_opt(&key.name).await.map_err(of_copy)? else {
                 return Ok(false);
             };
-            let claim = cx.claim(live.meta());
-            let is_owned = matches!(claim, Claim::Ours | Claim::Restored);
+            let claim = cx.ownership(live.meta());
+            let is_owned = matches!(claim, Ownership::Owned | Ownership::Restored);
             if !is_owned || live.meta().deletion_timestamp.is_some() {
                 return Ok(false);
             }
-            if claim == Claim::Restored {
+            if claim == Ownership::Restored {
                 cx.confirm_owner().await?;
             }
             let released = if cx.object.spec.orphans() {
                 let mut orphan = live.clone();
-                cx.owner.unmark(orphan.meta_mut());
+                cx.owner.clear_ownership(orphan.meta_mut());
                 orphan.meta_mut().managed_fields = None;
                 apply::replace(&api, MANAGER, &orphan).await.map(drop)
             } else {
@@ -274,7 +279,7 @@ impl CopyStore {
     }
 }
 
-/// Another client creates and deletes the copy again and again; the next reconcile reads it again.
+/// Reports that another client creates and deletes the copy again and again; the next reconcile reads the copy again.
 fn keeps_changing() -> CopyError {
     CopyError::blocked(CHILD_TERMINATING, "the copy keeps being recreated")
 }
@@ -306,7 +311,7 @@ mod tests {
     use kube::client::Body;
     use kube::runtime::{reflector, watcher};
     use prometheus_client::metrics::counter::Counter;
-    use qm_runtime::Scope;
+    use qm_runtime::WatchScope;
     use qm_runtime::controller::KindContext;
     use qm_runtime::events::Events;
     use qm_runtime::settings::Timings;
@@ -319,14 +324,14 @@ mod tests {
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let index = Arc::new(Index::new(
-            &Scope::Cluster,
+            &WatchScope::Cluster,
             Duration::from_mins(30),
             Trigger::default(),
         ));
-        let (syncs, mut shown) = reflector::store::<ConfigMapSync>();
+        let (syncs, mut writer) = reflector::store::<ConfigMapSync>();
         let other =
             json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
-        shown.apply_watcher_event(&watcher::Event::Apply(
+        writer.apply_watcher_event(&watcher::Event::Apply(
             serde_json::from_value(other).unwrap(),
         ));
         let client = Client::new(service, "n");
@@ -342,22 +347,22 @@ mod tests {
             json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
-        let key = Key::new("far", "c");
+        let key = ObjectKey::new("far", "c");
         let kind = KindContext::new(client, MANAGER, syncs, Trigger::default(), events);
         let cx = Context::new(kind, Arc::new(sync), owner);
         let release = copies.release(&cx, &key);
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {
-                asked.push(request.method().clone());
+                requests.push(request.method().clone());
                 answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
             }
         };
         let done = tokio::select! {
             done = release => done.unwrap(),
-            () = answer => panic!("the client is gone"),
+            () = answer => panic!("the client was dropped"),
         };
-        (done, asked)
+        (done, requests)
     }
 
     fn live(label: &str) -> Value {

@@ -1,4 +1,4 @@
-//! The deletion of a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
+//! Deletes a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::common::OWNER_UID;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Outcome;
@@ -50,24 +50,22 @@ impl ConfigMapSyncs {
     }
 
     /// Lists the copies that the sync may own from the apiserver, because a watch may be behind.
-    async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<Key>> {
+    async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<ObjectKey>> {
         // A copy that was restored from a backup has another label.
         self.index.ready().await;
         let mut copies: BTreeSet<_> = self.copies.owned(cx).into_iter().collect();
-        // In its own namespace an owner reference is a mark too. A copy without the label is not listed, and would be deleted
-        // with its owner.
+        // In the sync's own namespace an owner reference is a mark of ownership too. A copy without the label is not
+        // listed, and the garbage collector would delete it.
         let here = self.plan(&cx.object).ok();
         let here = here.filter(|_| cx.object.spec.orphans());
-        copies.extend(here.map(|plan| Key::new(&cx.key.namespace, &plan.name)));
+        copies.extend(here.map(|plan| ObjectKey::new(&cx.key.namespace, &plan.name)));
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
-        let places = self
-            .scope
-            .places::<PartialObjectMeta<ConfigMap>>(cx.client());
+        let places = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
         for (_, api) in places {
             let mut page = ListParams::default().labels(&owned).limit(PAGE);
             loop {
                 let list = api.list(&page).await?;
-                copies.extend(list.items.iter().map(Key::of));
+                copies.extend(list.items.iter().map(ObjectKey::of));
                 match list.metadata.continue_.filter(|token| !token.is_empty()) {
                     Some(token) => page.continue_token = Some(token),
                     None => break,

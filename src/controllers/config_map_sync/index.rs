@@ -1,5 +1,5 @@
-//! What the watches show of `ConfigMap`s and namespaces: whom that concerns. Only what some `ConfigMapSync` refers to is
-//! remembered, and no content.
+//! Index of the watched `ConfigMap`s and namespaces, and of the syncs that they concern. The index keeps only objects
+//! that some `ConfigMapSync` refers to, without their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,122 +12,125 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
+use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
 use qm_runtime::ownership::owner_of;
-use qm_runtime::seen::{Known, Match, Seen};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::{Key, Scope, version, watching};
+use qm_runtime::{ObjectKey, WatchScope, version};
 use tokio::sync::{SetOnce, watch};
 
 use super::plan::{Destinations, Plan};
 
-/// What is known of the cluster.
+/// Index of copies, syncs and namespaces.
 pub struct Index {
-    /// The copies: all that has a mark. Reported is the UID in it.
-    pub copies: Seen<()>,
+    /// Copies: all `ConfigMap`s with an ownership mark. The report is its UID.
+    pub copies: ChildCache<()>,
     /// Set once there is a `ConfigMapSync`.
-    pub wanted: Arc<SetOnce<()>>,
-    state: Mutex<State>,
-    namespaces: watch::Sender<Names>,
+    pub watch_needed: Arc<SetOnce<()>>,
+    state: Mutex<IndexState>,
+    namespaces: watch::Sender<NamespaceListing>,
     wake: Trigger<ConfigMapSync>,
 }
 
-/// What is known of all namespaces.
+/// State of the list of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Names {
-    /// They have not been listed yet.
+enum NamespaceListing {
+    /// The namespaces have not been listed yet.
     Unlisted,
-    /// They have been.
+    /// The namespaces have been listed.
     Listed,
-    /// They may not be listed, in the apiserver's words, or are not looked at.
+    /// The operator may not list the namespaces, with the apiserver's message, or does not watch them.
     Unknown(String),
 }
 
 #[derive(Default)]
-struct State {
-    /// In order, so that a loop of several paths is always found along the same one.
-    syncs: BTreeMap<Key, Interest>,
-    /// Whom `ConfigMap`s of a name concern.
-    names: HashMap<String, BTreeSet<Key>>,
-    namespaces: BTreeMap<String, Place>,
-    /// What the list of namespaces that is under way has shown, if one is.
+struct IndexState {
+    /// In order, so that a loop of several paths is always found along the same path.
+    syncs: BTreeMap<ObjectKey, SyncReferences>,
+    /// The syncs that `ConfigMap`s of a name concern.
+    names: HashMap<String, BTreeSet<ObjectKey>>,
+    namespaces: BTreeMap<String, NamespaceInfo>,
+    /// The namespaces that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
-    /// Those that would close a loop.
-    looping: BTreeSet<Key>,
+    /// Syncs that would close a loop.
+    looping: BTreeSet<ObjectKey>,
 }
 
-struct Interest {
+struct SyncReferences {
     plan: Plan,
-    /// The older of two comes first.
-    born: (Option<Time>, String),
+    /// Creation time and UID: the older sync comes first.
+    created: (Option<Time>, String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct NamespaceInfo {
     labels: BTreeMap<String, String>,
-    going: bool,
+    is_terminating: bool,
 }
 
-/// Whether a namespace that is to have a copy is there.
+/// State of a destination's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// It is there, or may be: that is not known.
-    There,
-    /// It is not.
+pub enum NamespacePresence {
+    /// The namespace exists, or may exist if that is unknown.
+    Exists,
+    /// The namespace does not exist.
     Missing,
-    /// It is being deleted.
-    Going,
+    /// The namespace is being deleted.
+    Terminating,
 }
 
 impl Index {
-    /// Nothing is known yet. `wake` wakes whom it concerns.
-    pub fn new(scope: &Scope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
+    /// Creates an empty index. `wake` wakes the syncs that a change concerns.
+    pub fn new(scope: &WatchScope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
         let names = match scope {
-            Scope::Cluster => Names::Unlisted,
-            Scope::Namespaces(_) => Names::Unknown("namespaces are not looked at".into()),
+            WatchScope::Cluster => NamespaceListing::Unlisted,
+            WatchScope::Namespaces(_) => {
+                NamespaceListing::Unknown("the operator does not watch namespaces".into())
+            }
         };
         Self {
-            copies: Seen::new(scope.shards().into_iter().collect(), trust),
-            wanted: Arc::default(),
+            copies: ChildCache::new(scope.places().into_iter().collect(), trust),
+            watch_needed: Arc::default(),
             state: Mutex::default(),
             namespaces: watch::channel(names).0,
             wake,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IndexState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a Key>) {
+    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a ObjectKey>) {
         for sync in syncs {
             self.wake.wake(sync);
         }
     }
 
-    /// Waits until everything has been listed, as far as that is let in.
+    /// Waits until everything has been listed that the operator may list.
     pub async fn ready(&self) {
-        self.copies.ready().await;
-        // The sender is ours.
+        self.copies.synced().await;
+        // `self` owns the sender.
         let _ = self
             .namespaces
             .subscribe()
-            .wait_for(|names| *names != Names::Unlisted)
+            .wait_for(|names| *names != NamespaceListing::Unlisted)
             .await;
     }
 
-    /// Why namespaces are not known.
-    pub fn blind(&self) -> Option<String> {
+    /// Returns why the namespaces are unknown.
+    pub fn namespaces_unknown(&self) -> Option<String> {
         match &*self.namespaces.borrow() {
-            Names::Unknown(why) => Some(why.clone()),
-            Names::Unlisted | Names::Listed => None,
+            NamespaceListing::Unknown(why) => Some(why.clone()),
+            NamespaceListing::Unlisted | NamespaceListing::Listed => None,
         }
     }
 
-    /// There is such a sync, and what it concerns; nothing where its spec cannot be followed.
-    pub fn follow(&self, key: &Key, sync: &ConfigMapSync, plan: Option<Plan>) {
-        // Once is enough.
-        let _ = self.wanted.set(());
+    /// Follows a sync and the objects that its plan refers to; `None` for a spec without a plan.
+    pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<Plan>) {
+        // The first sync starts the watches.
+        let _ = self.watch_needed.set(());
         let mut state = self.state();
         if state.syncs.get(key).map(|known| &known.plan) == plan.as_ref() {
             return;
@@ -141,19 +144,21 @@ impl Index {
                     .or_default()
                     .insert(key.clone());
             }
-            let born = (
+            let created = (
                 sync.metadata.creation_timestamp.clone(),
                 sync.uid().unwrap_or_default(),
             );
-            state.syncs.insert(key.clone(), Interest { plan, born });
+            state
+                .syncs
+                .insert(key.clone(), SyncReferences { plan, created });
         }
         let looping = std::mem::take(&mut state.looping);
         drop(state);
         self.wake(&looping);
     }
 
-    /// There is none any more.
-    pub fn forget(&self, key: &Key) {
+    /// Forgets a deleted sync.
+    pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         if !state.forget(key) {
             return;
@@ -164,8 +169,8 @@ impl Index {
         self.wake(&looping);
     }
 
-    /// The namespaces that are to have a copy by `plan`.
-    pub fn destinations(&self, plan: &Plan) -> Vec<(String, Presence)> {
+    /// Returns the namespaces that need a copy by `plan`.
+    pub fn destinations(&self, plan: &Plan) -> Vec<(String, NamespacePresence)> {
         let state = self.state();
         match &plan.to {
             Destinations::Named(names) => names
@@ -176,11 +181,11 @@ impl Index {
                 let reached = state
                     .namespaces
                     .iter()
-                    .filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
-                // One that goes takes its copy with it.
+                    .filter(|(name, info)| plan.reaches(name, Some(&info.labels)));
+                // A namespace that is being deleted takes its copy with it.
                 reached
-                    .filter(|(_, place)| !place.going)
-                    .map(|(name, _)| (name.clone(), Presence::There))
+                    .filter(|(_, info)| !info.is_terminating)
+                    .map(|(name, _)| (name.clone(), NamespacePresence::Exists))
                     .collect()
             }
         }
@@ -188,21 +193,21 @@ impl Index {
 
     /// Returns whether the namespace of the source is known not to exist.
     pub fn lacks_source_namespace(&self, plan: &Plan) -> bool {
-        self.presence(&self.state(), &plan.source.namespace) == Presence::Missing
+        self.presence(&self.state(), &plan.source.namespace) == NamespacePresence::Missing
     }
 
-    fn presence(&self, state: &State, namespace: &str) -> Presence {
-        let known = *self.namespaces.borrow() == Names::Listed;
+    fn presence(&self, state: &IndexState, namespace: &str) -> NamespacePresence {
+        let known = *self.namespaces.borrow() == NamespaceListing::Listed;
         match state.namespaces.get(namespace) {
-            Some(place) if known && place.going => Presence::Going,
-            None if known => Presence::Missing,
-            _ => Presence::There,
+            Some(info) if known && info.is_terminating => NamespacePresence::Terminating,
+            None if known => NamespacePresence::Missing,
+            _ => NamespacePresence::Exists,
         }
     }
 
-    /// Returns the older syncs through which what this one copies would come back to its source, in the order of the
-    /// copies. Wakes this one when that may have changed.
-    pub fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
+    /// Returns the older syncs through which the copies of this one would overwrite its source, in the order of the
+    /// copies. The sync is woken when the result may change.
+    pub fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let mut state = self.state();
         let found = state.closes_loop(key);
         if found.is_some() {
@@ -213,8 +218,8 @@ impl Index {
         found
     }
 
-    /// A copy is as wanted, by `digest`; whoever made it is woken if it may be gone already.
-    pub fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
+    /// Records that a copy matches, with `digest`. Wakes its owner if the copy may have been deleted already.
+    pub fn record_match(&self, key: &ObjectKey, copy: &ConfigMap, digest: &str) {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
@@ -223,13 +228,13 @@ impl Index {
             values: 0,
             has_foreign_ports: false,
         };
-        if !self.copies.wrote(key, known, matched) {
+        if !self.copies.record(key, known, matched) {
             self.wake(&owner);
         }
     }
 
-    /// Wakes whom a `ConfigMap` concerns, but not `known`, who knows of it.
-    fn touched(&self, map: &Key, known: Option<&Key>) {
+    /// Wakes the syncs that a `ConfigMap` concerns, but not `known`, which knows of the change.
+    fn wake_concerned(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
             .names
@@ -243,19 +248,19 @@ impl Index {
         self.wake(&concerned);
     }
 
-    fn all(&self) {
+    fn wake_all(&self) {
         let syncs: Vec<_> = self.state().syncs.keys().cloned().collect();
         self.wake(&syncs);
     }
 
-    /// A namespace is now so, or gone.
-    fn place(&self, name: &str, place: Option<Place>) {
+    /// Records the state of a namespace, `None` after its deletion.
+    fn set_namespace(&self, name: &str, info: Option<NamespaceInfo>) {
         let mut state = self.state();
-        if state.namespaces.get(name) == place.as_ref() {
+        if state.namespaces.get(name) == info.as_ref() {
             return;
         }
-        match place {
-            Some(place) => state.namespaces.insert(name.to_owned(), place),
+        match info {
+            Some(info) => state.namespaces.insert(name.to_owned(), info),
             None => state.namespaces.remove(name),
         };
         let is_concerned = |plan: &Plan| {
@@ -269,9 +274,9 @@ impl Index {
     }
 }
 
-impl State {
-    fn forget(&mut self, key: &Key) -> bool {
-        let Some(Interest { plan, .. }) = self.syncs.remove(key) else {
+impl IndexState {
+    fn forget(&mut self, key: &ObjectKey) -> bool {
+        let Some(SyncReferences { plan, .. }) = self.syncs.remove(key) else {
             return false;
         };
         for name in [&*plan.source.name, &plan.name] {
@@ -285,43 +290,43 @@ impl State {
         true
     }
 
-    fn concerns(&self, sync: &Key, map: &Key) -> bool {
+    fn concerns(&self, sync: &ObjectKey, map: &ObjectKey) -> bool {
         self.syncs
             .get(sync)
             .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
     }
 
-    fn copies_to(&self, plan: &Plan, map: &Key) -> bool {
+    fn copies_to(&self, plan: &Plan, map: &ObjectKey) -> bool {
         let labels = self
             .namespaces
             .get(&*map.namespace)
-            .map(|place| &place.labels);
+            .map(|info| &info.labels);
         *plan.name == *map.name && plan.reaches(&map.namespace, labels)
     }
 
-    /// Searches backwards from the source, along older ones.
-    fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
-        let ours = self.syncs.get(key)?;
+    /// Searches backwards from the source, along older syncs.
+    fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
+        let this = self.syncs.get(key)?;
         let mut older: Vec<_> = self
             .syncs
             .iter()
-            .filter(|(_, it)| it.born < ours.born)
+            .filter(|(_, it)| it.created < this.created)
             .collect();
-        // Each sync that was found, and the one that copies on from it; none for those that write our source.
-        let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
-        let mut sources = vec![(&ours.plan.source, None)];
+        // Each sync that was found, and the one that copies on from it; `None` for syncs that write this sync's source.
+        let mut found: Vec<(&ObjectKey, Option<usize>)> = Vec::new();
+        let mut sources = vec![(&this.plan.source, None)];
         while let Some((source, next)) = sources.pop() {
             let (into, rest): (Vec<_>, Vec<_>) = older
                 .into_iter()
                 .partition(|(_, it)| self.copies_to(&it.plan, source));
             for (sync, it) in into {
                 found.push((sync, next));
-                let this = found.len() - 1;
-                if self.copies_to(&ours.plan, &it.plan.source) {
-                    let links = std::iter::successors(Some(this), |link| found[*link].1);
+                let index = found.len() - 1;
+                if self.copies_to(&this.plan, &it.plan.source) {
+                    let links = std::iter::successors(Some(index), |link| found[*link].1);
                     return Some(links.map(|link| found[link].0.clone()).collect());
                 }
-                sources.push((&it.plan.source, Some(this)));
+                sources.push((&it.plan.source, Some(index)));
             }
             older = rest;
         }
@@ -329,91 +334,95 @@ impl State {
     }
 }
 
-/// What is kept of a copy.
-pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<()> {
+/// Returns the summary of a copy that the index keeps.
+pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> KnownChild<()> {
     let version = version(metadata.meta().resource_version.as_deref());
-    Known {
+    KnownChild {
         uid: metadata.uid().unwrap_or_default(),
         version,
         owner: owner_of(metadata.meta(), &NAMES).map(|(owner, _)| owner),
         owner_uid,
-        // Metadata does not tell what of it changed.
-        print: version,
-        going: metadata.meta().deletion_timestamp.is_some(),
-        report: (),
+        // Metadata does not show which fields changed.
+        fingerprint: version,
+        terminating: metadata.meta().deletion_timestamp.is_some(),
+        summary: (),
     }
 }
 
 impl Observer<PartialObjectMeta<ConfigMap>> for Index {
-    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listing(shard);
+    fn on_list_started(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_started(shard);
     }
 
-    fn present(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
+    fn on_applied(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
             Some(uid) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
-                self.copies.shown(key.clone(), known(&map, uid.clone())),
+                self.copies
+                    .on_applied(key.clone(), known(&map, uid.clone())),
             ),
-            None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
+            None => (
+                None,
+                self.copies.on_deleted(&key, &map.uid().unwrap_or_default()),
+            ),
         };
         if let Some(owner) = &news {
             self.wake.wake(owner);
         }
-        // Whoever wrote it need not be told; whoever was given it by another has to be.
-        let knows = owner.filter(|owner| news.as_ref().is_none_or(|told| told == owner));
-        self.touched(&key, knows.as_ref());
+        // The owner that wrote the copy knows of it; an owner that got it from another one does not.
+        let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
+        self.wake_concerned(&key, knows.as_ref());
     }
 
-    fn gone(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = Key::of(&map);
-        if let Some(owner) = self.copies.gone(&key, &map.uid().unwrap_or_default()) {
+    fn on_deleted(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = ObjectKey::of(&map);
+        if let Some(owner) = self.copies.on_deleted(&key, &map.uid().unwrap_or_default()) {
             self.wake.wake(&owner);
         }
-        self.touched(&key, None);
+        self.wake_concerned(&key, None);
     }
 
-    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.listed(shard);
-        // What has no mark is not remembered: it may have gone unseen.
-        self.all();
+    fn on_list_done(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.on_list_done(shard);
+        // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
+        self.wake_all();
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        if watching::refusal(error).is_some_and(|status| status.code == 403) {
-            self.copies.settled(shard);
+    fn on_error(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if error_status(error).is_some_and(|status| status.code == 403) {
+            self.copies.set_synced(shard);
         }
     }
 }
 
 impl Observer<PartialObjectMeta<Namespace>> for Index {
-    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
         self.state().listing = Some(BTreeSet::new());
     }
 
-    fn present(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+    fn on_applied(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         let name = namespace.name_any();
         if let Some(listing) = &mut self.state().listing {
             listing.insert(name.clone());
         }
-        let going = namespace.metadata.deletion_timestamp.is_some();
-        self.place(
+        let is_terminating = namespace.metadata.deletion_timestamp.is_some();
+        self.set_namespace(
             &name,
-            Some(Place {
+            Some(NamespaceInfo {
                 labels: namespace.metadata.labels.unwrap_or_default(),
-                going,
+                is_terminating,
             }),
         );
     }
 
-    fn gone(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
-        self.place(&namespace.name_any(), None);
+    fn on_deleted(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+        self.set_namespace(&namespace.name_any(), None);
     }
 
-    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
             let listed = state.listing.take().unwrap_or_default();
@@ -425,17 +434,17 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
                 .collect()
         };
         for name in &missing {
-            self.place(name, None);
+            self.set_namespace(name, None);
         }
-        self.namespaces.send_replace(Names::Listed);
+        self.namespaces.send_replace(NamespaceListing::Listed);
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(refusal) = error_status(error).filter(|status| status.code == 403) {
             self.namespaces
-                .send_replace(Names::Unknown(refusal.message.clone()));
+                .send_replace(NamespaceListing::Unknown(refusal.message.clone()));
         }
     }
 }

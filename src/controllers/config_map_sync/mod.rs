@@ -1,7 +1,7 @@
 //! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 //!
-//! [`plan`] says where the copies are to be, [`copy`] what each is to be, and [`status`] what became of them. What the watches
-//! show ([`index`]) wakes the syncs that it concerns. The copies are deleted before their sync is (`finalize`).
+//! [`plan`] lists the desired copies, [`copy`] computes their content, and [`status`] reports the results. Watch events
+//! ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::identity;
@@ -21,14 +21,14 @@ use qm_runtime::drift::Drift;
 use qm_runtime::error::{Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 
 pub use self::copy_store::MANAGER;
 use self::copy_store::{CopyError, CopyStore};
-use self::index::{Index, Presence};
+use self::index::{Index, NamespacePresence};
 use self::plan::{Plan, PlanError};
 use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod copy;
 pub mod copy_store;
@@ -51,7 +51,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
             &["get", "list", "patch", "watch"],
         ),
         Permission::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
         Permission::namespaced(
             "",
@@ -61,21 +61,23 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         Permission::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
-);
+)
+// Apps read the ConfigMaps.
+.with_uninstall_rank(60);
 
 /// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;
 
 /// The controller.
 pub struct ConfigMapSyncs {
-    scope: Scope,
-    /// Whether copies may be written where Kubernetes itself lives.
+    scope: WatchScope,
+    /// Whether copies may go to the namespaces of Kubernetes itself.
     protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: CopyStore,
     /// Times of writes that no status reports yet.
-    unreported: Mutex<HashMap<Key, Time>>,
+    unreported: Mutex<HashMap<ObjectKey, Time>>,
 }
 
 /// Results of several copies.
@@ -90,20 +92,33 @@ struct CopyTotals {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
-        let resync = config.timings.resync;
+        let resync = config.timings.sync_period;
         let manager = &mut *setup.manager;
         let index = Index::new(&manager.scope, resync, setup.trigger.clone());
         let index = Arc::new(index);
-        let (newest, others) = (manager.watches.clone(), manager.others.clone());
-        let maps = manager.scope.places(&manager.client);
-        let wanted = &index.wanted;
-        manager.look::<PartialObjectMeta<ConfigMap>, _>(maps, &others, wanted, &index, identity);
-        if manager.scope == Scope::Cluster {
+        let (newest, others) = (
+            manager.watch_config.clone(),
+            manager.streaming_watch_config.clone(),
+        );
+        let maps = manager.scope.apis(&manager.client);
+        let watch_needed = &index.watch_needed;
+        manager.watch_resource::<PartialObjectMeta<ConfigMap>, _>(
+            maps,
+            &others,
+            watch_needed,
+            &index,
+            identity,
+        );
+        if manager.scope == WatchScope::Cluster {
             let namespaces = vec![(None, Api::all(manager.client.clone()))];
-            manager.look::<PartialObjectMeta<Namespace>, _>(
-                namespaces, &newest, wanted, &index, identity,
+            manager.watch_resource::<PartialObjectMeta<Namespace>, _>(
+                namespaces,
+                &newest,
+                watch_needed,
+                &index,
+                identity,
             );
         }
         let drift = Drift::new(
@@ -136,7 +151,7 @@ impl Controller for ConfigMapSyncs {
         cx.add_finalizer().await?;
         self.index.ready().await;
         if plan.selects()
-            && let Some(why) = self.index.blind()
+            && let Some(why) = self.index.namespaces_unknown()
         {
             let message = format!("the namespaces that the selector means are not known: {why}");
             return Ok(blocked(cx, FORBIDDEN, message));
@@ -146,9 +161,9 @@ impl Controller for ConfigMapSyncs {
             return Ok(blocked(cx, LOOP, message));
         }
         let destinations = self.index.destinations(&plan);
-        let desired: BTreeSet<Key> = destinations
+        let desired: BTreeSet<ObjectKey> = destinations
             .iter()
-            .map(|(namespace, _)| Key::new(namespace, &plan.name))
+            .map(|(namespace, _)| ObjectKey::new(namespace, &plan.name))
             .collect();
         let maps: Api<ConfigMap> = Api::namespaced(cx.client().clone(), &plan.source.namespace);
         let source = match maps.get_opt(&plan.source.name).await {
@@ -165,7 +180,7 @@ impl Controller for ConfigMapSyncs {
                 cx,
                 &source,
                 &digest,
-                Key::new(&namespace, &plan.name),
+                ObjectKey::new(&namespace, &plan.name),
                 presence,
             )
         });
@@ -188,10 +203,10 @@ impl Controller for ConfigMapSyncs {
             reason: error.reason(),
             message: error.to_string(),
         }));
-        let is_blind = self.index.blind().is_some();
+        let is_unknown = self.index.namespaces_unknown().is_some();
         let is_polled = problems
             .iter()
-            .any(|it| is_blind || status::is_polled(it.reason));
+            .any(|it| is_unknown || status::is_polled(it.reason));
         let copied = Copied {
             destinations: desired.len() + plan.refused.len(),
             matching: matching.len(),
@@ -209,17 +224,17 @@ impl Controller for ConfigMapSyncs {
 
     fn observe(&self, cx: &mut Context<ConfigMapSync>) {
         if cx.object.spec.suspend.unwrap_or_default() {
-            // Nobody has counted.
+            // The number of copies is unknown.
             (cx.status.destinations, cx.status.copies) = (None, None);
         }
     }
 
     fn changed(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
         self.index
-            .follow(&Key::of(sync.as_ref()), sync, self.plan(sync).ok());
+            .follow(&ObjectKey::of(sync.as_ref()), sync, self.plan(sync).ok());
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
         self.unreported
             .lock()
@@ -240,9 +255,9 @@ impl ConfigMapSyncs {
         &self,
         cx: &mut Context<ConfigMapSync>,
         plan: &Plan,
-        desired: &BTreeSet<Key>,
+        desired: &BTreeSet<ObjectKey>,
     ) -> Result<Outcome> {
-        let Key { namespace, name } = &plan.source;
+        let ObjectKey { namespace, name } = &plan.source;
         let message = if self.index.lacks_source_namespace(plan) {
             format!(
                 "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create both \
@@ -268,27 +283,27 @@ impl ConfigMapSyncs {
         reported(outcome, !problems.is_empty(), error)
     }
 
-    /// Releases the copies of `owned` that the spec no longer asks for, once those that replace them exist. Returns what became
-    /// of each, and how many stay.
+    /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
+    /// result for each copy, and how many stay.
     async fn remove_undesired(
         &self,
         cx: &Context<ConfigMapSync>,
-        owned: Vec<Key>,
-        desired: &BTreeSet<Key>,
-        existing: &BTreeSet<Key>,
-    ) -> (Vec<(Key, Result<bool, CopyError>)>, usize) {
+        owned: Vec<ObjectKey>,
+        desired: &BTreeSet<ObjectKey>,
+        existing: &BTreeSet<ObjectKey>,
+    ) -> (Vec<(ObjectKey, Result<bool, CopyError>)>, usize) {
         let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
         let (kept, removed): (Vec<_>, Vec<_>) =
-            undesired.partition(|copy| plan::stays(copy, desired, existing));
+            undesired.partition(|copy| plan::must_stay(copy, desired, existing));
         (self.release(cx, removed).await, kept.len())
     }
 
-    /// Deletes these copies, or removes the ownership of those that are to stay. One that fails does not block the others.
+    /// Deletes these copies, or removes the ownership of those that stay. A copy that fails does not block the others.
     async fn release(
         &self,
         cx: &Context<ConfigMapSync>,
-        copies: impl IntoIterator<Item = Key>,
-    ) -> Vec<(Key, Result<bool, CopyError>)> {
+        copies: impl IntoIterator<Item = ObjectKey>,
+    ) -> Vec<(ObjectKey, Result<bool, CopyError>)> {
         let released = copies.into_iter().map(|copy| async move {
             let result = self.copies.release(cx, &copy).await;
             (copy, result)
@@ -302,19 +317,19 @@ impl ConfigMapSyncs {
         cx: &Context<ConfigMapSync>,
         source: &ConfigMap,
         digest: &str,
-        copy: Key,
-        presence: Presence,
-    ) -> (Key, Result<bool, CopyError>) {
+        copy: ObjectKey,
+        presence: NamespacePresence,
+    ) -> (ObjectKey, Result<bool, CopyError>) {
         let result = match presence {
-            Presence::Missing => Err(CopyError::blocked(
+            NamespacePresence::Missing => Err(CopyError::blocked(
                 NAMESPACE_NOT_FOUND,
                 format!("create namespace {}", copy.namespace),
             )),
-            Presence::Going => Err(CopyError::blocked(
+            NamespacePresence::Terminating => Err(CopyError::blocked(
                 NAMESPACE_TERMINATING,
                 "the namespace is being deleted",
             )),
-            Presence::There => self.copies.ensure(cx, source, digest, &copy).await,
+            NamespacePresence::Exists => self.copies.ensure(cx, source, digest, &copy).await,
         };
         (copy, result)
     }
@@ -337,7 +352,7 @@ impl ConfigMapSyncs {
 }
 
 impl CopyTotals {
-    fn of(results: Vec<(Key, Result<bool, CopyError>)>) -> Self {
+    fn of(results: Vec<(ObjectKey, Result<bool, CopyError>)>) -> Self {
         let mut totals = Self::default();
         for (copy, result) in results {
             let (reason, message) = match result {
@@ -376,7 +391,7 @@ fn blocked(
     }
 }
 
-/// Ends a reconcile with what it reports, and the failure that is retried.
+/// Ends a reconcile with an outcome, and the error that is retried.
 fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
     match error {
         Some(error) => Err(Error::Reported {

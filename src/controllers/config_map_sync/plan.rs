@@ -1,4 +1,4 @@
-//! Where the copies of one `ConfigMapSync` are to be. Pure.
+//! Plans the copies of a `ConfigMapSync`. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,16 +6,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use qm_api::spec_size::StoredSpec as _;
-use qm_runtime::error::SPEC_INVALID;
-use qm_runtime::{Key, Scope};
+use qm_runtime::outcome::SPEC_INVALID;
+use qm_runtime::{ObjectKey, WatchScope};
 
 use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
-/// Namespaces that Kubernetes itself lives in.
+/// Namespaces of Kubernetes itself.
 const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube-system"];
-/// `ConfigMap`s that others make or trust, in any namespace: the cluster's certificate authority, and who may enter an EKS
-/// cluster (<https://docs.aws.amazon.com/eks/latest/userguide/auth-configmap.html>).
+/// `ConfigMap`s that other components write or trust, in any namespace: the cluster's certificate authority, and the
+/// users of an EKS cluster (<https://docs.aws.amazon.com/eks/latest/userguide/auth-configmap.html>).
 const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-service-ca.crt"];
 
 /// Why a spec has no plan, or a destination gets no copy.
@@ -43,39 +43,39 @@ impl PlanError {
     }
 }
 
-/// What one `ConfigMapSync` concerns.
+/// Objects that a `ConfigMapSync` concerns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What is copied.
-    pub source: Key,
+    /// The source.
+    pub source: ObjectKey,
     /// Name of the copies.
     pub name: String,
-    /// Where they are.
+    /// Namespaces of the copies.
     pub to: Destinations,
-    /// Where none is let be, of those that are named, and why.
+    /// Named namespaces that get no copy, and why.
     pub refused: BTreeMap<String, PlanError>,
 }
 
 /// The namespaces of copies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Destinations {
-    /// These.
+    /// Namespaces by name.
     Named(BTreeSet<String>),
-    /// Those with these labels, unless Kubernetes lives there, or it would be a copy onto itself.
+    /// Namespaces with these labels, without those of Kubernetes and the source itself.
     Selected {
         /// The labels.
         selector: Selector,
-        /// Also where Kubernetes lives.
+        /// Whether the namespaces of Kubernetes count.
         protected: bool,
     },
 }
 
 impl Plan {
-    /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives. `only`: the one namespace that may be
-    /// named, if references to others are refused.
+    /// Returns the plan of `spec`. `protected`: copies may go to the namespaces of Kubernetes itself. `only`: the one
+    /// namespace that may be named, if references to others are rejected.
     pub fn of(
         spec: &ConfigMapSyncSpec,
-        scope: &Scope,
+        scope: &WatchScope,
         protected: bool,
         only: Option<&str>,
     ) -> Result<Self, PlanError> {
@@ -97,7 +97,7 @@ impl Plan {
                 )));
             }
         }
-        let source = Key::new(&spec.source_namespace, &spec.config_map_name);
+        let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
         let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
         let single = Some(&spec.destination_namespace).filter(|name| !name.is_empty());
         let given = [
@@ -135,7 +135,7 @@ impl Plan {
         }
         let mut refused = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
-            Some(_) if *scope != Scope::Cluster => {
+            Some(_) if *scope != WatchScope::Cluster => {
                 return Err(PlanError::OutOfScope(
                     "destinationNamespaceSelector needs an operator without --watch-namespace: name the namespaces in \
                      destinationNamespaces"
@@ -186,7 +186,7 @@ impl Plan {
                         named.insert(namespace);
                     }
                 }
-                // One that cannot be served holds up no other.
+                // A destination that cannot be served must not block others.
                 if let Some(first) = refused.values().next().filter(|_| named.is_empty()) {
                     return Err(first.clone());
                 }
@@ -201,7 +201,7 @@ impl Plan {
         })
     }
 
-    /// Whether there is to be a copy in this namespace, which has these labels, where they are known.
+    /// Returns whether this namespace needs a copy; `labels` are its labels, if known.
     pub fn reaches(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
         match &self.to {
             Destinations::Named(names) => names.contains(namespace),
@@ -216,7 +216,7 @@ impl Plan {
         }
     }
 
-    /// Whether it goes by labels.
+    /// Returns whether the destinations are selected by labels.
     pub fn selects(&self) -> bool {
         matches!(self.to, Destinations::Selected { .. })
     }
@@ -224,10 +224,10 @@ impl Plan {
 
 /// Longest name of a namespace, in bytes (RFC 1123 label).
 const LABEL: usize = 63;
-/// Longest name of anything else, in bytes (RFC 1123 subdomain, which may have dots).
+/// Longest name of any other object, in bytes (RFC 1123 subdomain, which may have dots).
 const SUBDOMAIN: usize = 253;
 
-/// What of a selector is no label at all: no namespace can have it, and each lacks it
+/// Returns a part of a selector that is not a valid label: no namespace can have it, and each lacks it
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
 fn impossible(selector: &LabelSelector) -> Option<&str> {
     let is_name = |text: &str, longest: usize| {
@@ -260,7 +260,7 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
     found.map(String::as_str)
 }
 
-/// Whether the API lets anything be called that.
+/// Returns whether the API accepts the name.
 fn may_exist(name: &str, longest: usize) -> bool {
     let is_letter = |c: u8| {
         c.is_ascii_lowercase()
@@ -271,12 +271,16 @@ fn may_exist(name: &str, longest: usize) -> bool {
     name.len() <= longest && name.bytes().all(is_letter)
 }
 
-/// Whether an `old` copy that is not `wanted` any more has to stay, so that nobody is left without any: what takes its place,
-/// in its own namespace or else in any, is not `there` yet.
-pub fn stays(old: &Key, wanted: &BTreeSet<Key>, there: &BTreeSet<Key>) -> bool {
-    let successor = wanted.iter().find(|copy| copy.namespace == old.namespace);
-    successor.map_or(!wanted.is_empty() && there.is_empty(), |copy| {
-        !there.contains(copy)
+/// Returns whether an `old` copy that is not `desired` any more has to stay: its replacement, in its own namespace or
+/// else in any, is not among the `existing` ones yet.
+pub fn must_stay(
+    old: &ObjectKey,
+    desired: &BTreeSet<ObjectKey>,
+    existing: &BTreeSet<ObjectKey>,
+) -> bool {
+    let successor = desired.iter().find(|copy| copy.namespace == old.namespace);
+    successor.map_or(!desired.is_empty() && existing.is_empty(), |copy| {
+        !existing.contains(copy)
     })
 }
 
@@ -296,23 +300,23 @@ mod tests {
     #[case::not_moved_yet("a/x", &["b/x"], &[], true)]
     #[case::fewer("a/x", &["b/x", "c/x"], &["b/x"], false)]
     #[case::renamed_elsewhere_only("a/old", &["a/new", "b/new"], &["b/new"], true)]
-    #[case::none_wanted("a/x", &[], &[], false)]
-    fn an_old_copy_stays_for_want_of_a_new_one(
+    #[case::none_desired("a/x", &[], &[], false)]
+    fn old_copy_stays_until_its_replacement_exists(
         #[case] old: &str,
-        #[case] wanted: &[&str],
+        #[case] desired: &[&str],
         #[case] there: &[&str],
         #[case] wants: bool,
     ) {
         let key = |path: &str| {
             path.split_once('/')
-                .map(|(namespace, name)| Key::new(namespace, name))
+                .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .unwrap()
         };
         let keys = |paths: &[&str]| paths.iter().map(|path| key(path)).collect();
-        assert_eq!(stays(&key(old), &keys(wanted), &keys(there)), wants);
+        assert_eq!(must_stay(&key(old), &keys(desired), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, PlanError> {
+    fn plan(spec: &Value, scope: &WatchScope, protected: bool) -> Result<Plan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
@@ -331,8 +335,8 @@ mod tests {
     #[case::several(json!({ "destinationNamespaces": ["b", "d"] }), &["b", "d"])]
     #[case::itself_under_another_name(json!({ "destinationNamespace": "a", "destinationName": "x" }), &["a"])]
     #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
-    fn named(#[case] spec: Value, #[case] to: &[&str]) {
-        let plan = plan(&spec, &Scope::Cluster, false).unwrap();
+    fn named_destinations_are_planned(#[case] spec: Value, #[case] to: &[&str]) {
+        let plan = plan(&spec, &WatchScope::Cluster, false).unwrap();
         assert_eq!(
             plan.to,
             Destinations::Named(to.iter().map(ToString::to_string).collect())
@@ -343,20 +347,20 @@ mod tests {
     }
 
     #[test]
-    fn selected() {
+    fn selected_destinations_are_planned() {
         let selector =
             json!({ "destinationNamespaceSelector": { "matchLabels": { "team": "x" } } });
-        let theirs: BTreeMap<_, _> = [("team".to_owned(), "x".to_owned())].into();
+        let matching: BTreeMap<_, _> = [("team".to_owned(), "x".to_owned())].into();
         for (protected, itself) in [(false, false), (true, true)] {
             let mut spec = selector.clone();
             if itself {
                 spec["destinationName"] = "other".into();
             }
-            let plan = plan(&spec, &Scope::Cluster, protected).unwrap();
-            assert!(plan.reaches("b", Some(&theirs)));
+            let plan = plan(&spec, &WatchScope::Cluster, protected).unwrap();
+            assert!(plan.reaches("b", Some(&matching)));
             assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
-            assert_eq!(plan.reaches("kube-system", Some(&theirs)), protected);
-            assert_eq!(plan.reaches("a", Some(&theirs)), itself);
+            assert_eq!(plan.reaches("kube-system", Some(&matching)), protected);
+            assert_eq!(plan.reaches("a", Some(&matching)), itself);
         }
     }
 
@@ -366,15 +370,15 @@ mod tests {
     #[case::itself(json!({ "destinationNamespace": "a" }), "onto itself")]
     #[case::itself_among_others(json!({ "destinationNamespaces": ["b", "a"] }), "onto itself")]
     #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]
-    #[case::the_articles_own_words(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
+    #[case::the_articles_sample(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
     #[case::too_long(json!({ "destinationNamespace": "a".repeat(64) }), "at most 63")]
     #[case::no_key(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "team name/\u{2603}", "operator": "DoesNotExist" }] } }), "labels")]
     #[case::no_value(json!({ "destinationNamespaceSelector": { "matchLabels": { "a": "b c" } } }), "labels")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
-    fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+    fn invalid_spec_is_rejected(#[case] spec: Value, #[case] expected: &str) {
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::SpecInvalid(said) if said.contains(words)),
+            matches!(&refused, PlanError::SpecInvalid(message) if message.contains(expected)),
             "{refused:?}"
         );
     }
@@ -384,18 +388,18 @@ mod tests {
     #[case(json!({ "destinationNamespaces": ["kube-system", "kube-public"] }))]
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
-    fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
-        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+    fn protected_destination_is_rejected_unless_allowed(#[case] spec: Value) {
+        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::DestinationNotAllowed(said) if said.contains("--allow-protected")),
+            matches!(&refused, PlanError::DestinationNotAllowed(message) if message.contains("--allow-protected")),
             "{refused:?}"
         );
-        plan(&spec, &Scope::Cluster, true).unwrap();
+        plan(&spec, &WatchScope::Cluster, true).unwrap();
     }
 
     #[test]
-    fn a_destination_that_is_refused_holds_up_no_other() {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
+    fn rejected_destination_does_not_block_the_others() {
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
         let plan = plan(
             &json!({ "destinationNamespaces": ["b", "kube-public", "z"] }),
             &scope,
@@ -408,14 +412,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::the_source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace \"z\"")]
-    #[case::a_destination(json!({ "destinationNamespaces": ["z"] }), "namespace \"z\"")]
-    #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
-    fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
-        let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
+    #[case::source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace \"z\"")]
+    #[case::destination(json!({ "destinationNamespaces": ["z"] }), "namespace \"z\"")]
+    #[case::selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
+    fn reference_out_of_scope_is_rejected(#[case] spec: Value, #[case] expected: &str) {
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into()]);
         let refused = plan(&spec, &scope, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::OutOfScope(said) if said.contains(words)),
+            matches!(&refused, PlanError::OutOfScope(message) if message.contains(expected)),
             "{refused:?}"
         );
     }

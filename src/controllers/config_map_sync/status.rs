@@ -1,17 +1,17 @@
-//! The status of a `ConfigMapSync`, from what became of its copies. Pure.
+//! Computes the status of a `ConfigMapSync` from the results of its copies. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::config_map_sync::ConfigMapSyncStatus;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
+use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";
-/// Reason of a sync that concerns namespaces which this operator does not watch.
+/// Reason of a sync with a namespace that this operator does not watch.
 pub const OUT_OF_SCOPE: &str = "OutOfScope";
 /// Reason of a sync with a destination to which the operator copies nothing.
 pub const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
@@ -44,7 +44,7 @@ pub const REASONS: [&str; 15] = [
 /// Maximum number of destinations, or links of a loop, that a message names.
 const NAMED: usize = 5;
 
-/// Returns whether no watch shows that the cause of this reason is gone.
+/// Returns whether no watch shows the end of this reason.
 pub fn is_polled(reason: &str) -> bool {
     [FORBIDDEN, QUOTA_EXCEEDED, WRITE_REJECTED].contains(&reason)
 }
@@ -83,7 +83,7 @@ pub fn blocked(
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
-/// Reports what became of the copies.
+/// Reports the results of the copies.
 pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> Outcome {
     // A process that was killed before it wrote the status has written the copies.
     if copied.matching > 0 {
@@ -135,9 +135,9 @@ fn incomplete(copied: &Copied) -> String {
     format!("{matching} of {destinations} copies are as the source; {named}{more}{kept}")
 }
 
-/// Returns the message of [`LOOP`] about `sync`. Names the `links` of its own namespace only: whoever reads its
-/// status need not know what other tenants have.
-pub fn closed_loop(sync: &Key, links: &[Key]) -> String {
+/// Returns the message of [`LOOP`] about `sync`. The message names only the `links` of its own namespace: readers of
+/// its status must not learn about other tenants.
+pub fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
     let (own, others): (Vec<_>, Vec<_>) = links
         .iter()
         .partition(|link| link.namespace == sync.namespace);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_go_with_a_block_and_the_time_stays() {
+    fn blocked_sync_clears_the_counts_and_keeps_the_time() {
         let mut status = ConfigMapSyncStatus::default();
         copied(&mut status, &matching(0), at(1));
         assert_eq!(status.last_sync_time, None, "nothing was copied");
@@ -217,27 +217,27 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_names_all_links_of_its_own_namespace_and_counts_the_others() {
-        let words = |links: &[(&str, &str)]| {
+    fn loop_names_links_of_its_own_namespace_and_counts_the_others() {
+        let message = |links: &[(&str, &str)]| {
             let links: Vec<_> = links
                 .iter()
-                .map(|(namespace, name)| Key::new(namespace, name))
+                .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .collect();
-            closed_loop(&Key::new("shop", "c"), &links).replace(
+            closed_loop(&ObjectKey::new("shop", "c"), &links).replace(
                 "what this copies would come back to its source through ",
                 "",
             )
         };
         assert_eq!(
-            words(&[("shop", "a"), ("shop", "b")]),
+            message(&[("shop", "a"), ("shop", "b")]),
             "ConfigMapSync shop/a and ConfigMapSync shop/b: delete one of these, or this one"
         );
         assert_eq!(
-            words(&[("secret", "x"), ("shop", "a"), ("hidden", "y")]),
+            message(&[("secret", "x"), ("shop", "a"), ("hidden", "y")]),
             "ConfigMapSync shop/a and 2 ConfigMapSyncs of other namespaces: delete one of these, or this one"
         );
         assert_eq!(
-            words(&[("secret", "x")]),
+            message(&[("secret", "x")]),
             "a ConfigMapSync of another namespace: change the source or the destination of this one"
         );
         let many: Vec<_> = (0..2000)
@@ -247,10 +247,10 @@ mod tests {
             .iter()
             .map(|(namespace, name)| (*namespace, &**name))
             .collect();
-        let words = words(&many);
+        let message = message(&many);
         assert!(
-            words.contains(" and 1995 more of namespace shop: ") && words.len() < 2000,
-            "{words}"
+            message.contains(" and 1995 more of namespace shop: ") && message.len() < 2000,
+            "{message}"
         );
     }
 

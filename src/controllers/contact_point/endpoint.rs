@@ -1,4 +1,4 @@
-//! From a `ContactPoint` and its Secrets to an endpoint that can be sent to.
+//! Resolves a `ContactPoint` and its Secrets to an endpoint.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,50 +21,50 @@ use secrecy::SecretString;
 use super::status;
 use crate::cli::SharedSecrets;
 
-/// Where Secrets are looked for.
+/// Source of Secrets.
 #[derive(Clone)]
 pub struct SecretSource {
-    /// Reads them.
+    /// Client that reads Secrets.
     pub client: Client,
     /// The operator's own namespace.
     pub operator_namespace: String,
-    /// Which contact points may use a Secret there.
+    /// Contact points that may use a Secret of that namespace.
     pub shared: SharedSecrets,
 }
 
-/// An endpoint, and which Secrets it was made with.
+/// An endpoint and the versions of its Secrets.
 pub struct ResolvedEndpoint {
-    /// Where to send.
+    /// The endpoint.
     pub endpoint: Endpoint,
-    /// The digest of each one's UID and resourceVersion.
+    /// Digest of each Secret's UID and resourceVersion.
     pub secrets: Vec<String>,
 }
 
-/// Why there is no endpoint. The variant's name is the condition's reason.
+/// Why a contact point has no endpoint. The variant's name is the condition's reason.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// No Secret of that name where one may be taken from.
+    /// No usable Secret with that name exists.
     #[error("{0}")]
     SecretNotFound(String),
     /// The Secret lacks the key.
     #[error("{0}")]
     SecretKeyMissing(String),
-    /// What the Secret holds is no token, URL, key or certificate.
+    /// The Secret's value is not a valid token, URL, key or certificate.
     #[error("{0}")]
     SecretInvalid(String),
-    /// The operator may not read Secrets there.
+    /// The operator may not read Secrets in the namespace.
     #[error("{0}")]
     SecretForbidden(String),
-    /// The spec says too little, or what cannot be.
+    /// The spec is incomplete or contradictory.
     #[error("{0}")]
     SpecInvalid(String),
-    /// The apiserver did not answer, or not with a Secret: it passes by itself.
+    /// The apiserver did not answer, or not with a Secret: a transient error.
     #[error("a Secret could not be read: {0}")]
     SecretUnreadable(String),
 }
 
 impl EndpointError {
-    /// The condition's reason.
+    /// Returns the condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::SecretNotFound(_) => "SecretNotFound",
@@ -77,10 +77,10 @@ impl EndpointError {
     }
 }
 
-/// Reads what `point` refers to and checks it.
+/// Resolves and checks the references of `point`.
 ///
 /// # Errors
-/// Why there is no endpoint, without any secret in it.
+/// Why there is no endpoint. The error contains no secret.
 pub async fn gather(
     source: &SecretSource,
     point: &ContactPoint,
@@ -123,7 +123,7 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<TelegramChat, Endpoi
             "type Telegram needs spec.apiToken: name the bot token's Secret".into(),
         )
     })?;
-    let wanted = spec.chat_id.as_ref().ok_or_else(|| {
+    let chat_id = spec.chat_id.as_ref().ok_or_else(|| {
         EndpointError::SpecInvalid(
             "type Telegram needs spec.telegramSpec.chatId: add the chat".into(),
         )
@@ -131,7 +131,7 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<TelegramChat, Endpoi
     let migrated = status::migrated(point.status.as_ref(), &status::digest(&point.spec));
     let token = secrets.value(reference).await?;
     let chats = secrets.secret(&reference.secret_name).await?.chats;
-    let chat = allowed_chat(chats.as_deref(), wanted, migrated)
+    let chat = allowed_chat(chats.as_deref(), chat_id, migrated)
         .ok_or_else(|| secrets.not_found(&reference.secret_name))?;
     TelegramChat::new(
         &token.0,
@@ -204,14 +204,15 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
 
 /// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.
 ///
-/// A chat that Telegram moved stays allowed. The new chat comes from the status, which others than the operator may be able
-/// to write: unless it is listed itself, the message goes to the listed chat, and Telegram tells the new one again.
-fn allowed_chat(allowed: Option<&str>, wanted: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
+/// A chat that Telegram moved stays allowed. The new chat comes from the status, which not only the operator may be
+/// able to write: unless the new chat is listed too, the message goes to the listed chat, and Telegram answers with the
+/// new one again.
+fn allowed_chat(allowed: Option<&str>, chat_id: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
     let moved = migrated
-        .filter(|_| matches!(wanted, ChatId::Id(_)))
+        .filter(|_| matches!(chat_id, ChatId::Id(_)))
         .map(ChatId::Id);
     let Some(allowed) = allowed else {
-        return Some(moved.unwrap_or_else(|| wanted.clone()));
+        return Some(moved.unwrap_or_else(|| chat_id.clone()));
     };
     let is_listed = |chat: &ChatId| match chat {
         ChatId::Id(id) => lists(allowed, |entry| entry.parse() == Ok(*id)),
@@ -220,7 +221,7 @@ fn allowed_chat(allowed: Option<&str>, wanted: &ChatId, migrated: Option<i64>) -
     };
     moved
         .filter(is_listed)
-        .or_else(|| Some(wanted.clone()).filter(is_listed))
+        .or_else(|| Some(chat_id.clone()).filter(is_listed))
 }
 
 /// Returns whether an entry of a comma-separated list matches.
@@ -242,9 +243,9 @@ struct LoadedSecret {
     data: BTreeMap<String, ByteString>,
     uid: String,
     resource_version: String,
-    /// From the operator's namespace: what it lacks is not told.
+    /// The Secret comes from the operator's namespace: errors must not reveal its content.
     shared: bool,
-    /// Chats that the owner of a shared Secret allows; none: every chat.
+    /// Chats that the owner of a shared Secret allows; `None` allows every chat.
     chats: Option<String>,
 }
 
@@ -263,15 +264,15 @@ impl LoadedSecret {
         }
     }
 
-    /// Tells one version of one Secret from every other. A digest, because who reads the status may not even know that one
-    /// of the operator's own is there.
+    /// Returns a digest of the Secret's version. The status shows it, and must not reveal whether the operator's
+    /// namespace has the Secret.
     fn version(&self) -> String {
         short_digest(format!("{}/{}", self.uid, self.resource_version))
     }
 }
 
 impl SecretReader<'_> {
-    /// The value of one key.
+    /// Returns the value of a key.
     async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, EndpointError> {
         let found = self.secret(&reference.secret_name).await?;
         match found.data.get(&reference.key) {
@@ -292,7 +293,7 @@ impl SecretReader<'_> {
         }
     }
 
-    /// The value of one key, as text.
+    /// Returns the value of a key, as text.
     async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, EndpointError> {
         let value = self.value(reference).await?;
         let text = std::str::from_utf8(&value.0)
@@ -300,7 +301,7 @@ impl SecretReader<'_> {
         Ok(text.into())
     }
 
-    /// What a key holds is not what it should be.
+    /// Returns the error for an invalid value of a key.
     fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> EndpointError {
         let SecretKeySelector { secret_name, key } = reference;
         self.unusable(
@@ -309,21 +310,21 @@ impl SecretReader<'_> {
         )
     }
 
-    /// A Secret that was read will not do. Of the operator's own nothing is told, not even that it is there.
-    fn unusable(&self, name: &str, words: String) -> EndpointError {
+    /// Returns the error for a Secret that cannot be used. The error of a shared Secret must not reveal that it exists.
+    fn unusable(&self, name: &str, message: String) -> EndpointError {
         match self.read.get(name) {
             Some(found) if found.shared => self.not_found(name),
-            _ => EndpointError::SecretInvalid(words),
+            _ => EndpointError::SecretInvalid(message),
         }
     }
 
-    /// The Secret of that name: the contact point's own namespace comes first, then the operator's, where that is
-    /// allowed.
+    /// Returns the Secret with that name: from the contact point's own namespace first, then from the operator's, if
+    /// that is allowed.
     async fn secret(&mut self, name: &str) -> Result<LoadedSecret, EndpointError> {
         if let Some(found) = self.read.get(name) {
             return Ok(found.clone());
         }
-        // An object that is older than the rule may hold anything, and this becomes part of a path.
+        // An object that is older than the rule may hold any name, and the name becomes part of a path.
         let plain = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
         };
@@ -340,7 +341,7 @@ impl SecretReader<'_> {
             Some(secret) => LoadedSecret::new(secret, false),
             None if own == self.source.operator_namespace => return Err(self.not_found(name)),
             None => {
-                // Nobody may learn from the answer what is there.
+                // The answer must not reveal which Secrets exist.
                 let operators = match self.get(&self.source.operator_namespace, name).await {
                     Err(EndpointError::SecretForbidden(_)) => None,
                     other => other?,
@@ -369,7 +370,7 @@ impl SecretReader<'_> {
                     "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
                 )))
             }
-            // Its words would quote what it could not make sense of.
+            // The error's text would quote the Secret.
             Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
                 "the answer is no Secret".into(),
             )),
@@ -386,8 +387,8 @@ impl SecretReader<'_> {
             }
     }
 
-    /// A Telegram token goes to the configured Bot API alone; a webhook's goes wherever its owner says, so the
-    /// Secret's owner has to agree. A list of chats excludes webhooks, which are none.
+    /// A Telegram token goes to the configured Bot API alone. A webhook's token goes to the receiver that the contact
+    /// point names, so the Secret's owner has to agree. A list of chats excludes webhooks.
     fn may_share(&self, secret: &Secret) -> bool {
         let own = self.point.namespace().unwrap_or_default();
         let namespaces = secret.annotations().get(ALLOWED_NAMESPACES);
@@ -436,7 +437,7 @@ mod tests {
     #[case::not_listed(Some("5,-77"), "-7", None, None)]
     #[case::no_chat_at_all(Some(""), "-7", None, None)]
     #[case::empty_entries(Some(" , ,"), "-7", None, None)]
-    #[case::every_chat_is_no_word(Some("*"), "-7", None, None)]
+    #[case::asterisk_is_no_chat(Some("*"), "-7", None, None)]
     #[case::name(Some("@news"), "@News", None, Some("@News"))]
     #[case::other_name(Some("@news"), "@new", None, None)]
     #[case::moved_from_a_listed_chat(Some("-7"), "-7", Some(-100), Some("-7"))]
@@ -444,14 +445,14 @@ mod tests {
     #[case::both(Some("-7,-100"), "-7", Some(-100), Some("-100"))]
     #[case::forged_move(Some("-7"), "-8", Some(-9), None)]
     #[case::names_do_not_move(Some("-100"), "@news", Some(-100), None)]
-    fn chat_is_one_that_the_owner_lists(
+    fn chat_must_be_listed_by_the_owner(
         #[case] allowed: Option<&str>,
-        #[case] wanted: &str,
+        #[case] chat_id: &str,
         #[case] migrated: Option<i64>,
         #[case] expected: Option<&str>,
     ) {
         assert_eq!(
-            allowed_chat(allowed, &chat(wanted), migrated),
+            allowed_chat(allowed, &chat(chat_id), migrated),
             expected.map(chat)
         );
     }

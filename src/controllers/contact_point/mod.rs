@@ -1,5 +1,5 @@
-//! `ContactPoint`: the controller reads its Secrets ([`endpoint`]), configures its queue of the outbox, and reports what its
-//! receiver answered ([`status`]).
+//! `ContactPoint`: the controller reads Secrets ([`endpoint`]), configures a queue of the outbox, and reports the
+//! receiver's answers ([`status`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::REQUESTED_AT;
-use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -19,7 +19,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::{Key, short_digest};
+use qm_runtime::{ObjectKey, short_digest};
 
 use self::endpoint::{EndpointError, ResolvedEndpoint, SecretSource};
 
@@ -31,17 +31,18 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["30a9adaa409cb847"],
+    &["3f83b85ecb61610d"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
         Permission::namespaced(GROUP, &["contactpoints/status"], &["patch"]),
-        // By name only, never listed.
+        // The operator gets Secrets by name, and never lists them.
         Permission::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
-);
-/// The field manager of its writes.
+)
+.with_uninstall_rank(20);
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
 /// The controller.
@@ -59,25 +60,25 @@ pub struct ContactPoints<T> {
     /// Wakes the reconcile of a `TrackedField`.
     pub wake_field: Trigger<TrackedField>,
     /// Configuration of each contact point's queue.
-    pub configs: Mutex<HashMap<Key, QueueConfig>>,
+    pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
 
 /// Configuration of a queue.
 pub struct QueueConfig {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
-    tested: Tested,
+    tested: LastTest,
     requested_at: Option<String>,
     /// Whether the queue may send.
     is_open: bool,
 }
 
 impl<T: Transport> ContactPoints<T> {
-    fn configs(&self) -> MutexGuard<'_, HashMap<Key, QueueConfig>> {
+    fn configs(&self) -> MutexGuard<'_, HashMap<ObjectKey, QueueConfig>> {
         self.configs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn close(&self, key: &Key) {
+    fn close(&self, key: &ObjectKey) {
         if let Some(config) = self.configs().get_mut(key) {
             config.is_open = false;
         }
@@ -85,8 +86,13 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     /// Configures the queue, unless it has this configuration.
-    fn configure(&self, key: &Key, point: &ContactPoint, resolved: ResolvedEndpoint) -> Tested {
-        let tested = Tested {
+    fn configure(
+        &self,
+        key: &ObjectKey,
+        point: &ContactPoint,
+        resolved: ResolvedEndpoint,
+    ) -> LastTest {
+        let tested = LastTest {
             spec: status::digest(&point.spec),
             secrets: resolved.secrets,
         };
@@ -118,9 +124,9 @@ impl<T: Transport> ContactPoints<T> {
     /// Wakes every `TrackedField` that sends to `point`, and every one that names a contact point that does not exist: it
     /// suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
-        let key = Key::of(point);
+        let key = ObjectKey::of(point);
         for field in self.fields.state() {
-            let (name, field) = (&field.spec.contact_point, Key::of(field.as_ref()));
+            let (name, field) = (&field.spec.contact_point, ObjectKey::of(field.as_ref()));
             let named = ObjectRef::new(name).within(&key.namespace);
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
@@ -133,8 +139,8 @@ impl<T: Transport> ContactPoints<T> {
 
 /// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
 /// accepts the message.
-fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
-    let Tested { spec, secrets } = tested;
+fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
+    let LastTest { spec, secrets } = tested;
     let configuration = format!(
         "{}/{spec}/{}",
         point.uid().unwrap_or_default(),
@@ -147,7 +153,7 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
             .unwrap_or_default(),
         // Another configuration may be tested once more.
         while_stopped: status.is_some_and(|it| {
-            it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
+            it.last_test.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
         }),
     };
     TestMessage {
@@ -157,10 +163,10 @@ fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
 }
 
 /// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> InitialState {
+fn stage(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
     match status {
-        Some(status) if status::known_well(status, tested) => InitialState::Open,
-        Some(status) if status.tested.as_ref() == Some(tested) => InitialState::Probe,
+        Some(status) if status::is_verified(status, tested) => InitialState::Open,
+        Some(status) if status.last_test.as_ref() == Some(tested) => InitialState::Probe,
         _ => InitialState::Test,
     }
 }
@@ -180,11 +186,11 @@ impl<T: Transport> Controller for ContactPoints<T> {
         }
         let resolved = match endpoint::gather(&self.source, &point).await {
             Ok(resolved) => resolved,
-            // The apiserver recovers by itself: the last report stays, and the queue goes on.
+            // The apiserver recovers by itself: the last report stays, and the queue continues.
             Err(EndpointError::SecretUnreadable(message)) => {
                 let error = EndpointError::SecretUnreadable(message);
                 let (reason, message) = (error.reason(), error.to_string());
-                let outcome = if status::unsaid(&cx.status) {
+                let outcome = if status::is_unreported(&cx.status) {
                     status::blocked(&mut cx.status, &spec, reason, message.clone())
                 } else {
                     Outcome::unchanged()
@@ -214,7 +220,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
             &tested,
             self.outbox.tests_accepted(&key),
         );
-        // Jitter, so that not all Secrets are read at once.
+        // Jitter prevents reading all Secrets at once.
         let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
         Ok(outcome.requeue(Requeue::After(reread)))
     }
@@ -223,7 +229,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         let generation = cx.object.metadata.generation.unwrap_or_default();
         let left_out = self.outbox.left_out_of(&cx.key);
         let now = Time(jiff::Timestamp::now());
-        status::name_left_out(&mut cx.status, &left_out, generation, now);
+        status::report_unwritable(&mut cx.status, &left_out, generation, now);
     }
 
     fn reported(&self, cx: &Context<ContactPoint>) {
@@ -242,7 +248,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         self.wake_fields(point);
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.configs().remove(key);
         self.outbox.remove(key);
     }

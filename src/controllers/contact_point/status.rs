@@ -1,20 +1,20 @@
-//! The status of a `ContactPoint`, from what its receiver answered. Pure.
+//! Computes the status of a `ContactPoint` from its receiver's answers. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
-use qm_runtime::outcome::{EventPolicy, Outcome, SUSPENDED};
-use qm_runtime::{Key, short_digest};
+use qm_runtime::outcome::{EventPolicy, Outcome};
+use qm_runtime::{ObjectKey, short_digest};
 
-/// Condition that is False, with the reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery outcomes, and
-/// absent otherwise.
+/// Condition that is False, with reason [`WRITE_REJECTED`], while the apiserver rejects statuses with delivery
+/// outcomes; otherwise absent.
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
-/// Reason of a receiver that has not accepted the test message yet, for a cause that may pass.
+/// Reason of a receiver that has not accepted the test message yet, for a transient cause.
 const UNREACHABLE: &str = "Unreachable";
 
-/// Returns the digest of the endpoint that the spec describes. `suspend` is no part of it.
+/// Returns the digest of the endpoint that the spec describes, without `suspend`.
 pub fn digest(spec: &ContactPointSpec) -> String {
     let spec = ContactPointSpec {
         suspend: None,
@@ -23,12 +23,12 @@ pub fn digest(spec: &ContactPointSpec) -> String {
     short_digest(serde_json::to_vec(&spec).unwrap_or_default())
 }
 
-/// Returns the supergroup that the chat of the spec with this digest became. The chat of another spec does not count.
+/// Returns the supergroup that replaced the chat of the spec with this digest. The chat of another spec does not count.
 pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
     let status = status?;
     status.migrated_to_chat_id.filter(|_| {
         status
-            .tested
+            .last_test
             .as_ref()
             .is_some_and(|tested| tested.spec == spec)
     })
@@ -36,37 +36,41 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
 
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
-    status.ready || status.ready_when_resumed.unwrap_or_default()
+    status.ready || status.was_ready.unwrap_or_default()
 }
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
-pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
-    // The original program, which did not store what it tested, sent its test message too.
-    was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
+pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
+    // The original program, which stored no test, sent a test message too.
+    was_ready(status)
+        && status
+            .last_test
+            .as_ref()
+            .is_none_or(|before| before == tested)
 }
 
-/// Returns whether the status says nothing yet about readiness.
-pub fn unsaid(status: &ContactPointStatus) -> bool {
+/// Returns whether the status reports no readiness yet.
+pub fn is_unreported(status: &ContactPointStatus) -> bool {
     !status.ready && conditions::get(&status.conditions, READY).is_none()
 }
 
-/// Fills the draft of a status and returns the outcome for what the receiver last answered. `is_failing`: messages have failed
-/// more than once in a row.
+/// Fills the draft of a status and returns the outcome for the receiver's last answer. `is_failing`: messages have
+/// failed more than once in a row.
 pub fn answered(
     status: &mut ContactPointStatus,
     receiver: &ReceiverState,
     is_failing: bool,
-    tested: &Tested,
+    tested: &LastTest,
     tests_accepted: AcceptedTests,
 ) -> Outcome {
     let migrated_before = migrated(Some(status), &tested.spec);
     let outcome = match receiver {
-        // The result of the test stands, for this generation too, and while the receiver is away: its messages wait, and each
-        // TrackedField reports that.
-        ReceiverState::Retrying(_) if is_failing && known_well(status, tested) => {
-            Outcome::ready(AWAY)
+        // The result of the test counts for this generation too, and while the receiver is unavailable: messages wait,
+        // and each TrackedField reports that.
+        ReceiverState::Retrying(_) if is_failing && is_verified(status, tested) => {
+            Outcome::ready(UNAVAILABLE)
         }
-        ReceiverState::Untried | ReceiverState::Retrying(_) if known_well(status, tested) => {
+        ReceiverState::Untried | ReceiverState::Retrying(_) if is_verified(status, tested) => {
             ready(migrated_before)
         }
         ReceiverState::Untried => return Outcome::unchanged(),
@@ -81,17 +85,17 @@ pub fn answered(
         _ => migrated_before,
     };
     status.initialized = true;
-    status.ready_when_resumed = None;
+    status.was_ready = None;
     if outcome.reason != UNREACHABLE {
-        status.tested = Some(tested.clone());
+        status.last_test = Some(tested.clone());
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
     outcome.event(EventPolicy::OnMessage)
 }
 
-/// Message of a contact point that was tested and whose receiver does not accept messages now.
-const AWAY: &str =
+/// Message of a tested contact point whose receiver is unavailable.
+const UNAVAILABLE: &str =
     "the receiver does not accept messages at the moment: they wait, and the operator retries";
 
 fn ready(migrated: Option<i64>) -> Outcome {
@@ -103,8 +107,8 @@ fn ready(migrated: Option<i64>) -> Outcome {
     })
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which no attempt was made. A
-/// Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which no attempt was
+/// made. A Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     status: &mut ContactPointStatus,
     spec: &str,
@@ -115,22 +119,22 @@ pub fn blocked(
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point that is suspended. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a suspended contact point. `spec` is the spec's [`digest`].
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     close(status, spec);
     let message = "spec.suspend is true: nothing is sent, messages wait";
-    Outcome::in_progress(SUSPENDED, message).event(EventPolicy::OnMessage)
+    Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
 fn close(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
-    status.ready_when_resumed = was_ready(status).then_some(true);
+    status.was_ready = was_ready(status).then_some(true);
 }
 
-/// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
-pub fn name_left_out(
+/// Lists in `status` the `TrackedField`s whose status the apiserver rejects, with the cause.
+pub fn report_unwritable(
     status: &mut ContactPointStatus,
-    left_out: &[(Key, String)],
+    left_out: &[(ObjectKey, String)],
     generation: i64,
     now: Time,
 ) {
@@ -171,12 +175,12 @@ pub fn name_left_out(
 mod tests {
     use qm_api::ContactPoint;
     use qm_core::kind::HasReadyCondition as _;
-    use qm_runtime::outcome::Progress;
+    use qm_runtime::outcome::{Progress, SUSPENDED};
     use rstest::rstest;
 
     use super::*;
 
-    /// Returns the status as the runtime writes it; `None` if nothing new is known.
+    /// Returns the status as the runtime writes it; `None` without news.
     fn written(
         before: Option<&ContactPointStatus>,
         generation: i64,
@@ -196,7 +200,7 @@ mod tests {
         before: Option<&ContactPointStatus>,
         receiver: &ReceiverState,
         is_failing: bool,
-        tested: &Tested,
+        tested: &LastTest,
         tests_accepted: AcceptedTests,
         generation: i64,
         now: Time,
@@ -233,8 +237,8 @@ mod tests {
         AcceptedTests::default()
     }
 
-    fn tested() -> Tested {
-        Tested {
+    fn tested() -> LastTest {
+        LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/1".into()],
         }
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
+    fn first_attempt_sets_initialized_whatever_its_result() {
         let failed = status(
             None,
             &ReceiverState::Retrying("connection refused".into()),
@@ -271,27 +275,27 @@ mod tests {
             "Unreachable"
         );
         assert_eq!(
-            failed.tested, None,
-            "an attempt that may be repeated is no test"
+            failed.last_test, None,
+            "an attempt with a transient error is no test"
         );
         assert!(ready().initialized && ready().ready);
     }
 
     #[test]
-    fn a_missing_secret_is_no_attempt() {
+    fn missing_secret_is_no_attempt() {
         let status = blocked(None, "abc", at(0));
         assert!(!status.initialized && !status.ready);
     }
 
     #[test]
-    fn what_the_original_program_called_ready_stays_ready() {
-        let theirs = ContactPointStatus {
+    fn contact_point_that_the_original_program_made_ready_stays_ready() {
+        let foreign = ContactPointStatus {
             initialized: true,
             ready: true,
             ..ContactPointStatus::default()
         };
-        let ours = status(
-            Some(&theirs),
+        let written = status(
+            Some(&foreign),
             &ReceiverState::Untried,
             false,
             &tested(),
@@ -300,26 +304,26 @@ mod tests {
             at(0),
         )
         .unwrap();
-        assert!(ours.ready && ours.initialized);
+        assert!(written.ready && written.initialized);
         assert_eq!(
-            (ours.observed_generation, ours.tested),
+            (written.observed_generation, written.last_test),
             (Some(3), Some(tested()))
         );
     }
 
     #[rstest]
-    #[case::a_pass_without_news(ReceiverState::Untried)]
-    #[case::a_receiver_that_is_away(ReceiverState::Retrying("timeout".into()))]
-    fn a_tested_one_stays_as_it_is(#[case] standing: ReceiverState) {
+    #[case::reconcile_without_news(ReceiverState::Untried)]
+    #[case::unavailable_receiver(ReceiverState::Retrying("timeout".into()))]
+    fn tested_contact_point_stays_unchanged(#[case] state: ReceiverState) {
         let before = ready();
-        let after = status(Some(&before), &standing, false, &tested(), none(), 1, at(9))
+        let after = status(Some(&before), &state, false, &tested(), none(), 1, at(9))
             .unwrap_or_else(|| before.clone());
         assert_eq!(after, before);
     }
 
     #[test]
-    fn a_receiver_that_stays_away_is_not_said_to_take_messages() {
-        let away = |is_failing| {
+    fn unavailable_receiver_is_not_reported_as_accepting() {
+        let unavailable = |is_failing| {
             let standing = ReceiverState::Retrying("timeout".into());
             status(
                 Some(&ready()),
@@ -332,21 +336,21 @@ mod tests {
             )
             .unwrap()
         };
-        let words = |status: &ContactPointStatus| {
+        let message = |status: &ContactPointStatus| {
             conditions::get(&status.conditions, READY)
                 .unwrap()
                 .message
                 .clone()
         };
         assert_eq!(
-            words(&away(false)),
-            words(&ready()),
-            "one failure is no news"
+            message(&unavailable(false)),
+            message(&ready()),
+            "one failure changes nothing"
         );
-        assert!(away(true).ready && words(&away(true)) == AWAY);
+        assert!(unavailable(true).ready && message(&unavailable(true)) == UNAVAILABLE);
         let taken = ReceiverState::Accepted { migrated_to: None };
         let back = status(
-            Some(&away(true)),
+            Some(&unavailable(true)),
             &taken,
             false,
             &tested(),
@@ -355,12 +359,12 @@ mod tests {
             at(9),
         )
         .unwrap();
-        assert_eq!(words(&back), words(&ready()));
+        assert_eq!(message(&back), message(&ready()));
     }
 
     #[test]
-    fn a_new_secret_is_tested_before_anything_is_said() {
-        let new = Tested {
+    fn new_secret_is_tested_before_the_status_changes() {
+        let new = LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/2".into()],
         };
@@ -379,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_is_told_until_the_spec_changes() {
+    fn migration_is_reported_until_the_spec_changes() {
         let moved = status(
             Some(&ready()),
             &ReceiverState::Accepted {
@@ -393,14 +397,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
-        let words = |status: &ContactPointStatus| {
+        let message = |status: &ContactPointStatus| {
             conditions::get(&status.conditions, READY)
                 .unwrap()
                 .message
                 .clone()
         };
-        assert!(words(&moved).contains("-100"), "{}", words(&moved));
-        // After a restart nothing is new.
+        assert!(message(&moved).contains("-100"), "{}", message(&moved));
+        // A restart changes nothing.
         let again = status(
             Some(&moved),
             &ReceiverState::Untried,
@@ -413,14 +417,14 @@ mod tests {
         .unwrap();
         assert_eq!(again, moved);
 
-        let other = Tested {
+        let other = LastTest {
             spec: "def".into(),
             ..tested()
         };
         assert_eq!(
             migrated(Some(&moved), &other.spec),
             None,
-            "another chat's move"
+            "the migration of another chat"
         );
         let taken = status(
             Some(&moved),
@@ -433,10 +437,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (taken.migrated_to_chat_id, words(&taken)),
+            (taken.migrated_to_chat_id, message(&taken)),
             (None, "messages can be sent".to_owned())
         );
-        let away = status(
+        let unavailable = status(
             Some(&moved),
             &ReceiverState::Retrying("timeout".into()),
             false,
@@ -448,7 +452,7 @@ mod tests {
         .unwrap();
         let blocked = blocked(Some(&moved), &other.spec, at(3));
         assert_eq!(
-            (away.migrated_to_chat_id, blocked.migrated_to_chat_id),
+            (unavailable.migrated_to_chat_id, blocked.migrated_to_chat_id),
             (None, None)
         );
     }
@@ -464,7 +468,7 @@ mod tests {
         false,
     )]
     #[case::new(None, false)]
-    fn one_that_was_ready_is_so_again_after_a_suspension(
+    fn ready_contact_point_is_ready_again_after_suspension(
         #[case] before: Option<ContactPointStatus>,
         #[case] again: bool,
     ) {
@@ -479,9 +483,13 @@ mod tests {
             SUSPENDED
         );
         assert_eq!(held.observed_generation, Some(2));
-        assert_eq!(suspended(Some(&held), 2, at(6)), held, "it is written once");
+        assert_eq!(
+            suspended(Some(&held), 2, at(6)),
+            held,
+            "the status is written once"
+        );
 
-        assert_eq!(known_well(&held, &tested()), again);
+        assert_eq!(is_verified(&held, &tested()), again);
         let resumed = status(
             Some(&held),
             &ReceiverState::Untried,
@@ -493,31 +501,31 @@ mod tests {
         );
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
-            assert!(resumed.ready && resumed.ready_when_resumed.is_none());
+            assert!(resumed.ready && resumed.was_ready.is_none());
             assert_eq!(
-                (resumed.observed_generation, resumed.tested),
+                (resumed.observed_generation, resumed.last_test),
                 (Some(3), Some(tested()))
             );
         }
-        let new = Tested {
+        let new = LastTest {
             secrets: vec!["uid/2".into()],
             ..tested()
         };
-        let tested_before = before.is_some_and(|before| before.tested.is_some());
+        let tested_before = before.is_some_and(|before| before.last_test.is_some());
         assert!(
-            !tested_before || !known_well(&held, &new),
-            "a Secret that changed meanwhile is tested"
+            !tested_before || !is_verified(&held, &new),
+            "a Secret that changed meanwhile is tested again"
         );
     }
 
     #[test]
-    fn one_that_lost_a_secret_for_a_while_is_ready_again_without_a_test() {
+    fn contact_point_is_ready_again_without_a_test_once_its_secret_returns() {
         let lost = blocked(Some(&ready()), "abc", at(5));
-        assert!(!lost.ready && known_well(&lost, &tested()));
+        assert!(!lost.ready && is_verified(&lost, &tested()));
         assert_eq!(
             blocked(Some(&lost), "abc", at(6)),
             lost,
-            "it is written once"
+            "the status is written once"
         );
         let found = status(
             Some(&lost),
@@ -529,10 +537,10 @@ mod tests {
             at(9),
         )
         .unwrap();
-        assert!(found.ready && found.ready_when_resumed.is_none());
-        assert!(!known_well(
+        assert!(found.ready && found.was_ready.is_none());
+        assert!(!is_verified(
             &lost,
-            &Tested {
+            &LastTest {
                 secrets: vec!["uid/2".into()],
                 ..tested()
             }
@@ -540,11 +548,11 @@ mod tests {
     }
 
     #[test]
-    fn those_that_cannot_be_written_are_named_while_there_are_any() {
+    fn unwritable_tracked_fields_are_named_while_there_are_any() {
         let mut status = ready();
         let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
-        let field = |name: &str, why: &String| (Key::new("n", name), why.clone());
-        name_left_out(
+        let field = |name: &str, why: &String| (ObjectKey::new("n", name), why.clone());
+        report_unwritable(
             &mut status,
             &[field("a", &why[0]), field("b", &why[1])],
             1,
@@ -555,9 +563,13 @@ mod tests {
             (&*condition.status, &*condition.reason),
             ("False", WRITE_REJECTED)
         );
-        let said = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
-        assert!(condition.message.contains(said), "{}", condition.message);
-        name_left_out(
+        let expected = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
+        assert!(
+            condition.message.contains(expected),
+            "{}",
+            condition.message
+        );
+        report_unwritable(
             &mut status,
             &[field("b", &why[1]), field("c", &why[0])],
             1,
@@ -569,25 +581,25 @@ mod tests {
             "{}",
             condition.message
         );
-        name_left_out(&mut status, &[], 1, at(2));
+        report_unwritable(&mut status, &[], 1, at(2));
         assert_eq!(status, ready());
     }
 
     #[test]
-    fn what_is_said_is_not_said_over() {
-        let theirs = ContactPointStatus {
+    fn unreported_outcome_keeps_the_last_report() {
+        let foreign = ContactPointStatus {
             initialized: true,
             ready: true,
             ..ContactPointStatus::default()
         };
         let silent = ContactPointStatus::default();
-        assert!(unsaid(&silent));
-        assert!(!unsaid(&theirs) && !unsaid(&ready()));
-        assert!(!unsaid(&blocked(None, "abc", at(0))));
+        assert!(is_unreported(&silent));
+        assert!(!is_unreported(&foreign) && !is_unreported(&ready()));
+        assert!(!is_unreported(&blocked(None, "abc", at(0))));
     }
 
     #[test]
-    fn suspending_is_no_change_of_the_endpoint() {
+    fn suspending_does_not_change_the_endpoint() {
         let spec = |suspend| ContactPointSpec {
             type_: "Telegram".into(),
             suspend,
@@ -598,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_and_its_end_are_told() {
+    fn stop_and_its_end_are_reported() {
         let stopped = ReceiverState::Stopped {
             reason: "Unauthorized",
             message: "401".into(),

@@ -1,4 +1,4 @@
-//! From a `MyApp` to its Pod. Pure.
+//! Builds the Pod of a `MyApp`. Pure.
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvVar, Pod, PodSpec};
 use kube::ResourceExt;
@@ -8,27 +8,27 @@ use qm_api::my_app::{
     BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
 use qm_api::spec_size;
-use qm_runtime::error::SPEC_INVALID;
+use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::ownership::Owner;
 use qm_runtime::short_digest;
 
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
-/// The variable that holds the banner.
+/// Environment variable with the banner.
 pub const BANNER: &str = "BANNER";
 /// Annotation of a Pod that the operator created: digest of the desired state. An adopted Pod has none.
-pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
-/// The label that document 003 gives the Pod.
+pub const SPEC_DIGEST: &str = "quartermaster.dev/spec-digest";
+/// Label that document 003 gives the Pod.
 pub const APP: &str = "app";
 
 /// Reason of an app without an image.
 pub const IMAGE_MISSING: &str = "ImageMissing";
 
-/// What the Pod runs, by `/bin/sh -c`. Plain POSIX, so that dash, bash and busybox all take it:
-/// the banner stays in its variable, where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as
-/// dash's `echo` does. As process 1 a program ignores every signal that it has no handler for, so a bare `sleep` would stay for
-/// the 30 seconds of grace: the shell waits for it instead, and has one. It has no `$(` and no `$$`, which the
-/// kubelet would expand.
+/// Script that the Pod runs by `/bin/sh -c`. Plain POSIX, for dash, bash and busybox. The banner stays in its variable,
+/// where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as dash's `echo` does. A program
+/// ignores every signal without a handler as process 1, so a bare `sleep` would stay for the 30 seconds of grace: the
+/// shell waits for it instead, and has a handler. The script contains no `$(` and no `$$`, which the kubelet would
+/// expand.
 pub const SCRIPT: &str = "\
 trap 'kill $! 2>/dev/null; exit 0' TERM INT
 [ -z \"$BANNER\" ] || printf '%s\\n' \"$BANNER\"
@@ -44,13 +44,13 @@ pub enum InvalidMyApp {
     /// An object that is older than the rule breaks it.
     #[error("{0}")]
     SpecInvalid(&'static str),
-    /// The stored spec, of so many bytes, was too large to be read.
+    /// The stored spec, of this size in bytes, was too large to be read.
     #[error("{}", spec_size::too_large(*.0))]
     SpecTooLarge(usize),
 }
 
 impl InvalidMyApp {
-    /// The condition's reason.
+    /// Returns the condition's reason.
     pub fn reason(self) -> &'static str {
         match self {
             Self::ImageMissing => IMAGE_MISSING,
@@ -73,7 +73,7 @@ pub struct DesiredPod<'a> {
 /// Validates the spec. An object that is older than the rules of its CRD may hold anything.
 ///
 /// # Errors
-/// What to write instead.
+/// Returns what to write instead.
 pub fn validate(app: &MyApp) -> Result<DesiredPod<'_>, InvalidMyApp> {
     let spec = &app.spec;
     if let Some(bytes) = spec.oversized {
@@ -119,16 +119,16 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
         name: Some(pod_name(owner.name())),
         namespace: Some(owner.namespace().to_owned()),
         labels: Some([(APP.to_owned(), owner.name().to_owned())].into()),
-        annotations: Some([(BUILT_FROM.to_owned(), desired.digest())].into()),
+        annotations: Some([(SPEC_DIGEST.to_owned(), desired.digest())].into()),
         ..ObjectMeta::default()
     };
-    owner.mark(&mut metadata);
+    owner.set_ownership(&mut metadata);
     let container = Container {
         name: owner.name().to_owned(),
         image: Some(desired.image.to_owned()),
         command: Some(vec!["/bin/sh".into(), "-c".into()]),
         args: Some(vec![SCRIPT.into()]),
-        // Also when it is empty: the image may have such a variable of its own.
+        // An empty banner is set too: the image may define the variable.
         env: Some(vec![EnvVar {
             name: BANNER.into(),
             value: Some(unexpanded(desired.banner)),
@@ -166,8 +166,8 @@ impl DesiredPod<'_> {
         short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
-    /// Returns whether `value` of the variable stands for this banner. Document 003's program, whose Pods may be adopted, did
-    /// not escape `$`.
+    /// Returns whether `value` of the variable represents this banner. Document 003's program, whose Pods may be
+    /// adopted, did not escape `$`.
     pub fn has_banner(&self, value: &Digested) -> bool {
         [self.banner, &unexpanded(self.banner)]
             .iter()
@@ -186,13 +186,13 @@ impl Digested {
     }
 }
 
-/// A value that the kubelet's expansion of `$(NAME)` turns into `text`
+/// Escapes `text` so that the kubelet's expansion of `$(NAME)` restores it
 /// (<https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/>).
 fn unexpanded(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-/// An RFC 1123 label.
+/// Returns whether the name is an RFC 1123 label.
 fn is_label(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len())
@@ -221,9 +221,9 @@ mod tests {
         pod(&Owner::of(&app).unwrap(), &validate(&app).unwrap())
     }
 
-    /// Document 003's sample.
+    /// The sample of document 003.
     #[test]
-    fn the_pod_of_the_document() {
+    fn documents_sample_gives_the_documents_pod() {
         insta::assert_yaml_snapshot!(built(&json!({
             "image": "nginx:latest",
             "banner": "This pod was created by MyApp operator \u{1F680}",
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_banner_that_runs_as_its_image_says() {
+    fn baseline_pod_without_a_banner() {
         insta::assert_yaml_snapshot!(built(
             &json!({ "image": "nginx:latest", "podSecurity": "Baseline" })
         ));
@@ -251,7 +251,7 @@ mod tests {
     #[case::long_in_bytes(json!({ "image": "a", "banner": "\u{e4}".repeat(MAX_BANNER / 2 + 1) }), InvalidMyApp::SpecInvalid(LONG_BANNER))]
     #[case::nul(json!({ "image": "a", "banner": "a\0b" }), InvalidMyApp::SpecInvalid(NUL_BANNER))]
     #[case::profile(json!({ "image": "a", "podSecurity": "Privileged" }), InvalidMyApp::SpecInvalid(BAD_PROFILE))]
-    fn what_an_older_object_may_hold(#[case] spec: Value, #[case] invalid: InvalidMyApp) {
+    fn invalid_older_object_is_rejected(#[case] spec: Value, #[case] invalid: InvalidMyApp) {
         assert_eq!(validate(&app(&spec)), Err(invalid));
     }
 
@@ -261,21 +261,21 @@ mod tests {
     #[case::too_long(&"a".repeat(64), false)]
     #[case::digits("1-2", true)]
     #[case::hyphen("a-", false)]
-    fn names(#[case] name: &str, #[case] valid: bool) {
+    fn names_are_validated(#[case] name: &str, #[case] valid: bool) {
         let mut app = app(&json!({ "image": "a" }));
         app.metadata.name = Some(name.into());
         assert_eq!(validate(&app).is_ok(), valid);
     }
 
     #[test]
-    fn the_longest_banner_is_valid() {
+    fn longest_banner_is_valid() {
         let spec = json!({ "image": "a", "banner": "$".repeat(MAX_BANNER) });
         assert!(validate(&app(&spec)).is_ok());
         assert!(LONG_BANNER.contains(&MAX_BANNER.to_string()));
     }
 
     #[test]
-    fn each_part_of_what_it_is_made_from_tells() {
+    fn digest_changes_with_each_field() {
         let desired = DesiredPod {
             image: "a",
             banner: "b",
@@ -303,13 +303,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::as_it_is("cost $5", "cost $5", true)]
+    #[case::same("cost $5", "cost $5", true)]
     #[case::doubled("cost $$5", "cost $5", true)]
     #[case::another("cost $6", "cost $5", false)]
-    #[case::a_reference("$(HOME)", "$(HOME)", true)]
+    #[case::reference("$(HOME)", "$(HOME)", true)]
     #[case::none("", "", true)]
-    #[case::now_there_is_one("", "a", false)]
-    fn the_banner_of_a_pod_that_was_taken_over(
+    #[case::added("", "a", false)]
+    fn banner_of_an_adopted_pod_is_compared(
         #[case] value: &str,
         #[case] banner: &str,
         #[case] same: bool,

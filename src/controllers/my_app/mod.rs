@@ -1,6 +1,6 @@
 //! `MyApp`: one Pod.
 //!
-//! A reconcile does at most one thing to the Pod, which [`step::next`] decides; the watch shows what came of it.
+//! A reconcile takes at most one step for the Pod, which [`step::next`] decides; the watch shows the result.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +12,16 @@ use kube::Api;
 use qm_api::MyApp;
 use qm_api::my_app::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
-use qm_runtime::Key;
-use qm_runtime::backoff::{Backoffs, Policy};
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::{BackoffPolicy, Backoffs};
 use qm_runtime::children::Children;
-use qm_runtime::children::whole::Child;
+use qm_runtime::children::immutable::ChildSnapshot;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::ownership::{Claim, Owner};
+use qm_runtime::ownership::{Owner, Ownership};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -29,7 +29,7 @@ use self::build::DesiredPod;
 pub use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 pub mod build;
 pub mod pod_state;
@@ -45,19 +45,20 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
         Permission::namespaced(GROUP, &["myapps/status"], &["patch"]),
-        // Asked for where owner references that block the owner's deletion are checked.
+        // Required where admission checks owner references that block the owner's deletion.
         Permission::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
-        // Only its metadata is ever patched.
+        // The operator patches only the Pod's metadata.
         Permission::namespaced(
             "",
             &["pods"],
             &["create", "delete", "get", "list", "patch", "watch"],
         ),
-        // Whether the node of a Pod that is not ready still exists.
+        // The operator checks that the node of a Pod that is not ready still exists.
         Permission::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
-);
+)
+.with_uninstall_rank(50);
 
 /// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
 const TRIES: usize = 3;
@@ -66,22 +67,22 @@ const TRIES: usize = 3;
 pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.
-    retries: Backoffs<Key>,
+    retries: Backoffs<ObjectKey>,
     /// A Pod that lived longer than this did not fail at once.
     settled_after: Duration,
     resync: Duration,
-    tracking: Mutex<HashMap<Key, PodTracking>>,
+    tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
-/// State of a `MyApp` beside its status. A restart that loses the state costs time only.
+/// State of a `MyApp` beside its status. A restart that loses the state costs only time.
 #[derive(Default)]
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
     not_ready: Option<PodVersion>,
-    /// Time since which the watch is believed.
-    believed_since: Option<Instant>,
-    /// The Pod as the watch showed it when a write of it failed or it was deleted: a read must follow.
-    doubted: Option<PodVersion>,
+    /// Time since which the watch is trusted.
+    trusted_since: Option<Instant>,
+    /// Version that the watch showed when a write of the Pod failed or the Pod was deleted: a read must follow.
+    must_read: Option<PodVersion>,
     /// The Pod was deleted to be recreated.
     is_replaced: bool,
     /// UID of the Pod that ended, and when it is to be deleted.
@@ -91,17 +92,17 @@ struct PodTracking {
 /// UID and resourceVersion.
 type PodVersion = (String, String);
 
-/// Result of a look for the Pod.
+/// Result of finding the Pod.
 enum PodLookup {
-    Created(Child<PodState>),
-    Existing(Child<PodState>),
+    Created(ChildSnapshot<PodState>),
+    Existing(ChildSnapshot<PodState>),
 }
 
 /// State of the node of a Pod.
 enum NodeState {
-    /// The node is ready, or nobody asked.
+    /// The node is ready, or was not read.
     Ready,
-    /// The node is not ready: its own words.
+    /// The node is not ready, with its message.
     NotReady(String),
     NotFound,
 }
@@ -110,14 +111,14 @@ enum NodeState {
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
-        let (min, max) = (timings.retry_min, timings.retry_max);
+        let (min, max) = (timings.backoff_min, timings.backoff_max);
         Ok(MyApps {
-            retries: Backoffs::new(Policy { min, max }),
+            retries: Backoffs::new(BackoffPolicy { min, max }),
             settled_after: max,
-            resync: timings.resync,
+            resync: timings.sync_period,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),
@@ -126,11 +127,11 @@ pub fn start(manager: &mut Manager, _: &Config) -> anyhow::Result<()> {
 }
 
 /// Returns the Pod's namespace and name.
-fn pod_of(owner: &Owner) -> Key {
-    Key::new(owner.namespace(), &build::pod_name(owner.name()))
+fn pod_of(owner: &Owner) -> ObjectKey {
+    ObjectKey::new(owner.namespace(), &build::pod_name(owner.name()))
 }
 
-fn version(child: &Child<PodState>) -> PodVersion {
+fn version(child: &ChildSnapshot<PodState>) -> PodVersion {
     (child.uid.clone(), child.version.clone())
 }
 
@@ -140,7 +141,7 @@ impl Controller for MyApps {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
-        self.pods.ready().await;
+        self.pods.synced().await;
         let app = Arc::clone(&cx.object);
         let desired = build::validate(&app).map_err(|invalid| Error::Other {
             class: Class::Terminal,
@@ -150,22 +151,22 @@ impl Controller for MyApps {
         let result = self.ensure(cx, &desired).await;
         if result.is_err() {
             let child = self.pods.child(&pod_of(&cx.owner));
-            self.track(&cx.key, |pod| pod.doubted = child.as_ref().map(version));
+            self.track(&cx.key, |pod| pod.must_read = child.as_ref().map(version));
         }
         result
     }
 
     fn observe(&self, cx: &mut Context<MyApp>) {
-        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.report);
-        let pod = pod.filter(|pod| cx.claim(&pod.ownership) == Claim::Ours);
+        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.summary);
+        let pod = pod.filter(|pod| cx.ownership(&pod.ownership) == Ownership::Owned);
         cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
         let phase = pod.map(|pod| pod.phase);
         cx.status.phase = phase.filter(|phase| !phase.is_empty());
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.pods
-            .forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
+            .forget(&ObjectKey::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
         let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
         tracking.remove(key);
@@ -173,7 +174,7 @@ impl Controller for MyApps {
 }
 
 impl MyApps {
-    fn track<T>(&self, key: &Key, act: impl FnOnce(&mut PodTracking) -> T) -> T {
+    fn track<T>(&self, key: &ObjectKey, act: impl FnOnce(&mut PodTracking) -> T) -> T {
         let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
         act(tracking.entry(key.clone()).or_default())
     }
@@ -189,17 +190,19 @@ impl MyApps {
                     let note = format!("{} was deleted and is recreated", child.key.name);
                     cx.event("Create", RECREATED, note);
                 }
-                return Ok(outcome_of(&child.report));
+                return Ok(outcome_of(&child.summary));
             }
         };
-        if cx.claim(&child.report.ownership) == Claim::Restored {
+        if cx.ownership(&child.summary.ownership) == Ownership::Restored {
             cx.confirm_owner().await?;
         }
-        match step::next(owner, desired, &child.report, |uid| cx.owners().lives(uid)) {
+        match step::next(owner, desired, &child.summary, |uid| {
+            cx.owners().exists(uid)
+        }) {
             PodStep::Ignore(foreign) => {
-                // No watch shows that the Pod goes or is handed over: it lacks our label.
+                // No watch shows that the Pod is deleted or becomes adoptable: the Pod lacks the operator's label.
                 Err(Error::NotOwned(
-                    self.pods.conflict(owner, &foreign, &child.key),
+                    self.pods.conflict_message(owner, &foreign, &child.key),
                 ))
             }
             PodStep::Wait => Ok(self.wait(cx, &child).await),
@@ -207,19 +210,22 @@ impl MyApps {
                 self.delete(key, &child).await?;
                 let note = format!("{} is replaced: {difference}", child.key.name);
                 cx.event("Delete", "Replaced", note);
-                Ok(step::terminating(&child.report))
+                Ok(step::terminating(&child.summary))
             }
             PodStep::Recreate => self.recreate(key, &child).await,
             PodStep::RestoreOwnership(claim) => {
                 let labels = [(build::APP, owner.name())];
-                let labels: &[_] = if child.report.lacks_label() {
+                let labels: &[_] = if child.summary.lacks_label() {
                     &labels
                 } else {
                     &[]
                 };
-                let marks = &child.report.ownership;
-                let owned = self.pods.mark(owner, &child, marks, labels).await?;
-                if claim != Claim::Ours {
+                let marks = &child.summary.ownership;
+                let owned = self
+                    .pods
+                    .set_ownership(owner, &child, marks, labels)
+                    .await?;
+                if claim != Ownership::Owned {
                     let note = format!("{} is adopted as it is", child.key.name);
                     cx.event("Adopt", "Adopted", note);
                 }
@@ -229,27 +235,27 @@ impl MyApps {
         }
     }
 
-    /// Returns the Pod, created if there is none. The watch answers where it can. An app without a status has never had a
-    /// Pod, so its Pod is created without a read, which cannot overwrite one either; later a Pod that the watch does not
-    /// show may exist, and not be owned.
+    /// Returns the Pod, created if there is none. The cache answers where possible. An app without a status has never
+    /// had a Pod, so its Pod is created without a read, which cannot overwrite a Pod either. Later a Pod that the watch
+    /// does not show may exist, and be unowned.
     async fn find(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<PodLookup> {
         let pod = pod_of(&cx.owner);
         let mut may_exist = cx.object.status.is_some();
         if let Some(known) = self.pods.child(&pod) {
-            if self.believes(&cx.key, &known) {
+            if self.trusts(&cx.key, &known) {
                 return Ok(PodLookup::Existing(known));
             }
             may_exist = true;
         }
         for _ in 0..TRIES {
             if !may_exist
-                && let Some(created) = self.pods.make(&build::pod(&cx.owner, desired)).await?
+                && let Some(created) = self.pods.create(&build::pod(&cx.owner, desired)).await?
             {
                 return Ok(PodLookup::Created(created));
             }
-            let found = self.pods.ask(&pod).await?;
+            let found = self.pods.read(&pod).await?;
             self.track(&cx.key, |pod| {
-                (pod.believed_since, pod.doubted) = (None, None);
+                (pod.trusted_since, pod.must_read) = (None, None);
             });
             if let Some(found) = found {
                 return Ok(PodLookup::Existing(found));
@@ -260,22 +266,18 @@ impl MyApps {
         Err(Error::Stale("the Pod keeps being replaced".into()))
     }
 
-    /// Returns whether the watch is believed. It may have missed an event, so a read follows once per resync.
-    fn believes(&self, key: &Key, known: &Child<PodState>) -> bool {
+    /// Returns whether the watch is trusted. A watch may have missed an event, so a read follows once per resync.
+    fn trusts(&self, key: &ObjectKey, known: &ChildSnapshot<PodState>) -> bool {
         self.track(key, |pod| {
-            let is_doubted = pod.doubted.as_ref() == Some(&version(known));
-            !is_doubted
-                && pod
-                    .believed_since
-                    .get_or_insert_with(Instant::now)
-                    .elapsed()
-                    < self.resync
+            let needs_read = pod.must_read.as_ref() == Some(&version(known));
+            !needs_read
+                && pod.trusted_since.get_or_insert_with(Instant::now).elapsed() < self.resync
         })
     }
 
     /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Result<Outcome> {
-        let pod = &child.report;
+    async fn keep(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+        let pod = &child.summary;
         if pod.lifecycle == PodLifecycle::Ready {
             self.track(&cx.key, |pod| pod.not_ready = None);
             return Ok(outcome_of(pod));
@@ -294,10 +296,10 @@ impl MyApps {
         Ok(outcome)
     }
 
-    /// Waits for a Pod that is being deleted. Its kubelet reports when it is gone; the message says why if the kubelet does
+    /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &Child<PodState>) -> Outcome {
-        let pod = &child.report;
+    async fn wait(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Outcome {
+        let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);
         };
@@ -308,9 +310,9 @@ impl MyApps {
         }
     }
 
-    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this one lasted.
-    async fn recreate(&self, key: &Key, child: &Child<PodState>) -> Result<Outcome> {
-        let created = child.report.created;
+    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
+    async fn recreate(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+        let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
         let has_lasted = age.is_some_and(|age: Duration| age > self.settled_after);
@@ -327,26 +329,26 @@ impl MyApps {
         });
         let left = due.saturating_duration_since(Instant::now());
         if left > Duration::ZERO {
-            return Ok(outcome_of(&child.report).requeue(Requeue::After(left)));
+            return Ok(outcome_of(&child.summary).requeue(Requeue::After(left)));
         }
         self.delete(key, child).await?;
-        Ok(outcome_of(&child.report).requeue(Requeue::Poll))
+        Ok(outcome_of(&child.summary).requeue(Requeue::Poll))
     }
 
-    /// Deletes the Pod. Unless the watch shows what comes of that, the next reconcile reads it.
-    async fn delete(&self, key: &Key, child: &Child<PodState>) -> Result<()> {
-        self.track(key, |pod| pod.doubted = Some(version(child)));
+    /// Deletes the Pod. Unless the watch shows the result, the next reconcile reads the Pod.
+    async fn delete(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<()> {
+        self.track(key, |pod| pod.must_read = Some(version(child)));
         self.pods.delete(child).await?;
         self.track(key, |pod| pod.is_replaced = true);
         Ok(())
     }
 
-    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between two
-    /// reconciles: as long as it changes, its node works.
+    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between
+    /// two reconciles: a Pod that changes has a working node.
     async fn node_state(
         &self,
         cx: &Context<MyApp>,
-        child: &Child<PodState>,
+        child: &ChildSnapshot<PodState>,
         node: &str,
     ) -> NodeState {
         let now = Some(version(child));

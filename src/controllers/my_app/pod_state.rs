@@ -9,10 +9,10 @@ use kube::core::ObjectMeta;
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::managed_fields;
 
-use super::build::{APP, BANNER, BUILT_FROM, DesiredPod, Digested, app_name};
+use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
 use crate::controllers::pod::{self, PodProblem};
 
-/// Field manager of the controller.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 /// Reasons of a Pod that is starting.
 const STARTING: [&str; 4] = [
@@ -21,9 +21,9 @@ const STARTING: [&str; 4] = [
     "PodInitializing",
     "SchedulingGated",
 ];
-/// Reason of a Pod that is starting, where nothing else says so.
+/// Reason of a Pod that is starting without a more specific reason.
 pub const PENDING: &str = "PodPending";
-/// Reason of a Pod that runs and is not ready, where its container gives none.
+/// Reason of a Pod that runs and is not ready, whose container gives no reason.
 pub const NOT_READY: &str = "PodNotReady";
 /// Reason of a Pod that failed or was evicted.
 pub const FAILED: &str = "PodFailed";
@@ -36,10 +36,10 @@ pub struct PodState {
     /// The metadata that ownership depends on.
     pub ownership: ObjectMeta,
     image: String,
-    /// The last value of the container's variable, which is the one that counts; `None` if it is no plain value.
+    /// The last value of the container's variable, which counts; `None` if it is no plain value.
     banner: Option<Digested>,
     /// Digest of the desired state that the Pod was created from; `None` if another client created it.
-    built_from: Option<String>,
+    spec_digest: Option<String>,
     /// Whether another client has changed the container's image since the Pod was created.
     is_edited: bool,
     /// The Pod's phase; may be empty.
@@ -49,7 +49,7 @@ pub struct PodState {
     /// The node that the scheduler chose.
     pub node: Option<String>,
     pub created: Option<Timestamp>,
-    /// Why the Pod is not ready; the container's own reason where it has one.
+    /// Why the Pod is not ready: the container's reason if there is one.
     pub why: PodReason,
 }
 
@@ -63,7 +63,7 @@ pub enum PodLifecycle {
     Ended,
 }
 
-/// A reason and its message, as a condition has them.
+/// A condition's reason and message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodReason {
     pub reason: String,
@@ -79,7 +79,7 @@ impl PodReason {
         }
     }
 
-    /// Returns whether nothing is wrong: the Pod is starting.
+    /// Returns whether the reason is transient: the Pod is starting.
     pub fn is_passing(&self) -> bool {
         STARTING.contains(&self.reason.as_str())
     }
@@ -109,8 +109,8 @@ impl PodState {
                 .and_then(|container| container.image.clone())
                 .unwrap_or_default(),
             banner: container.and_then(banner),
-            built_from: pod.annotations().get(BUILT_FROM).cloned(),
-            // What admission changed counts as the operator's.
+            spec_digest: pod.annotations().get(SPEC_DIGEST).cloned(),
+            // Changes by admission count as the operator's.
             is_edited: container.is_some_and(|container| {
                 let path = [
                     "f:spec",
@@ -141,7 +141,7 @@ impl PodState {
         self.ownership.name.as_deref().unwrap_or_default()
     }
 
-    /// Returns in what the Pod differs from the desired state.
+    /// Returns how the Pod differs from the desired state.
     pub fn difference(&self, desired: &DesiredPod<'_>) -> Option<String> {
         let other_image = self.image != desired.image;
         let from_to = || {
@@ -150,27 +150,27 @@ impl PodState {
                 self.image, desired.image
             )
         };
-        match &self.built_from {
-            // Admission may replace the image, so what was asked for is known from the digest alone.
-            Some(built_from) if *built_from == desired.digest() => {
+        match &self.spec_digest {
+            // Admission may replace the image, so only the digest shows the requested one.
+            Some(spec_digest) if *spec_digest == desired.digest() => {
                 (other_image && self.is_edited).then(from_to)
             }
             _ if other_image => Some(from_to()),
             _ if !self.has_banner(desired) => Some("the banner has changed".into()),
             Some(_) => Some("podSecurity has changed".into()),
-            // Another client created the Pod, under a profile of its own.
+            // Another client created the Pod, with another profile.
             None => None,
         }
     }
 
-    /// Returns whether a Pod that the operator created lacks the label by which Services find it.
+    /// Returns whether a Pod that the operator created lacks the label that Services select by.
     pub fn lacks_label(&self) -> bool {
         let label = self
             .ownership
             .labels
             .as_ref()
             .and_then(|labels| labels.get(APP));
-        self.built_from.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
+        self.spec_digest.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
     }
 
     fn has_banner(&self, desired: &DesiredPod<'_>) -> bool {
@@ -188,7 +188,7 @@ fn container<'a>(containers: &'a [Container], name: &str) -> Option<&'a Containe
         .or(containers.first())
 }
 
-/// Document 003's program names the variable twice, first empty.
+/// Returns the banner. Document 003's program sets the variable twice, first empty.
 fn banner(container: &Container) -> Option<Digested> {
     match container
         .env
@@ -236,7 +236,7 @@ fn condition(status: &PodStatus, type_: &str) -> Option<(bool, PodReason)> {
     ))
 }
 
-/// Returns the most specific reason that the Pod's status has for not being ready.
+/// Returns the most specific reason in the Pod's status for not being ready.
 fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
     match phase {
         "Failed" => return PodReason::new(FAILED, format!("{name} failed: {}", end(status))),
@@ -280,16 +280,16 @@ fn waiting(status: &ContainerStatus) -> Option<PodReason> {
     })
 }
 
-/// Returns why a Pod ended, as the kubelet says of the Pod or of its container.
+/// Returns why a Pod ended, from the Pod's or its container's status.
 fn end(status: &PodStatus) -> String {
-    let said = [&status.reason, &status.message].map(|text| text.as_deref().unwrap_or_default());
-    let said = said
+    let texts = [&status.reason, &status.message].map(|text| text.as_deref().unwrap_or_default());
+    let texts = texts
         .into_iter()
         .filter(|text| !text.is_empty())
         .collect::<Vec<_>>()
         .join(": ");
-    if !said.is_empty() {
-        return said;
+    if !texts.is_empty() {
+        return texts;
     }
     let ended = |status: &ContainerStatus| {
         let terminated = status.state.as_ref()?.terminated.as_ref()?;
@@ -354,7 +354,11 @@ mod tests {
     #[case::failed(json!({ "phase": "Failed", "containerStatuses": state(&json!({ "terminated": { "reason": "Error", "exitCode": 2 } })) }), "PodFailed", "web-pod failed: Error: container web ended with code 2")]
     #[case::ended(json!({ "phase": "Succeeded" }), "PodSucceeded", "web-pod ended: no reason is given")]
     #[case::no_reason_at_all(json!({ "phase": "Pending", "containerStatuses": waits("my reason", "x") }), "PodPending", "web-pod is not running yet")]
-    fn why_it_is_not_ready(#[case] status: Value, #[case] reason: &str, #[case] message: &str) {
+    fn reason_of_a_pod_that_is_not_ready(
+        #[case] status: Value,
+        #[case] reason: &str,
+        #[case] message: &str,
+    ) {
         let pod = with(&status);
         assert_eq!(pod.why, PodReason::new(reason, message));
         let ended = ["PodFailed", "PodSucceeded"].contains(&reason);
@@ -368,9 +372,9 @@ mod tests {
         );
     }
 
-    /// A sidecar that pulls its image must not hide what the container itself complains of.
+    /// A sidecar that pulls its image must not hide the problem of the app's container.
     #[test]
-    fn what_lasts_is_told_before_what_passes() {
+    fn lasting_problem_precedes_a_transient_one() {
         let container = |name: &str, reason: &str| json!({ "name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason } } });
         let statuses = json!([
             container("a", "ContainerCreating"),
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_running_and_ready() {
+    fn pod_is_ready_if_it_runs_and_is_ready() {
         let ready = json!([{ "type": "Ready", "status": "True" }]);
         assert_eq!(
             with(&json!({ "phase": "Running", "conditions": ready })).lifecycle,
@@ -397,14 +401,14 @@ mod tests {
         );
     }
 
-    const WANTED: DesiredPod<'_> = DesiredPod {
+    const DESIRED: DesiredPod<'_> = DesiredPod {
         image: "nginx",
         banner: "hello $",
         restricted: true,
     };
 
-    /// Document 003's: `BANNER` twice, no annotation.
-    fn theirs(image: &str, banner: &str) -> PodState {
+    /// Returns a Pod of document 003's program: `BANNER` twice, no annotation.
+    fn adopted_pod(image: &str, banner: &str) -> PodState {
         let env = json!([{ "name": "BANNER", "value": "" }, { "name": "BANNER", "value": banner }]);
         pod(
             &json!({ "containers": [{ "name": "web", "image": image, "env": env }] }),
@@ -413,25 +417,25 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_taken_over_differs_in_image_and_banner_only() {
-        assert_eq!(theirs("nginx", "hello $").difference(&WANTED), None);
+    fn adopted_pod_differs_only_in_image_and_banner() {
+        assert_eq!(adopted_pod("nginx", "hello $").difference(&DESIRED), None);
         assert!(
-            theirs("nginx", "hello")
-                .difference(&WANTED)
+            adopted_pod("nginx", "hello")
+                .difference(&DESIRED)
                 .unwrap()
                 .contains("banner")
         );
         assert!(
-            theirs("httpd", "hello $")
-                .difference(&WANTED)
+            adopted_pod("httpd", "hello $")
+                .difference(&DESIRED)
                 .unwrap()
                 .contains("its image is httpd, and is to be nginx")
         );
-        // The first of the two does not count, and one that comes from elsewhere is another.
+        // The first of the two variables does not count, and a variable from another source differs.
         assert_eq!(
-            theirs("nginx", "").difference(&DesiredPod {
+            adopted_pod("nginx", "").difference(&DesiredPod {
                 banner: "",
-                ..WANTED
+                ..DESIRED
             }),
             None
         );
@@ -442,7 +446,7 @@ mod tests {
         assert_eq!(
             none.difference(&DesiredPod {
                 banner: "",
-                ..WANTED
+                ..DESIRED
             }),
             None
         );
@@ -455,28 +459,28 @@ mod tests {
             elsewhere
                 .difference(&DesiredPod {
                     banner: "",
-                    ..WANTED
+                    ..DESIRED
                 })
                 .is_some()
         );
     }
 
-    fn ours(image: &str, built_from: &DesiredPod<'_>, edited: bool) -> PodState {
-        let annotations = json!({ BUILT_FROM: built_from.digest() });
-        let said = |manager: &str| {
+    fn owned_pod(image: &str, recorded: &DesiredPod<'_>, edited: bool) -> PodState {
+        let annotations = json!({ SPEC_DIGEST: recorded.digest() });
+        let entry = |manager: &str| {
             json!({ "manager": manager, "operation": "Update", "fieldsV1":
             { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": { "f:image": {} } } } } })
         };
         let managed = if edited {
-            json!([said("kubectl-set")])
+            json!([entry("kubectl-set")])
         } else {
-            json!([said(MANAGER)])
+            json!([entry(MANAGER)])
         };
         let metadata = json!({ "name": "web-pod", "annotations": annotations, "managedFields": managed,
-            // A toleration, a resize: whatever else somebody changes.
+            // Fields that other clients may change.
             "generation": 2 });
         let sidecar = json!({ "name": "proxy", "image": "proxy" });
-        let env = json!([{ "name": "BANNER", "value": built_from.banner.replace('$', "$$") }]);
+        let env = json!([{ "name": "BANNER", "value": recorded.banner.replace('$', "$$") }]);
         let spec =
             json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
         PodState::of(
@@ -485,25 +489,25 @@ mod tests {
     }
 
     #[rstest]
-    #[case::as_it_was("nginx", WANTED, false, "")]
-    #[case::another_image("httpd", DesiredPod { image: "httpd", ..WANTED }, false, "its image is httpd, and is to be nginx")]
-    #[case::another_banner("nginx", DesiredPod { banner: "bye", ..WANTED }, false, "the banner has changed")]
-    #[case::another_profile("nginx", DesiredPod { restricted: false, ..WANTED }, false, "podSecurity has changed")]
-    // Whoever admits Pods takes images from elsewhere: such a one would be replaced for ever.
-    #[case::admitted_so("mirror.example.com/nginx", WANTED, false, "")]
-    #[case::edited("httpd", WANTED, true, "its image is httpd, and is to be nginx")]
-    #[case::edited_elsewhere("nginx", WANTED, true, "")]
-    fn a_pod_of_ours_differs_from_what_it_was_made_from(
+    #[case::unchanged("nginx", DESIRED, false, "")]
+    #[case::another_image("httpd", DesiredPod { image: "httpd", ..DESIRED }, false, "its image is httpd, and is to be nginx")]
+    #[case::another_banner("nginx", DesiredPod { banner: "bye", ..DESIRED }, false, "the banner has changed")]
+    #[case::another_profile("nginx", DesiredPod { restricted: false, ..DESIRED }, false, "podSecurity has changed")]
+    // Admission may replace images: comparing them would replace such a Pod for ever.
+    #[case::changed_by_admission("mirror.example.com/nginx", DESIRED, false, "")]
+    #[case::edited("httpd", DESIRED, true, "its image is httpd, and is to be nginx")]
+    #[case::edited_elsewhere("nginx", DESIRED, true, "")]
+    fn owned_pod_differs_from_its_digest(
         #[case] image: &str,
-        #[case] built_from: DesiredPod<'_>,
+        #[case] recorded: DesiredPod<'_>,
         #[case] edited: bool,
-        #[case] words: &str,
+        #[case] expected: &str,
     ) {
         assert_eq!(
-            ours(image, &built_from, edited)
-                .difference(&WANTED)
+            owned_pod(image, &recorded, edited)
+                .difference(&DESIRED)
                 .unwrap_or_default(),
-            words
+            expected
         );
     }
 }

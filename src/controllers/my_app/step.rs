@@ -1,14 +1,14 @@
-//! What to do about the Pod of a `MyApp`, and what its condition says. Pure.
+//! Decides the next step for the Pod of a `MyApp`, and the condition. Pure.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use qm_core::conditions::READY;
 use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, SPEC_INVALID,
-    WRITE_FAILED, WRITE_REJECTED,
+    CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
+    WRITE_REJECTED,
 };
-use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
 use super::build::{DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};
@@ -18,7 +18,7 @@ pub const NODE_NOT_FOUND: &str = "NodeNotFound";
 /// Reason of an app whose Pod is on a node that is not ready.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
-/// The operator's own reasons; any other is a container's.
+/// The operator's own reasons; any other comes from a container.
 pub const REASONS: [&str; 17] = [
     READY,
     IMAGE_MISSING,
@@ -43,28 +43,28 @@ pub const REASONS: [&str; 17] = [
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodStep {
     /// The Pod is not owned.
-    Ignore(Foreign),
+    Ignore(ForeignOwner),
     /// The Pod is being deleted.
     Wait,
-    /// The Pod differs from the desired state in this: delete it.
+    /// The Pod differs from the desired state in this field: delete it.
     Replace(String),
     /// The Pod has ended: delete it after a delay.
     Recreate,
-    /// The Pod lacks a label, or an ownership mark. The claim is from before.
-    RestoreOwnership(Claim),
+    /// The Pod lacks a label, or an ownership mark. Contains the claim from before.
+    RestoreOwnership(Ownership),
     /// The Pod matches.
     Keep,
 }
 
-/// Returns the next step. `lives` returns whether a `MyApp` has that UID.
+/// Returns the next step. `exists` returns whether a `MyApp` has that UID.
 pub fn next(
     owner: &Owner,
     desired: &DesiredPod<'_>,
     pod: &PodState,
-    lives: impl Fn(&str) -> bool,
+    exists: impl Fn(&str) -> bool,
 ) -> PodStep {
-    let claim = owner.claim(&pod.ownership, lives);
-    if let Claim::Foreign(foreign) = claim {
+    let claim = owner.ownership(&pod.ownership, exists);
+    if let Ownership::Foreign(foreign) = claim {
         return PodStep::Ignore(foreign);
     }
     if pod.is_terminating {
@@ -76,7 +76,7 @@ pub fn next(
     if pod.lifecycle == PodLifecycle::Ended {
         return PodStep::Recreate;
     }
-    if owner.has_marked(&pod.ownership) && !pod.lacks_label() {
+    if owner.has_ownership(&pod.ownership) && !pod.lacks_label() {
         PodStep::Keep
     } else {
         PodStep::RestoreOwnership(claim)
@@ -162,7 +162,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The step for the Pod that we build with this merged into it.
+    /// Returns the step for the desired Pod with this change.
     fn step_for(change: &Value) -> PodStep {
         let app = app();
         let (owner, desired) = (Owner::of(&app).unwrap(), build::validate(&app).unwrap());
@@ -193,20 +193,20 @@ mod tests {
 
     #[rstest]
     #[case::matching(json!({}), PodStep::Keep)]
-    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Claim::Ours))]
-    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/built-from": null } } }), PodStep::Keep)]
-    #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(Foreign::Promised("shop/other".into())))]
-    #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Claim::HandedOver))]
-    #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Claim::Restored))]
+    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Ownership::Owned))]
+    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/spec-digest": null } } }), PodStep::Keep)]
+    #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(ForeignOwner::Promised("shop/other".into())))]
+    #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Ownership::Adoptable))]
+    #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Restored))]
     #[case::terminating(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), PodStep::Wait)]
-    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Wait)]
+    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Wait)]
     #[case::failed(json!({ "status": { "phase": "Failed" } }), PodStep::Recreate)]
     #[case::ended(json!({ "status": { "phase": "Succeeded" } }), PodStep::Recreate)]
-    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(Foreign::Promised(String::new())))]
-    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/built-from": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
+    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(ForeignOwner::Promised(String::new())))]
+    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
     fn next_step_for_a_pod(#[case] change: Value, #[case] expected: PodStep) {
         assert_eq!(step_for(&change), expected);
     }
@@ -215,11 +215,11 @@ mod tests {
     #[case::ready(json!([{ "type": "Ready", "status": "True" }]), None)]
     #[case::quiet(json!([{ "type": "MemoryPressure", "status": "False" }, { "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "stopped posting" }]), Some("NodeStatusUnknown: stopped posting"))]
     #[case::new(json!([]), Some("n1 has no condition Ready"))]
-    fn node_is_not_ready(#[case] conditions: Value, #[case] said: Option<&str>) {
+    fn node_is_not_ready(#[case] conditions: Value, #[case] expected: Option<&str>) {
         let node = json!({ "metadata": { "name": "n1" }, "status": { "conditions": conditions } });
         assert_eq!(
             not_ready(&serde_json::from_value(node).unwrap()).as_deref(),
-            said
+            expected
         );
     }
 

@@ -1,4 +1,5 @@
-//! The nodes and Services that listeners lead to. The cache keeps the instance IDs of the nodes; changes trigger reconciles.
+//! The nodes and Services that listeners forward to. The cache keeps the instance IDs of the nodes; changes trigger
+//! reconciles.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,9 +10,10 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use qm_api::MyIngress;
+use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::{Key, watching};
 use tokio::sync::{SetOnce, watch};
 
 /// Label of nodes that get no traffic from load balancers
@@ -37,10 +39,10 @@ struct BackendState {
     /// The nodes that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
     is_listed: bool,
-    /// A reconcile was told that the nodes are unknown.
+    /// A reconcile found the nodes unknown, and waits for them.
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
-    services: HashMap<Key, BTreeSet<String>>,
+    services: HashMap<ObjectKey, BTreeSet<String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ impl Backends {
     }
 
     /// Follows the Services of a `MyIngress`.
-    pub fn follow(&self, key: &Key, ingress: &MyIngress) {
+    pub fn follow(&self, key: &ObjectKey, ingress: &MyIngress) {
         let services: BTreeSet<_> = ingress
             .spec
             .listeners
@@ -76,12 +78,12 @@ impl Backends {
         if services.is_empty() {
             return self.forget(key);
         }
-        // Set already for any but the first.
+        // The first listener starts the watches.
         let _ = self.watch_needed.set(());
         self.state().services.insert(key.clone(), services);
     }
 
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &ObjectKey) {
         self.state().services.remove(key);
     }
 
@@ -103,7 +105,7 @@ impl Backends {
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
-            // A list that was done just before triggered nothing.
+            // A list that ended just before triggered nothing.
             if *self.nodes.borrow() != NodeListing::Listed {
                 return Err(unknown);
             }
@@ -139,7 +141,7 @@ impl Backends {
         }
     }
 
-    fn on_service(&self, service: &Key) {
+    fn on_service(&self, service: &ObjectKey) {
         for (key, services) in &self.state().services {
             if key.namespace == service.namespace && services.contains(&*service.name) {
                 self.trigger.wake(key);
@@ -165,22 +167,22 @@ fn instance(node: &Node) -> Option<String> {
 }
 
 impl Observer<Node> for Backends {
-    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
         self.state().listing = Some(BTreeSet::new());
     }
 
-    fn present(&self, _: &ResourceName, node: Node) {
+    fn on_applied(&self, _: &ResourceName, node: Node) {
         if let Some(listing) = &mut self.state().listing {
             listing.insert(node.name_any());
         }
         self.set_node(&node.name_any(), instance(&node));
     }
 
-    fn gone(&self, _: &ResourceName, node: Node) {
+    fn on_deleted(&self, _: &ResourceName, node: Node) {
         self.set_node(&node.name_any(), None);
     }
 
-    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
             state.is_listed = true;
@@ -198,37 +200,37 @@ impl Observer<Node> for Backends {
         self.on_listed();
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {
-        // Without a complete list, one follows.
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {
+        // A complete list follows an incomplete one.
         if self.state().is_listed {
             self.on_listed();
         }
     }
 
-    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(error) = error_status(error).filter(|status| status.code == 403) {
             self.nodes
-                .send_replace(NodeListing::Forbidden(refusal.message.clone()));
+                .send_replace(NodeListing::Forbidden(error.message.clone()));
         }
     }
 }
 
 impl Observer<PartialObjectMeta<Service>> for Backends {
-    fn listing(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn present(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
-        self.on_service(&Key::of(&service));
+    fn on_applied(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
+        self.on_service(&ObjectKey::of(&service));
     }
 
-    fn gone(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
-        self.on_service(&Key::of(&service));
+    fn on_deleted(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
+        self.on_service(&ObjectKey::of(&service));
     }
 
-    fn listed(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
 
-    fn failing(&self, _: &ResourceName, _: Option<&str>, _: &watcher::Error) {}
+    fn on_error(&self, _: &ResourceName, _: Option<&str>, _: &watcher::Error) {}
 }
 
 #[cfg(test)]
@@ -280,36 +282,36 @@ mod tests {
                 .map(|known| known.map(Vec::from_iter))
         };
         let is = |ids: &[&str]| Some(Ok(ids.iter().map(|id| (*id).to_owned()).collect()));
-        nodes.listing(&resource, None);
-        nodes.present(&resource, node("a", "aws:///a/i-1"));
-        nodes.present(&resource, node("b", "aws:///a/i-2"));
+        nodes.on_list_started(&resource, None);
+        nodes.on_applied(&resource, node("a", "aws:///a/i-1"));
+        nodes.on_applied(&resource, node("b", "aws:///a/i-2"));
         assert_eq!(known(), None);
-        nodes.listed(&resource, None);
+        nodes.on_list_done(&resource, None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
         let refusal = Status::failure("nodes is forbidden", "Forbidden")
             .with_code(403)
             .boxed();
-        nodes.failing(&resource, None, &watcher::Error::WatchError(refusal));
+        nodes.on_error(&resource, None, &watcher::Error::WatchError(refusal));
         assert_eq!(known(), Some(Err("nodes is forbidden".into())));
-        nodes.stands(&resource, None);
+        nodes.on_recovered(&resource, None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        // A node that was deleted while the watch was down.
-        nodes.listing(&resource, None);
-        nodes.present(&resource, node("b", "aws:///a/i-2"));
-        nodes.present(&resource, node("c", ""));
+        // Node `a` was deleted while the watch was down.
+        nodes.on_list_started(&resource, None);
+        nodes.on_applied(&resource, node("b", "aws:///a/i-2"));
+        nodes.on_applied(&resource, node("c", ""));
         assert_eq!(known(), is(&["i-1", "i-2"]));
-        nodes.listed(&resource, None);
+        nodes.on_list_done(&resource, None);
         assert_eq!(known(), is(&["i-2"]));
-        nodes.gone(&resource, node("b", "aws:///a/i-2"));
+        nodes.on_deleted(&resource, node("b", "aws:///a/i-2"));
         assert_eq!(known(), is(&[]));
     }
 
     #[test]
     fn watch_starts_with_the_first_listener() {
         let backends = Backends::new(Trigger::default());
-        let key = Key::new("shop", "web");
+        let key = ObjectKey::new("shop", "web");
         backends.follow(&key, &MyIngress::default());
         assert_eq!(
             (backends.watch_needed.get(), backends.state().services.len()),

@@ -1,4 +1,4 @@
-//! The desired state of a `MyIngress`, from its spec. Pure.
+//! Builds the desired state of a `MyIngress` from its spec. Pure.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub(crate) struct Desired<'a> {
     /// `None` once the `MyIngress` is deleted.
     pub load_balancer: Option<DesiredLoadBalancer>,
     /// Keys of the spec's tags.
-    pub tag_keys: Vec<String>,
+    pub managed_tag_keys: Vec<String>,
     /// `None` if the spec is too large to read.
     pub listeners: Option<Vec<Listener>>,
 }
@@ -35,7 +35,7 @@ impl<'a> Desired<'a> {
             tags,
             name: name(ingress),
             load_balancer: (!is_deleted).then(|| desired(ingress, &tags)),
-            tag_keys: spec.tags.keys().cloned().collect(),
+            managed_tag_keys: spec.tags.keys().cloned().collect(),
             listeners: spec.oversized.is_none().then(|| spec.listeners.clone()),
         }
     }
@@ -52,11 +52,11 @@ fn name(ingress: &MyIngress) -> String {
 /// Checks a `MyIngress`: an older object may break rules of the CRD.
 ///
 /// # Errors
-/// The field, the problem and what to write instead.
+/// Returns the field, the problem and what to write instead.
 pub fn check(ingress: &MyIngress) -> Result<(), String> {
     let spec = &ingress.spec;
     spec.check_size()?;
-    let refuse = |path: &str, words: &str| Err(format!("{path}: {words}"));
+    let refuse = |path: &str, rule: &str| Err(format!("{path}: {rule}"));
     if !is_name(&ingress.name_any()) {
         return refuse("metadata.name", NAME);
     }
@@ -97,7 +97,7 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
     spec.listeners.iter().try_for_each(check_listener)
 }
 
-/// Returns whether the tag belongs to AWS, or says for another controller that the load balancer is that controller's.
+/// Returns whether the tag belongs to AWS, or marks the load balancer as another controller's.
 fn is_of_others(key: &str) -> bool {
     let key = key.to_lowercase();
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
@@ -111,13 +111,13 @@ fn is_of_others(key: &str) -> bool {
 
 fn check_listener(listener: &Listener) -> Result<(), String> {
     let https = listener.protocol() == "HTTPS";
-    let words = match listener.protocol() {
+    let rule = match listener.protocol() {
         "HTTP" | "HTTPS" if https != listener.certificate_arn.is_some() => CERTIFICATE,
         "HTTP" if listener.ssl_policy.is_some() => POLICY,
         "HTTP" | "HTTPS" => return Ok(()),
         _ => BAD_PROTOCOL,
     };
-    Err(format!("spec.listeners, port {}: {words}", listener.port))
+    Err(format!("spec.listeners, port {}: {rule}", listener.port))
 }
 
 /// Returns the desired load balancer of a `MyIngress` that passes [`check`].
@@ -135,7 +135,7 @@ pub(crate) fn desired(ingress: &MyIngress, ownership: &OwnershipTags<'_>) -> Des
     }
 }
 
-/// Returns the message about a load balancer that nobody can change into the desired one.
+/// Returns the message about a load balancer that cannot be changed into the desired one.
 pub(crate) fn incompatibility(
     load_balancer: &LoadBalancer,
     desired: &DesiredLoadBalancer,
@@ -202,7 +202,7 @@ mod tests {
         spec
     }
 
-    /// A list of one.
+    /// Returns a list with one listener.
     fn listener(more: &Value) -> Value {
         let mut listener = json!({ "port": 80, "service": { "name": "web", "port": 80 } });
         for (name, value) in more.as_object().unwrap() {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_sample() {
+    fn documents_sample() {
         let sample = ingress("myapp", &spec(&[("scheme", json!("internet-facing"))]));
         assert_eq!(check(&sample), Ok(()));
         let owner = Owner::of(&sample).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_can_be_said() {
+    fn spec_with_all_fields() {
         let full = ingress(
             "web",
             &spec(&[
@@ -267,7 +267,7 @@ mod tests {
     #[case::public("web", &[("scheme", json!("internal")), ("ipAddressType", json!("dualstack-without-public-ipv4"))],
         "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 is for")]
     #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: take other keys")]
-    #[case::our_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
+    #[case::reserved_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
     #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: take other keys")]
     #[case::odd_tag("web", &[("tags", json!({ "a": "b;c" }))], "spec.tags: write tags of letters")]
     #[case::protocol("web", &[("listeners", listener(&json!({ "protocol": "TCP" })))], "spec.listeners, port 80: write protocol: HTTP")]
@@ -277,8 +277,12 @@ mod tests {
         "spec.listeners, port 80: protocol: HTTPS needs certificateArn")]
     #[case::policy("web", &[("listeners", listener(&json!({ "sslPolicy": "p" })))], "spec.listeners, port 80: sslPolicy is for")]
     #[case::long_tag("web", &[("tags", json!({ "": "" }))], "spec.tags: write tags whose keys")]
-    fn what_is_wrong(#[case] name: &str, #[case] more: &[(&str, Value)], #[case] words: &str) {
-        let said = check(&ingress(name, &spec(more))).unwrap_err();
-        assert!(said.starts_with(words), "{said}");
+    fn invalid_spec_is_rejected(
+        #[case] name: &str,
+        #[case] more: &[(&str, Value)],
+        #[case] expected: &str,
+    ) {
+        let message = check(&ingress(name, &spec(more))).unwrap_err();
+        assert!(message.starts_with(expected), "{message}");
     }
 }

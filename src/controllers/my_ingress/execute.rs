@@ -1,4 +1,4 @@
-//! Takes the steps of a reconcile and keeps the answers.
+//! Takes the steps of a reconcile and records the answers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use qm_api::MyIngress;
 use qm_api::my_ingress::Alb;
 use qm_aws::{Aws, AwsError, Tags};
 use qm_core::kind::HasReadyCondition as _;
-use qm_runtime::Scope;
+use qm_runtime::WatchScope;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Class, Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Requeue;
@@ -19,12 +19,12 @@ use super::build::Desired;
 use super::observe::Observed;
 use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
-use super::tags::{Ownership, OwnershipTags};
+use super::tags::{OwnershipTags, TagOwnership};
 
 /// Why a step failed.
 #[derive(Debug)]
 pub(crate) enum StepError {
-    /// AWS refused the step.
+    /// AWS rejected the step.
     Aws(AwsError),
     /// The apiserver failed, so the reconcile ends.
     Reconcile(Error),
@@ -54,9 +54,9 @@ pub(super) fn read_error(what: String, error: kube::Error) -> Error {
     }
 }
 
-/// The effects at the edge, beside those of the context: AWS and the cached nodes.
+/// Executor of steps, with AWS and the cached nodes.
 pub(crate) struct Executor<A> {
-    pub scope: Scope,
+    pub scope: WatchScope,
     pub aws: A,
     pub backends: Arc<Backends>,
 }
@@ -159,19 +159,19 @@ impl<A: Aws> Executor<A> {
         Ok(())
     }
 
-    fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> Ownership {
-        let claim = desired.tags.claim(&tags, |uid| cx.owners().lives(uid));
-        Ownership { claim, tags }
+    fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> TagOwnership {
+        let claim = desired.tags.claim(&tags, |uid| cx.owners().exists(uid));
+        TagOwnership { claim, tags }
     }
 
-    /// Returns the other `MyIngress` that owns the load balancer, if that one may exist.
-    fn sibling(&self, cx: &Context<MyIngress>, ownership: &Ownership) -> Option<String> {
+    /// Returns the other `MyIngress` that owns the load balancer, if that `MyIngress` may exist.
+    fn sibling(&self, cx: &Context<MyIngress>, ownership: &TagOwnership) -> Option<String> {
         let may_exist =
-            |uid: &str, namespace: &str| cx.owners().lives(uid) || !self.scope.covers(namespace);
+            |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);
         OwnershipTags::sibling(ownership, may_exist).map(Into::into)
     }
 
-    /// Writes the intent to the status, whose condition stays.
+    /// Writes the intent to the status, without changing the condition.
     async fn record(
         cx: &mut Context<MyIngress>,
         desired: &Desired<'_>,

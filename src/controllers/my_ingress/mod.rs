@@ -1,7 +1,7 @@
 //! `MyIngress`: an AWS load balancer.
 //!
-//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is left.
-//! Then the reconcile reports what [`report::report`] says of the observed state.
+//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is
+//! left. Then [`report::report`] computes the report of the observed state.
 
 use std::convert::identity;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::{Key, Scope};
+use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::OnceCell;
 
 use self::backends::Backends;
@@ -31,7 +31,7 @@ use self::observe::{Observed, now};
 use self::report::report;
 use self::status::OUT_OF_SCOPE;
 use self::tags::{OF_THE_CLUSTER, OwnershipTags};
-use crate::cli::Config;
+use crate::cli::RunConfig;
 
 mod backends;
 pub mod build;
@@ -50,20 +50,22 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["bfce22e9140a395e"],
+    &["3305fbd5e9b489a1"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // The UID of kube-system identifies the cluster.
         Permission::cluster_scoped("", &["namespaces"], &["get"]),
-        // What listeners lead to.
+        // Listeners forward to nodes and Services.
         Permission::cluster_scoped("", &["nodes"], &["list", "watch"]),
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
-);
-/// The field manager of its writes.
+)
+// Traffic ends before the apps.
+.with_uninstall_rank(30);
+/// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
 /// The controller.
@@ -73,25 +75,29 @@ pub(crate) struct MyIngresses<A> {
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
     resync: Duration,
-    shown_within: Duration,
+    consistency_window: Duration,
 }
 
 /// Adds the controller.
 ///
 /// # Errors
 /// None.
-pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
+pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let timings = &config.timings;
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
         let manager = &mut *setup.manager;
-        let (newest, others) = (manager.watches.clone(), manager.others.clone());
+        let (newest, others) = (
+            manager.watch_config.clone(),
+            manager.streaming_watch_config.clone(),
+        );
         let nodes = vec![(None, Api::all(manager.client.clone()))];
         let needed = &backends.watch_needed;
-        manager.look::<Node, _>(nodes, &newest, needed, &backends, identity);
-        let services = manager.scope.places(&manager.client);
-        manager
-            .look::<PartialObjectMeta<Service>, _>(services, &others, needed, &backends, identity);
+        manager.watch_resource::<Node, _>(nodes, &newest, needed, &backends, identity);
+        let services = manager.scope.apis(&manager.client);
+        manager.watch_resource::<PartialObjectMeta<Service>, _>(
+            services, &others, needed, &backends, identity,
+        );
         let metrics = manager.metrics.register(AwsMetrics::register);
         let fence = manager.fence.clone();
         Ok(MyIngresses {
@@ -103,8 +109,8 @@ pub fn start(manager: &mut Manager, config: &Config) -> anyhow::Result<()> {
             ingresses: setup.objects.clone(),
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
-            resync: timings.aws_resync,
-            shown_within: timings.aws_shown_within,
+            resync: timings.aws_sync_period,
+            consistency_window: timings.aws_consistency_window,
         })
     })
 }
@@ -116,14 +122,14 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     async fn reconcile(&self, cx: &mut Context<MyIngress>) -> Result<Outcome> {
         build::check(&cx.object).map_err(Error::Invalid)?;
-        if self.executor.scope != Scope::Cluster && !cx.object.spec.listeners.is_empty() {
+        if self.executor.scope != WatchScope::Cluster && !cx.object.spec.listeners.is_empty() {
             let message = "spec.listeners lead to the cluster's nodes, which needs an operator without --watch-namespace: take them \
                            out, and make listeners by other means";
             let out_of_scope = Outcome::failed(OUT_OF_SCOPE, message);
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;
-        // Without a deletion there is always something to report.
+        // Without a deletion there is always a report.
         outcome.ok_or_else(|| Error::Stale("the MyIngress is being deleted".into()))
     }
 
@@ -136,18 +142,18 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
-        // With a narrower scope nobody has listeners.
-        if self.executor.scope == Scope::Cluster {
-            let key = Key::of(ingress.as_ref());
+        // With a narrower scope no MyIngress has listeners.
+        if self.executor.scope == WatchScope::Cluster {
+            let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
-        // One of the same name in another namespace may wait for the name of the load balancer.
+        // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
         for other in self.ingresses.state() {
-            let other_key = Key::of(other.as_ref());
+            let other_key = ObjectKey::of(other.as_ref());
             if other.name_any() == *key.name && other_key != *key {
                 self.trigger.wake(&other_key);
             }
@@ -156,8 +162,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
 }
 
 impl<A: Aws> MyIngresses<A> {
-    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress` that is being
-    /// deleted.
+    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress`
+    /// that is being deleted.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());
@@ -166,12 +172,12 @@ impl<A: Aws> MyIngresses<A> {
             cluster,
         };
         let desired = Desired::of(&object, tags);
-        let mut observed = Observed::new(Arc::clone(&object), self.shown_within);
+        let mut observed = Observed::new(Arc::clone(&object), self.consistency_window);
         while let Some(step) = plan::next(&desired, &observed) {
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {
                 Ok(()) => observed.done.push(step),
-                Err(StepError::Aws(error)) => observed.refuse(step, error),
+                Err(StepError::Aws(error)) => observed.reject(step, error),
                 Err(StepError::Reconcile(error)) => {
                     cx.status.alb = observed.alb();
                     cx.status.listeners.clone_from(&observed.draft.listeners);
@@ -199,7 +205,7 @@ impl<A: Aws> MyIngresses<A> {
         }
     }
 
-    /// Returns the UID of namespace kube-system, which tells clusters apart.
+    /// Returns the UID of namespace kube-system, which identifies the cluster.
     async fn cluster(&self, cx: &Context<MyIngress>) -> Result<&str> {
         let read = async || {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());

@@ -1,4 +1,4 @@
-//! The observed state: the object, the answers to the steps of a reconcile, and the steps that were taken or refused.
+//! The observed state: the object, the answers to the steps of a reconcile, and the steps that were taken or rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use qm_aws::{AwsError, LoadBalancer};
 use super::build::Desired;
 use super::status::CREATING;
 use super::step::{Intent, Step};
-use super::tags::{Ownership, OwnershipMap};
+use super::tags::{OwnershipMap, TagOwnership};
 
 /// The part of the status that records AWS.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Draft {
     /// `None` if AWS was never asked for a load balancer, or the status was lost.
     pub alb: Option<Alb>,
-    /// All ports for which AWS may have something.
+    /// All ports for which AWS may have a listener or target group.
     pub listeners: Vec<ListenerStatus>,
 }
 
@@ -31,14 +31,14 @@ impl Draft {
         self.listeners.iter().find(|it| it.port == port)
     }
 
-    /// Returns the time at which AWS was last asked to create something for the port.
-    pub fn requested_at(&self, port: u16) -> Option<&Time> {
-        self.listener(port)?.requested_at.as_ref()
+    /// Returns the time of the last request to create something for the port.
+    pub fn creation_requested_at(&self, port: u16) -> Option<&Time> {
+        self.listener(port)?.creation_requested_at.as_ref()
     }
 
     fn set_requested_at(&mut self, port: u16, at: Option<Time>) {
         if let Some(listener) = self.listeners.iter_mut().find(|it| it.port == port) {
-            listener.requested_at = at;
+            listener.creation_requested_at = at;
         }
     }
 }
@@ -50,8 +50,8 @@ pub(crate) struct Observed {
     pub object: Arc<MyIngress>,
     /// The time, renewed before each step.
     pub now: Timestamp,
-    /// Time within which AWS shows what AWS created.
-    pub shown_within: Duration,
+    /// Time within which AWS shows a new resource.
+    pub consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
     recorded: Draft,
@@ -62,8 +62,8 @@ pub(crate) struct Observed {
     /// The answer to the creation, which may be an existing load balancer. AWS may not show the load balancer yet.
     pub created: Option<LoadBalancer>,
     /// `None` if AWS does not show the load balancer.
-    pub ownership: Option<Ownership>,
-    /// The other `MyIngress` that owns the load balancer, unless that one does not exist.
+    pub ownership: Option<TagOwnership>,
+    /// The other `MyIngress` that owns the load balancer, unless that `MyIngress` does not exist.
     pub sibling: Option<String>,
     /// The load balancer of the desired name after the deletion.
     pub remaining: Option<LoadBalancer>,
@@ -83,11 +83,11 @@ pub(crate) struct Observed {
     pub services: BTreeMap<u16, Option<Service>>,
 
     pub done: Vec<Step>,
-    pub refused: Vec<(Step, AwsError)>,
+    pub rejected: Vec<(Step, AwsError)>,
 }
 
 impl Observed {
-    pub fn new(object: Arc<MyIngress>, shown_within: Duration) -> Self {
+    pub fn new(object: Arc<MyIngress>, consistency_window: Duration) -> Self {
         let status = object.status.clone().unwrap_or_default();
         let draft = Draft {
             alb: status.alb,
@@ -96,26 +96,26 @@ impl Observed {
         Self {
             object,
             now: now(),
-            shown_within,
+            consistency_window,
             recorded: draft.clone(),
             draft,
             ..Self::default()
         }
     }
 
-    /// Records that AWS refused the step, which this reconcile does not repeat.
-    pub fn refuse(&mut self, step: Step, error: AwsError) {
+    /// Records that AWS rejected the step, which this reconcile does not repeat.
+    pub fn reject(&mut self, step: Step, error: AwsError) {
         match &step {
-            Step::CreateLoadBalancer(_) if error.undone => {
+            Step::CreateLoadBalancer(_) if error.had_no_effect => {
                 self.draft.alb.clone_from(&self.recorded.alb);
             }
-            Step::CreateTargetGroup(port, _) if error.undone => {
-                let before = self.recorded.requested_at(*port).cloned();
+            Step::CreateTargetGroup(port, _) if error.had_no_effect => {
+                let before = self.recorded.creation_requested_at(*port).cloned();
                 self.draft.set_requested_at(*port, before);
             }
             _ => {}
         }
-        self.refused.push((step, error));
+        self.rejected.push((step, error));
     }
 
     /// Returns the ARN that the status had, which proves no ownership.
@@ -124,35 +124,41 @@ impl Observed {
     }
 
     /// Returns the load balancer of the desired name, as AWS shows or created it.
-    pub fn shown(&self) -> Option<&LoadBalancer> {
+    pub fn visible(&self) -> Option<&LoadBalancer> {
         self.created.as_ref().or(self.load_balancer.as_ref())
     }
 
-    /// Returns whether the status says nothing of an existing load balancer: the status is new or was lost.
+    /// Returns whether the status does not mention an existing load balancer: the status is new or was lost.
     pub fn is_status_lost(&self) -> bool {
         self.recorded.alb.is_none() && self.created.is_none()
     }
 
-    /// Returns whether AWS may yet show a load balancer that was asked for a moment ago.
+    /// Returns whether AWS may yet show a load balancer that was requested a moment ago.
     pub fn may_yet_appear(&self) -> bool {
         let alb = self.draft.alb.as_ref();
         self.is_within(
-            self.shown_within,
-            alb.and_then(|alb| alb.requested_at.as_ref()),
+            self.consistency_window,
+            alb.and_then(|alb| alb.creation_requested_at.as_ref()),
         )
     }
 
-    /// Returns whether AWS may yet show something that was asked for a moment ago, for the port.
+    /// Returns whether AWS may yet show a resource that was requested a moment ago, for the port.
     pub fn may_yet_show(&self, port: u16) -> bool {
-        self.is_within(self.shown_within, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window,
+            self.draft.creation_requested_at(port),
+        )
     }
 
     /// Returns whether the time that the status has for the port is recent enough for another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
-        self.is_within(self.shown_within / 2, self.draft.requested_at(port))
+        self.is_within(
+            self.consistency_window / 2,
+            self.draft.creation_requested_at(port),
+        )
     }
 
-    /// The clock of the replica that wrote `time` may be ahead.
+    /// Returns whether `time` is recent. The clock of the replica that wrote `time` may be ahead.
     fn is_within(&self, limit: Duration, time: Option<&Time>) -> bool {
         time.is_some_and(|time| self.now.duration_since(time.0).unsigned_abs() < limit)
     }
@@ -169,29 +175,36 @@ impl Observed {
 
     /// Returns the load balancer for the status: as AWS shows it, if owned.
     pub fn alb(&self) -> Option<Alb> {
-        let is_owned = self.ownership.as_ref().is_some_and(Ownership::is_adoptable);
-        let Some(shown) = self.shown().filter(|_| is_owned) else {
+        let is_owned = self
+            .ownership
+            .as_ref()
+            .is_some_and(TagOwnership::is_adoptable);
+        let Some(visible) = self.visible().filter(|_| is_owned) else {
             return self.draft.alb.clone();
         };
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let mut alb = Alb {
-            dns: some(&shown.dns),
-            arn: some(&shown.arn),
-            state: some(&shown.state),
+            dns: some(&visible.dns),
+            arn: some(&visible.arn),
+            state: some(&visible.state),
             ..self.draft.alb.clone().unwrap_or_default()
         };
-        if shown.state == "active" {
+        if visible.state == "active" {
             // AWS shows the load balancer, so no reconcile has to wait for that.
-            alb.requested_at = None;
+            alb.creation_requested_at = None;
         }
         Some(alb)
     }
 
     /// Returns the draft that records `intent`.
     pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
-        let recorded = self.draft.alb.clone().unwrap_or_default().tag_keys;
-        let keys: BTreeSet<_> = recorded.iter().chain(&desired.tag_keys).cloned().collect();
-        let tag_keys = keys.into_iter().collect();
+        let recorded = self.draft.alb.clone().unwrap_or_default().managed_tag_keys;
+        let keys: BTreeSet<_> = recorded
+            .iter()
+            .chain(&desired.managed_tag_keys)
+            .cloned()
+            .collect();
+        let managed_tag_keys = keys.into_iter().collect();
         let mut draft = Draft {
             alb: self.alb(),
             ..self.draft.clone()
@@ -199,12 +212,17 @@ impl Observed {
         match intent {
             Intent::CreateLoadBalancer => {
                 draft.alb = Some(Alb {
-                    requested_at: Some(Time(self.now)),
-                    tag_keys,
+                    creation_requested_at: Some(Time(self.now)),
+                    managed_tag_keys,
                     ..Alb::default()
                 });
             }
-            Intent::Tag => draft.alb = draft.alb.map(|alb| Alb { tag_keys, ..alb }),
+            Intent::Tag => {
+                draft.alb = draft.alb.map(|alb| Alb {
+                    managed_tag_keys,
+                    ..alb
+                });
+            }
             Intent::Ports(ports) => {
                 let creating = |port: &u16| ListenerStatus {
                     port: *port,

@@ -1,8 +1,8 @@
 //! Decides the next step of a reconcile. Pure.
 //!
-//! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So the order
-//! of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS refuses ends the reconcile,
-//! except where a rule says that something else goes on.
+//! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So
+//! the order of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS rejects ends
+//! the reconcile, unless a rule continues with something else.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -15,19 +15,19 @@ use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
 use qm_runtime::error::{CONFLICT, Class};
 use qm_runtime::finalizer;
 use qm_runtime::outcome::Requeue;
-use qm_runtime::ownership::Claim;
+use qm_runtime::ownership::Ownership;
 
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::routes::{RouteProblem, TargetChange, released, route};
 use super::status::{
-    DELETING, DELETION_PROTECTED, LISTENER_CONFLICT, ListenerResult, MyIngressReadiness,
-    NAME_TAKEN, NOT_ALIKE, count,
+    DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN, TERMINATING,
+    count,
 };
 use super::step::{EventType, Intent, Step};
-use super::tags::Ownership;
+use super::tags::TagOwnership;
 
-/// The policy that AWS gives an HTTPS listener which is created without one. One that becomes HTTPS needs one
+/// Policy that AWS gives a new HTTPS listener without one. A listener that becomes HTTPS needs a policy
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
 
@@ -54,22 +54,22 @@ pub(crate) enum Stop {
 /// An end of a reconcile before all rules hold.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// AWS refused a step that the rest depends on.
-    Refused(AwsError),
+    /// AWS rejected a step that the rest depends on.
+    Rejected(AwsError),
     /// The reconcile waits for AWS or for an editor.
     Blocked(MyIngressReadiness, Requeue),
-    /// Nothing owned is left in AWS.
+    /// AWS has nothing owned any more.
     Deleted,
 }
 
-/// The end of a walk through all rules: AWS has everything that AWS accepts of the desired state.
+/// End of a walk through all rules: AWS has all of the desired state that it accepts.
 #[derive(Debug)]
-pub(crate) struct Settled<'a> {
+pub(crate) struct Converged<'a> {
     pub load_balancer: &'a LoadBalancer,
-    /// `None` if there are no listeners to look at.
+    /// `None` without listeners to ensure.
     pub listeners: Option<ListenerResults>,
-    /// The refusal of a step of the load balancer itself.
-    pub refused: Option<AwsError>,
+    /// Error of a step of the load balancer itself.
+    pub rejected: Option<AwsError>,
 }
 
 #[derive(Debug, Default)]
@@ -77,13 +77,13 @@ pub(crate) struct ListenerResults {
     pub desired: Vec<ListenerResult>,
     /// Ports that are not desired and not removed yet.
     pub others: Vec<ListenerStatus>,
-    pub refused: Vec<AwsError>,
-    /// Whether AWS is still at work, so that the next reconcile finds another state.
+    pub rejected: Vec<AwsError>,
+    /// AWS is still at work: the next reconcile finds another state.
     pub changes: bool,
 }
 
 /// Goes through the rules until a step is to be taken or the reconcile ends.
-pub(crate) fn walk<'a>(desired: &'a Desired<'a>, observed: &'a Observed) -> Walk<Settled<'a>> {
+pub(crate) fn walk<'a>(desired: &'a Desired<'a>, observed: &'a Observed) -> Walk<Converged<'a>> {
     let walker = Walker { desired, observed };
     let found = match &observed.created {
         Some(created) => Some(created),
@@ -97,8 +97,8 @@ pub(crate) fn walk<'a>(desired: &'a Desired<'a>, observed: &'a Observed) -> Walk
     }
 }
 
-fn refused<T>(error: AwsError) -> Walk<T> {
-    Break(Stop::End(End::Refused(error)))
+fn end_rejected<T>(error: AwsError) -> Walk<T> {
+    Break(Stop::End(End::Rejected(error)))
 }
 
 fn blocked<T>(readiness: MyIngressReadiness, outcome: Requeue) -> Walk<T> {
@@ -111,24 +111,24 @@ struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Passes a step that is done, ends at one that AWS refused, and otherwise proposes the step.
-    fn take(&self, step: Step) -> Walk {
+    /// Continues after a step that is done, ends at a step that AWS rejected, and otherwise proposes the step.
+    fn take_step(&self, step: Step) -> Walk {
         if self.observed.done.contains(&step) {
             return Continue(());
         }
-        let mut refusals = self.observed.refused.iter();
-        match refusals.find(|(refused, _)| *refused == step) {
-            Some((_, error)) => refused(error.clone()),
+        let mut rejections = self.observed.rejected.iter();
+        match rejections.find(|(rejected, _)| *rejected == step) {
+            Some((_, error)) => end_rejected(error.clone()),
             None => Break(Stop::Next(step)),
         }
     }
 
     fn normal(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
-        self.take(Step::Emit(EventType::Normal, action, reason, note))
+        self.take_step(Step::Emit(EventType::Normal, action, reason, note))
     }
 
     fn warning(&self, action: &'static str, reason: &'static str, note: String) -> Walk {
-        self.take(Step::Emit(EventType::Warning, action, reason, note))
+        self.take_step(Step::Emit(EventType::Warning, action, reason, note))
     }
 
     fn updated(&self, note: String) -> Walk {
@@ -145,45 +145,45 @@ impl<'a> Walker<'a> {
 
     fn deleting<T>(&self, message: &str) -> Walk<T> {
         let alb = Some(self.alb().unwrap_or_default());
-        let readiness = MyIngressReadiness::not_ready(alb, DELETING, message);
+        let readiness = MyIngressReadiness::not_ready(alb, TERMINATING, message);
         blocked(readiness, Requeue::Poll)
     }
 
-    /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves nothing
-    /// else.
+    /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves
+    /// nothing else.
     fn find(&self) -> Walk<Option<&'a LoadBalancer>> {
         let (observed, tags) = (self.observed, &self.desired.tags);
         let find = Step::FindLoadBalancer(self.desired.name.clone());
         let Some(arn) = observed.arn() else {
-            self.take(find)?;
+            self.take_step(find)?;
             return Continue(observed.load_balancer.as_ref());
         };
-        self.take(Step::ReadRegion)?;
+        self.take_step(Step::ReadRegion)?;
         if let Some(region) = qm_aws::region_of(arn).filter(|region| *region != observed.region) {
-            return refused(tags.in_another_region(arn, region, &observed.region));
+            return end_rejected(tags.in_another_region(arn, region, &observed.region));
         }
-        self.take(find)?;
-        let asked = match &observed.load_balancer {
+        self.take_step(find)?;
+        let current = match &observed.load_balancer {
             Some(found) => qm_aws::account_of(&found.arn),
             None if observed.may_yet_appear() => None,
             None => {
-                self.take(Step::ReadAccount)?;
+                self.take_step(Step::ReadAccount)?;
                 Some(observed.account.as_str())
             }
         };
-        match (qm_aws::account_of(arn), asked) {
-            (Some(account), Some(asked)) if account != asked => {
-                refused(tags.in_another_account(arn, account, asked))
+        match (qm_aws::account_of(arn), current) {
+            (Some(account), Some(current)) if account != current => {
+                end_rejected(tags.in_another_account(arn, account, current))
             }
             _ => Continue(observed.load_balancer.as_ref()),
         }
     }
 
     fn add_finalizer(&self) -> Walk {
-        if finalizer::is_on(self.observed.object.as_ref(), FINALIZER) {
+        if finalizer::has(self.observed.object.as_ref(), FINALIZER) {
             return Continue(());
         }
-        self.take(Step::AddFinalizer)
+        self.take_step(Step::AddFinalizer)
     }
 
     fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
@@ -193,46 +193,50 @@ impl<'a> Walker<'a> {
             return self.not_visible();
         }
         self.add_finalizer()?;
-        self.take(Step::RecordIntent(Intent::CreateLoadBalancer))?;
-        self.take(Step::CreateLoadBalancer(desired.clone()))?;
+        self.take_step(Step::RecordIntent(Intent::CreateLoadBalancer))?;
+        self.take_step(Step::CreateLoadBalancer(desired.clone()))?;
         self.not_visible()
     }
 
-    /// Ensures that the load balancer that AWS shows, or has just created, is as desired.
-    fn ensure(&self, desired: &DesiredLoadBalancer, found: &'a LoadBalancer) -> Walk<Settled<'a>> {
+    /// Ensures that the load balancer that AWS shows, or has just created, matches the desired state.
+    fn ensure(
+        &self,
+        desired: &DesiredLoadBalancer,
+        found: &'a LoadBalancer,
+    ) -> Walk<Converged<'a>> {
         let (name, arn) = (&desired.name, &found.arn);
-        self.take(Step::ReadTags(arn.clone()))?;
+        self.take_step(Step::ReadTags(arn.clone()))?;
         let Some(ownership) = &self.observed.ownership else {
             return self.not_visible();
         };
-        // AWS may have answered the creation with an existing load balancer of these very settings.
+        // AWS may have answered the creation with an existing load balancer that has the same settings.
         if !ownership.is_adoptable() {
             return self.not_owned(found, ownership);
         }
         if let Some(message) = incompatibility(found, desired) {
-            if ownership.claim != Claim::Ours {
-                return self.left_alone(NOT_ALIKE, message);
+            if ownership.claim != Ownership::Owned {
+                return self.left_alone(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
-            let readiness = MyIngressReadiness::not_ready(alb, NOT_ALIKE, message);
+            let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
             return blocked(readiness, Requeue::OnChange);
         }
-        if ownership.claim == Claim::Restored {
-            self.take(Step::ConfirmOwner("load balancer"))?;
+        if ownership.claim == Ownership::Restored {
+            self.take_step(Step::ConfirmOwner("load balancer"))?;
         }
         self.add_finalizer()?;
-        let (mut changed, mut refusal) = (Vec::new(), None);
+        let (mut changed, mut error) = (Vec::new(), None);
         // The tags come first, because they prove ownership.
         let tagged = self.tag(&desired.tags, arn, &ownership.tags);
         match &tagged {
             Continue(differed) => {
                 changed.extend(differed.then_some("tags"));
-                refusal = self.correct_drift(desired, found, &mut changed)?;
+                error = self.correct_drift(desired, found, &mut changed)?;
             }
             Break(Stop::End(_)) => {}
             Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
         }
-        if ownership.claim != Claim::Ours {
+        if ownership.claim != Ownership::Owned {
             if tagged.is_continue() {
                 let adopted = format!("load balancer {name} was taken over: {arn}");
                 self.normal("Adopt", "Adopted", adopted)?;
@@ -245,18 +249,21 @@ impl<'a> Walker<'a> {
             self.updated(format!("{changed} of load balancer {name} put right"))?;
         }
         tagged?;
-        if let Some(error) = refusal.as_ref().filter(|error| !error.is_of_one()) {
-            return refused(error.clone());
+        if let Some(error) = error
+            .as_ref()
+            .filter(|error| !error.concerns_one_resource())
+        {
+            return end_rejected(error.clone());
         }
-        // Traffic follows the nodes although AWS refused something else.
-        Continue(Settled {
+        // Traffic follows the nodes even if AWS rejected another step.
+        Continue(Converged {
             load_balancer: found,
             listeners: self.ensure_listeners(found)?,
-            refused: refusal,
+            rejected: error,
         })
     }
 
-    fn not_owned<T>(&self, found: &LoadBalancer, ownership: &Ownership) -> Walk<T> {
+    fn not_owned<T>(&self, found: &LoadBalancer, ownership: &TagOwnership) -> Walk<T> {
         let name = &self.desired.name;
         let Some(sibling) = &self.observed.sibling else {
             let message = self.desired.tags.conflict(found, name, &ownership.tags);
@@ -269,14 +276,14 @@ impl<'a> Walker<'a> {
         self.left_alone(NAME_TAKEN, message)
     }
 
-    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `LeftBehind`. AWS may
+    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `Orphaned`. AWS may
     /// show the tags late, so a recent load balancer is read again soon.
     fn left_alone<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
-        let shown = self.observed.shown().map(|shown| &shown.arn);
+        let actual = self.observed.visible().map(|actual| &actual.arn);
         let alb = Alb {
-            arn: known.arn.filter(|arn| Some(arn) == shown),
-            requested_at: known.requested_at,
+            arn: known.arn.filter(|arn| Some(arn) == actual),
+            creation_requested_at: known.creation_requested_at,
             ..Alb::default()
         };
         let outcome = if self.observed.may_yet_appear() {
@@ -284,50 +291,50 @@ impl<'a> Walker<'a> {
         } else {
             Requeue::OnChange
         };
-        let readiness = MyIngressReadiness::not_ready(Some(alb), reason, message);
+        let readiness = MyIngressReadiness::conflict(Some(alb), reason, message);
         blocked(readiness, outcome)
     }
 
     /// Ensures the tags of the load balancer. Returns whether a tag differed.
-    fn tag(&self, desired: &Tags, arn: &str, shown: &Tags) -> Walk<bool> {
+    fn tag(&self, desired: &Tags, arn: &str, actual: &Tags) -> Walk<bool> {
         let alb = self.observed.draft.alb.as_ref();
-        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.tag_keys).collect();
-        let keys: BTreeSet<_> = self.desired.tag_keys.iter().collect();
+        let recorded: BTreeSet<_> = alb.iter().flat_map(|alb| &alb.managed_tag_keys).collect();
+        let keys: BTreeSet<_> = self.desired.managed_tag_keys.iter().collect();
         if !keys.is_subset(&recorded) {
             // A later reconcile removes only recorded tags.
-            self.take(Step::RecordIntent(Intent::Tag))?;
+            self.take_step(Step::RecordIntent(Intent::Tag))?;
         }
-        self.ensure_tags(arn, desired, shown, &(&recorded - &keys))
+        self.ensure_tags(arn, desired, actual, &(&recorded - &keys))
     }
 
-    /// Ensures the tags, removes those that the spec `dropped`, and uses the consent to an adoption. Returns whether a tag
-    /// differed.
+    /// Ensures the tags, removes those that the spec `dropped`, and removes the consent to an adoption. Returns whether
+    /// a tag differed.
     fn ensure_tags(
         &self,
         arn: &str,
         desired: &Tags,
-        shown: &Tags,
+        actual: &Tags,
         dropped: &BTreeSet<&String>,
     ) -> Walk<bool> {
         let (mut missing, mut extra) = (desired.clone(), BTreeSet::new());
-        missing.retain(|key, value| shown.get(key) != Some(value));
-        for key in shown.keys().filter(|key| !desired.contains_key(*key)) {
-            let is_consent = key == ADOPT_BY && self.desired.tags.has_consent(shown);
+        missing.retain(|key, value| actual.get(key) != Some(value));
+        for key in actual.keys().filter(|key| !desired.contains_key(*key)) {
+            let is_consent = key == ADOPT_BY && self.desired.tags.has_consent(actual);
             if is_consent || dropped.contains(key) {
                 extra.insert(key.clone());
             }
         }
         let differs = !missing.is_empty() || !extra.is_empty();
         if !missing.is_empty() {
-            self.take(Step::AddTags(arn.into(), missing))?;
+            self.take_step(Step::AddTags(arn.into(), missing))?;
         }
         if !extra.is_empty() {
-            self.take(Step::RemoveTags(arn.into(), extra))?;
+            self.take_step(Step::RemoveTags(arn.into(), extra))?;
         }
         Continue(differs)
     }
 
-    /// Corrects what differs from the spec. A refusal does not keep the rest from being corrected: returns the first one.
+    /// Corrects differences from the spec. An error does not keep the rest from being corrected: returns the first one.
     fn correct_drift(
         &self,
         desired: &DesiredLoadBalancer,
@@ -339,7 +346,7 @@ impl<'a> Walker<'a> {
         let address_type = address_type.filter(|it| found.ip_address_type != **it);
         let set_address_type =
             |it: &String| ("IP address type", Step::SetIpAddressType(arn(), it.clone()));
-        // The new subnets may only do for IPv4, the old ones not for more.
+        // The new subnets may only support IPv4, the old ones not more.
         let (fewer, more) = (
             address_type.filter(|it| *it == "ipv4"),
             address_type.filter(|it| *it != "ipv4"),
@@ -359,9 +366,9 @@ impl<'a> Walker<'a> {
         ];
         let mut first = None;
         for (what, step) in steps.into_iter().flatten() {
-            match self.take(step) {
+            match self.take_step(step) {
                 Continue(()) => changed.push(what),
-                Break(Stop::End(End::Refused(error))) => _ = first.get_or_insert(error),
+                Break(Stop::End(End::Rejected(error))) => _ = first.get_or_insert(error),
                 Break(stop) => return Break(stop),
             }
         }
@@ -369,9 +376,9 @@ impl<'a> Walker<'a> {
     }
 
     /// Deletes the load balancer that AWS shows, if it is owned.
-    fn delete(&self, found: &'a LoadBalancer) -> Walk<Settled<'a>> {
+    fn delete(&self, found: &'a LoadBalancer) -> Walk<Converged<'a>> {
         let (name, arn) = (&self.desired.name, &found.arn);
-        self.take(Step::ReadTags(arn.clone()))?;
+        self.take_step(Step::ReadTags(arn.clone()))?;
         let Some(ownership) = &self.observed.ownership else {
             return self.deleting(OWNER_NOT_VISIBLE);
         };
@@ -382,19 +389,19 @@ impl<'a> Walker<'a> {
             self.delete_target_groups(true)?;
             if self.observed.arn() == Some(arn) {
                 let note = format!("load balancer {arn} has lost our tags: it is left as it is");
-                self.warning("Delete", "LeftBehind", note)?;
+                self.warning("Delete", "Orphaned", note)?;
             }
             return Break(Stop::End(End::Deleted));
         }
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
-        self.take(Step::ConfirmOwner("load balancer"))?;
-        match self.take(Step::DeleteLoadBalancer(arn.clone())) {
-            Break(Stop::End(End::Refused(error))) if error.class == Class::Slow => {
+        self.take_step(Step::ConfirmOwner("load balancer"))?;
+        match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
+            Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
                 return self.keep(found, error);
             }
             deleted => deleted?,
         }
-        self.take(Step::VerifyDeletion(name.clone()))?;
+        self.take_step(Step::VerifyDeletion(name.clone()))?;
         let remaining = self.observed.remaining.as_ref();
         if remaining.is_some_and(|it| it.arn == *arn) {
             return self.deleting("AWS deletes the load balancer");
@@ -405,28 +412,29 @@ impl<'a> Walker<'a> {
         Break(Stop::End(End::Deleted))
     }
 
-    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows the nodes.
-    fn keep(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Settled<'a>> {
+    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows
+    /// the nodes.
+    fn keep(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
         let error = self.explain(error, &found.arn);
         if self.desired.listeners.is_none() {
-            return refused(error);
+            return end_rejected(error);
         }
         match self.ensure_listeners(found) {
-            Break(Stop::End(_)) => refused(error),
+            Break(Stop::End(_)) => end_rejected(error),
             Break(stop) => Break(stop),
-            Continue(listeners) => Continue(Settled {
+            Continue(listeners) => Continue(Converged {
                 load_balancer: found,
                 listeners,
-                refused: Some(error),
+                rejected: Some(error),
             }),
         }
     }
 
     /// Adds the command that disables deletion protection to an error that deletion protection causes.
     fn explain(&self, error: AwsError, arn: &str) -> AwsError {
-        // AWS uses this code for other refusals too.
-        let words = error.message.to_lowercase();
-        if !error.is(error::NOT_PERMITTED) || !words.contains("deletion protection") {
+        // AWS uses this code for other errors too.
+        let message = error.message.to_lowercase();
+        if !error.is(error::NOT_PERMITTED) || !message.contains("deletion protection") {
             return error;
         }
         let message = format!(
@@ -454,32 +462,32 @@ impl<'a> Walker<'a> {
         if let Some(arn) = self.observed.arn() {
             let name = &self.desired.name;
             let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
-            self.normal("Delete", "Gone", note)?;
+            self.normal("Delete", "AlreadyDeleted", note)?;
         }
         Break(Stop::End(End::Deleted))
     }
 
-    /// Returns whether AWS has no listener or target group to look at, as far as spec and status tell.
+    /// Returns whether AWS has no listener or target group to ensure, by spec and status.
     fn has_no_listeners(&self) -> bool {
         let is_known = !self.observed.is_status_lost();
         is_known && self.desired.listeners().is_empty() && self.observed.draft.listeners.is_empty()
     }
 
-    /// Deletes all owned target groups, after the load balancer. Groups that a load balancer `left` behind leads to stay.
+    /// Deletes all owned target groups, after the load balancer. Groups of a load balancer that was `left` behind stay.
     fn delete_target_groups(&self, left: bool) -> Walk {
         if self.has_no_listeners() {
             return Continue(());
         }
         let (observed, tags) = (self.observed, &self.desired.tags);
-        self.take(Step::ListTargetGroups(tags.group_prefix()))?;
+        self.take_step(Step::ListTargetGroups(tags.group_prefix()))?;
         let groups = &observed.listed_groups;
         let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
         self.read_ownership(arns.iter().cloned())?;
         // If the cache is stale, the groups may belong to a newer MyIngress of that name.
-        self.take(Step::ConfirmOwner("target groups"))?;
+        self.take_step(Step::ConfirmOwner("target groups"))?;
         for arn in arns.iter().filter(|arn| observed.owners.is_owned(arn)) {
-            match self.take(Step::DeleteTargetGroup(arn.clone())) {
-                Break(Stop::End(End::Refused(error))) if left && error.is(error::IN_USE) => {}
+            match self.take_step(Step::DeleteTargetGroup(arn.clone())) {
+                Break(Stop::End(End::Rejected(error))) if left && error.is(error::IN_USE) => {}
                 deleted => deleted?,
             }
         }
@@ -501,17 +509,18 @@ impl<'a> Walker<'a> {
         if arns.is_empty() {
             return Continue(());
         }
-        self.take(Step::ReadOwnership(arns))
+        self.take_step(Step::ReadOwnership(arns))
     }
 
-    /// Ensures the desired listeners one after the other, then removes the others. A rejected listener must not block others.
+    /// Ensures the desired listeners one after the other, then removes the others. A rejected listener must not block
+    /// others.
     fn ensure_listeners(&self, found: &LoadBalancer) -> Walk<Option<ListenerResults>> {
         if found.state == "failed" || self.has_no_listeners() {
             return Continue(None);
         }
         let (desired, observed) = (self.desired, self.observed);
-        self.take(Step::ReadListeners(found.arn.clone()))?;
-        self.take(Step::ReadTargetGroups(found.arn.clone()))?;
+        self.take_step(Step::ReadListeners(found.arn.clone()))?;
+        self.take_step(Step::ReadTargetGroups(found.arn.clone()))?;
         let arns = observed.listeners.iter().map(|it| it.arn.clone());
         let groups = observed.target_groups.iter().map(|it| it.arn.clone());
         self.read_ownership(arns.chain(groups))?;
@@ -520,20 +529,20 @@ impl<'a> Walker<'a> {
         let existing = &observed.owned_ports(&desired.tags.group_prefix()) | &recorded;
         let new = &(&ports | &existing) - &recorded;
         if !new.is_empty() {
-            // A later reconcile removes only what AWS has for recorded ports.
-            self.take(Step::RecordIntent(Intent::Ports(new)))?;
+            // A later reconcile removes only resources of recorded ports.
+            self.take_step(Step::RecordIntent(Intent::Ports(new)))?;
         }
         if !ports.is_empty() {
-            self.take(Step::ReadNodes)?;
+            self.take_step(Step::ReadNodes)?;
         }
         let mut results = ListenerResults::default();
         for listener in desired.listeners() {
             let port = listener.port;
             let result = match self.ensure_listener(found, listener) {
-                Break(Stop::End(End::Refused(error))) if error.is_of_one() => {
+                Break(Stop::End(End::Rejected(error))) if error.concerns_one_resource() => {
                     let message = format!("port {port}: {}", error.message);
                     let reason = error.reason;
-                    results.refused.push(AwsError { message, ..error });
+                    results.rejected.push(AwsError { message, ..error });
                     self.unchanged(port, reason, String::new())
                 }
                 result => result?,
@@ -544,14 +553,14 @@ impl<'a> Walker<'a> {
         for port in &existing - &ports {
             let before = observed.draft.listener(port).cloned();
             match self.remove_listener(port) {
-                Break(Stop::End(End::Refused(error))) => {
-                    let refused = before.map(|before| ListenerStatus {
+                Break(Stop::End(End::Rejected(error))) => {
+                    let rejected = before.map(|before| ListenerStatus {
                         healthy: 0,
                         reason: error.reason.into(),
                         ..before
                     });
-                    results.others.extend(refused);
-                    results.refused.push(error);
+                    results.others.extend(rejected);
+                    results.rejected.push(error);
                 }
                 Break(stop) => return Break(stop),
                 Continue(true) => {}
@@ -577,12 +586,12 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Ensures a listener that never leads to nothing: a target group has targets before a listener leads to it, and new targets
-    /// come before old ones go.
+    /// Ensures a listener that always has targets: its target group gets targets before the listener forwards to it,
+    /// and new targets come before old ones are removed.
     fn ensure_listener(&self, found: &LoadBalancer, listener: &Listener) -> Walk<ListenerResult> {
         let (observed, tags, port) = (self.observed, &self.desired.tags, listener.port);
         let name = listener.service.name.clone();
-        self.take(Step::ReadService(port, name))?;
+        self.take_step(Step::ReadService(port, name))?;
         let existing = observed.listeners.iter().find(|it| it.port == port);
         if let Some(foreign) = existing.filter(|it| !observed.owners.is_adoptable(&it.arn)) {
             let arn = &foreign.arn;
@@ -594,7 +603,7 @@ impl<'a> Walker<'a> {
                  it, or, {}",
                 tags.adopt_command(arn)
             );
-            return Continue(self.unchanged(port, LISTENER_CONFLICT, message));
+            return Continue(self.unchanged(port, CONFLICT, message));
         }
         let service = observed.services.get(&port).and_then(Option::as_ref);
         let route = match route(service, listener, observed.nodes.as_ref()) {
@@ -617,16 +626,16 @@ impl<'a> Walker<'a> {
         self.ensure_ownership(&group.arn)?;
         let path = listener.health_check_path();
         if group.health_check_path != path {
-            self.take(Step::SetHealthCheck(arn(), path.into()))?;
+            self.take_step(Step::SetHealthCheck(arn(), path.into()))?;
         }
         let registered = self.read_health(&group.arn)?;
         let TargetChange { add, remove, hold } = TargetChange::of(registered, &route);
         let rejected = self.register(port, &group.arn, &add, registered, &route)?;
         let has_moved = self.lead(found, listener, existing, group)?;
         if !remove.is_empty() {
-            self.take(Step::DeregisterTargets(arn(), remove))?;
+            self.take_step(Step::DeregisterTargets(arn(), remove))?;
         }
-        // Health from before a target was added, or before the listener led to the group, says nothing.
+        // Health from before a target was added, or before the listener forwarded to the group, proves nothing.
         let known = |it: &&TargetHealth| !has_moved && !add.contains(&it.target);
         let health: Vec<_> = registered.iter().filter(known).collect();
         let targets = &route - &rejected;
@@ -639,7 +648,7 @@ impl<'a> Walker<'a> {
     }
 
     fn read_health(&self, group: &str) -> Walk<&'a [TargetHealth]> {
-        self.take(Step::ReadTargetHealth(group.into()))?;
+        self.take_step(Step::ReadTargetHealth(group.into()))?;
         let health = self.observed.health.get(group);
         Continue(health.map(Vec::as_slice).unwrap_or_default())
     }
@@ -648,7 +657,7 @@ impl<'a> Walker<'a> {
     fn release(&self, port: u16) -> Walk<bool> {
         let observed = self.observed;
         let name = self.desired.tags.group_name(port);
-        // No traffic reaches a group that no listener leads to.
+        // A group without a listener gets no traffic.
         let mut groups = observed.target_groups.iter();
         let group = groups.find(|group| group.name == name);
         let Some(group) = group.filter(|group| observed.owners.is_owned(&group.arn)) else {
@@ -660,7 +669,7 @@ impl<'a> Walker<'a> {
         let active = registered.iter().filter(|it| !it.is_draining()).count();
         let count = targets.len();
         if count > 0 {
-            self.take(Step::DeregisterTargets(group.arn.clone(), targets))?;
+            self.take_step(Step::DeregisterTargets(group.arn.clone(), targets))?;
             self.updated(format!(
                 "removed {count} targets of port {port}: the Service released their node port"
             ))?;
@@ -693,13 +702,13 @@ impl<'a> Walker<'a> {
             if !owners.is_owned(arn) {
                 return Continue(Err(self.foreign_group(port, group)));
             }
-            // The group belonged to an owned load balancer that somebody deleted.
-            self.take(Step::DeleteTargetGroup(arn.clone()))?;
+            // The group belonged to an owned load balancer that another client deleted.
+            self.take_step(Step::DeleteTargetGroup(arn.clone()))?;
         }
         let create = DesiredTargetGroup {
             name,
             vpc: found.vpc.clone(),
-            // Each target has a port of its own.
+            // Each target has its own port.
             port: 80,
             health_check_path: listener.health_check_path().into(),
             tags: self.desired.tags.tags(),
@@ -708,13 +717,13 @@ impl<'a> Walker<'a> {
         let Some(created) = observed.created_groups.get(&port) else {
             return not_visible();
         };
-        match self.take(Step::ReadOwnership(vec![created.arn.clone()])) {
-            Break(Stop::End(End::Refused(error))) if error.is(error::GROUP_NOT_FOUND) => {
+        match self.take_step(Step::ReadOwnership(vec![created.arn.clone()])) {
+            Break(Stop::End(End::Rejected(error))) if error.is(error::GROUP_NOT_FOUND) => {
                 return not_visible();
             }
             read => read?,
         }
-        // AWS may have answered with an existing group of these very settings.
+        // AWS may have answered with an existing group that has the same settings.
         if owners.is_owned(&created.arn) {
             return Continue(Ok(created));
         }
@@ -730,19 +739,19 @@ impl<'a> Walker<'a> {
             "target group {name}, which port {port} needs, is not ours: delete it, or, {}",
             self.desired.tags.adopt_command(arn)
         );
-        self.unchanged(port, LISTENER_CONFLICT, message)
+        self.unchanged(port, CONFLICT, message)
     }
 
     fn find_group(&self, name: &str) -> Walk<Option<&'a TargetGroup>> {
-        self.take(Step::FindTargetGroup(name.into()))?;
+        self.take_step(Step::FindTargetGroup(name.into()))?;
         let group = self.observed.found_groups.get(name);
         self.read_ownership(group.iter().map(|group| group.arn.clone()))?;
         Continue(group)
     }
 
-    /// Takes a step that creates something for the port, after the intent is recorded. A recent record will do.
+    /// Takes a step that creates a resource for the port, after recording the intent. A recent record is enough.
     fn take_recorded(&self, port: u16, step: Step) -> Walk {
-        let taken = self.take(step);
+        let taken = self.take_step(step);
         let record = Step::RecordIntent(Intent::CreateFor(port));
         let is_recorded =
             self.observed.was_just_requested(port) || self.observed.done.last() == Some(&record);
@@ -755,18 +764,18 @@ impl<'a> Walker<'a> {
     /// Ensures the tags of an owned or adoptable listener or target group.
     fn ensure_ownership(&self, arn: &str) -> Walk {
         let tags = &self.desired.tags;
-        let Some(Ownership { tags: shown, .. }) = self.observed.owners.0.get(arn) else {
+        let Some(TagOwnership { tags: actual, .. }) = self.observed.owners.0.get(arn) else {
             return Continue(());
         };
-        self.ensure_tags(arn, &tags.tags(), shown, &BTreeSet::new())?;
-        if tags.has_consent(shown) {
+        self.ensure_tags(arn, &tags.tags(), actual, &BTreeSet::new())?;
+        if tags.has_consent(actual) {
             self.normal("Adopt", "Adopted", format!("{arn} was taken over"))?;
         }
         Continue(())
     }
 
-    /// Registers the missing targets. Returns those that AWS rejects: an instance may end a moment before its node, and must not
-    /// block others.
+    /// Registers the missing targets. Returns those that AWS rejects: an instance may terminate a moment before its
+    /// node is deleted, and must not block others.
     fn register(
         &self,
         port: u16,
@@ -776,7 +785,7 @@ impl<'a> Walker<'a> {
         route: &BTreeSet<InstanceTarget>,
     ) -> Walk<BTreeSet<InstanceTarget>> {
         let (mut rejected, mut last) = (BTreeSet::new(), None);
-        for (step, error) in &self.observed.refused {
+        for (step, error) in &self.observed.rejected {
             if let Step::RegisterTargets(arn, targets) = step
                 && arn == group
                 && error.is(error::INVALID_TARGET)
@@ -789,9 +798,9 @@ impl<'a> Walker<'a> {
         let accepted = add - &rejected;
         let stays = |it: &TargetHealth| !it.is_draining() && route.contains(&it.target);
         if !accepted.is_empty() {
-            self.take(Step::RegisterTargets(group.into(), accepted))?;
+            self.take_step(Step::RegisterTargets(group.into(), accepted))?;
         } else if let Some(error) = last.filter(|_| !registered.iter().any(stays)) {
-            return refused(error.clone());
+            return end_rejected(error.clone());
         }
         if let Some(error) = last {
             let note = format!("port {port}: AWS does not have all nodes for targets: {error}");
@@ -800,7 +809,7 @@ impl<'a> Walker<'a> {
         Continue(rejected)
     }
 
-    /// Ensures that the listener leads to the group. Returns whether it led elsewhere or did not exist.
+    /// Ensures that the listener forwards to the group. Returns whether the listener was changed or created.
     fn lead(
         &self,
         found: &LoadBalancer,
@@ -831,17 +840,18 @@ impl<'a> Walker<'a> {
             let policy = &mut desired.ssl_policy;
             policy.get_or_insert_with(|| DEFAULT_POLICY.into());
         }
-        self.take(Step::ModifyListener(existing.arn.clone(), desired))?;
+        self.take_step(Step::ModifyListener(existing.arn.clone(), desired))?;
         self.updated(format!("listener of port {port} put right"))?;
         Continue(existing.group.as_ref() != Some(&group.arn))
     }
 
-    /// Removes the owned listener of a port that is not desired, then the owned target group. Returns whether both are gone.
+    /// Removes the owned listener of a port that is not desired, then the owned target group. Returns whether both are
+    /// deleted.
     fn remove_listener(&self, port: u16) -> Walk<bool> {
         let (observed, owners) = (self.observed, &self.observed.owners);
         let existing = observed.listeners.iter().find(|it| it.port == port);
         if let Some(listener) = existing.filter(|it| owners.is_owned(&it.arn)) {
-            self.take(Step::DeleteListener(listener.arn.clone()))?;
+            self.take_step(Step::DeleteListener(listener.arn.clone()))?;
             self.updated(format!("load balancer listens on port {port} no more"))?;
         }
         let name = self.desired.tags.group_name(port);
@@ -859,21 +869,21 @@ impl<'a> Walker<'a> {
                  port {}",
                 holder.port
             );
-            return refused(AwsError::unsent(Class::Slow, LISTENER_CONFLICT, message));
+            return end_rejected(AwsError::unsent(Class::Slow, CONFLICT, message));
         }
-        self.take(Step::DeleteTargetGroup(group.arn.clone()))?;
+        self.take_step(Step::DeleteTargetGroup(group.arn.clone()))?;
         Continue(true)
     }
 }
 
-/// Returns whether the message names this instance, and not one whose ID goes on.
+/// Returns whether the message names this instance, and not an instance with a longer ID.
 fn names(message: &str, instance: &str) -> bool {
     message
         .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
         .any(|word| word == instance)
 }
 
-/// Returns whether the listener differs from the spec, which need not give a policy.
+/// Returns whether the listener differs from the spec, which may omit the policy.
 fn differs(existing: &listeners::Listener, desired: &DesiredListener) -> bool {
     existing.protocol != desired.protocol
         || existing.certificate != desired.certificate

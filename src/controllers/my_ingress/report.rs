@@ -9,7 +9,7 @@ use qm_runtime::outcome::Requeue;
 
 use super::build::Desired;
 use super::observe::Observed;
-use super::plan::{self, End, ListenerResults, Settled, Stop};
+use super::plan::{self, Converged, End, ListenerResults, Stop};
 use super::status::{MyIngressReadiness, PROVISIONING};
 
 #[derive(Debug)]
@@ -22,10 +22,10 @@ pub(crate) struct Report {
 /// Returns the report, or `None` while a step is left and once nothing is left to delete.
 pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Report> {
     let (readiness, outcome) = match plan::walk(desired, observed) {
-        Continue(settled) => return Some(settled_report(desired, observed, &settled)),
+        Continue(converged) => return Some(converged_report(desired, observed, &converged)),
         Break(Stop::Next(_) | Stop::End(End::Deleted)) => return None,
-        Break(Stop::End(End::Refused(error))) => {
-            let readiness = MyIngressReadiness::refused(observed.alb(), &error);
+        Break(Stop::End(End::Rejected(error))) => {
+            let readiness = MyIngressReadiness::rejected(observed.alb(), &error);
             (readiness, Err(error))
         }
         Break(Stop::End(End::Blocked(readiness, outcome))) => (readiness, Ok(outcome)),
@@ -37,40 +37,47 @@ pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Repor
     })
 }
 
-fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<'_>) -> Report {
+fn converged_report(
+    desired: &Desired<'_>,
+    observed: &Observed,
+    converged: &Converged<'_>,
+) -> Report {
     let is_deleting = desired.load_balancer.is_none();
     let mut alb = observed.alb();
     if !is_deleting {
-        let tag_keys = desired.tag_keys.clone();
-        alb = alb.map(|alb| Alb { tag_keys, ..alb });
+        let managed_tag_keys = desired.managed_tag_keys.clone();
+        alb = alb.map(|alb| Alb {
+            managed_tag_keys,
+            ..alb
+        });
     }
-    let shown = MyIngressReadiness::of(alb.clone(), settled.load_balancer);
-    let outcome = if shown.reason == PROVISIONING {
+    let base = MyIngressReadiness::of(alb.clone(), converged.load_balancer);
+    let outcome = if base.reason == PROVISIONING {
         Requeue::Poll
     } else {
         Requeue::OnChange
     };
-    let (result, listeners) = match &settled.listeners {
-        None => (Ok((shown, outcome)), observed.draft.listeners.clone()),
+    let (result, listeners) = match &converged.listeners {
+        None => (Ok((base, outcome)), observed.draft.listeners.clone()),
         Some(results) => {
-            let status = |port| observed.draft.requested_at(port);
+            let status = |port| observed.draft.creation_requested_at(port);
             let desired = results.desired.iter().map(|it| it.status(status(it.port)));
             let listeners = desired.chain(results.others.iter().cloned()).collect();
-            (with_listeners(shown, outcome, results), listeners)
+            (with_listeners(base, outcome, results), listeners)
         }
     };
-    let (readiness, outcome) = match (result, &settled.refused) {
+    let (readiness, outcome) = match (result, &converged.rejected) {
         (Ok((readiness, outcome)), None) => (readiness, Ok(outcome)),
         // Whatever the listeners' problems are, an editor has to permit the deletion first.
         (result, Some(error)) if is_deleting => {
-            let readiness = MyIngressReadiness::refused(alb, error);
+            let readiness = MyIngressReadiness::rejected(alb, error);
             match result {
                 Ok((_, Requeue::Poll)) => (readiness, Ok(Requeue::Poll)),
                 _ => (readiness, Err(error.clone())),
             }
         }
-        (Err(error), _) => (MyIngressReadiness::refused(alb, &error), Err(error)),
-        (Ok(_), Some(error)) => (MyIngressReadiness::refused(alb, error), Err(error.clone())),
+        (Err(error), _) => (MyIngressReadiness::rejected(alb, &error), Err(error)),
+        (Ok(_), Some(error)) => (MyIngressReadiness::rejected(alb, error), Err(error.clone())),
     };
     Report {
         readiness,
@@ -79,9 +86,9 @@ fn settled_report(desired: &Desired<'_>, observed: &Observed, settled: &Settled<
     }
 }
 
-/// Returns the readiness of a load balancer with these listeners that is otherwise `shown`.
+/// Adds the listeners' problems to `base`, the readiness of the load balancer.
 fn with_listeners(
-    shown: MyIngressReadiness,
+    base: MyIngressReadiness,
     outcome: Requeue,
     results: &ListenerResults,
 ) -> Result<(MyIngressReadiness, Requeue), AwsError> {
@@ -90,16 +97,16 @@ fn with_listeners(
     let (passing, mut problems): (Vec<_>, Vec<_>) = problems.partition(|it| it.changes);
     problems.extend(passing);
     let messages = problems.iter().map(|it| it.message.as_str());
-    // The first of the most urgent ones.
-    let refused = results
-        .refused
+    // Of several errors, the first of the most urgent class is reported.
+    let rejected = results
+        .rejected
         .iter()
         .min_by_key(|error| match error.class {
             Class::Transient | Class::Stale => 0,
             Class::Slow => 1,
             Class::Terminal | Class::Waiting => 2,
         });
-    if let Some(error) = refused {
+    if let Some(error) = rejected {
         let messages: Vec<_> = [error.message.as_str()]
             .into_iter()
             .chain(messages)
@@ -109,13 +116,13 @@ fn with_listeners(
             ..error.clone()
         };
         if results.changes && error.class != Class::Transient {
-            let readiness = MyIngressReadiness::refused(shown.alb, &error);
+            let readiness = MyIngressReadiness::rejected(base.alb, &error);
             return Ok((readiness, Requeue::Poll));
         }
         return Err(error);
     }
-    if shown.reason == PROVISIONING {
-        return Ok((shown, outcome));
+    if base.reason == PROVISIONING {
+        return Ok((base, outcome));
     }
     let outcome = if results.changes {
         Requeue::Poll
@@ -123,9 +130,9 @@ fn with_listeners(
         outcome
     };
     let Some(first) = problems.first() else {
-        return Ok((shown, outcome));
+        return Ok((base, outcome));
     };
     let messages = messages.collect::<Vec<_>>().join("; ");
-    let readiness = MyIngressReadiness::not_ready(shown.alb, first.reason, messages);
+    let readiness = MyIngressReadiness::not_ready(base.alb, first.reason, messages);
     Ok((readiness, outcome))
 }

@@ -1,4 +1,4 @@
-//! The route of a listener: each node's instance, at the node port of the Service. Pure.
+//! Routes of a listener: each node's instance, at the node port of the Service. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use qm_api::my_ingress::Listener;
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 
 use super::status::{
-    NO_NODE_PORT, NO_NODES, NODES_UNKNOWN, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
+    NO_NODE_PORT, NO_NODES, NODES_UNREADABLE, SERVICE_NOT_FOUND, SERVICE_PORT_NOT_FOUND,
 };
 
-/// The reason that a listener has no route.
+/// Why a listener has no route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RouteProblem {
     pub reason: &'static str,
@@ -59,7 +59,7 @@ pub(crate) fn route(
         unknown => {
             let why = unknown.and_then(|it| it.as_ref().err());
             let why = why.map_or("they are being listed", String::as_str);
-            return problem(NODES_UNKNOWN, format!("the nodes are not known: {why}"));
+            return problem(NODES_UNREADABLE, format!("the nodes are not known: {why}"));
         }
     };
     if nodes.is_empty() {
@@ -74,7 +74,7 @@ pub(crate) fn route(
     Ok(nodes.iter().map(target).collect())
 }
 
-/// Returns the targets that no longer lead to the Service: Kubernetes may give a node port that it released to another one.
+/// Returns the targets that no longer lead to the Service: Kubernetes may give a released node port to another one.
 pub(crate) fn released(
     service: Option<&Service>,
     registered: &[TargetHealth],
@@ -100,12 +100,12 @@ fn is_tcp(port: &ServicePort) -> bool {
         .is_none_or(|protocol| protocol == "TCP")
 }
 
-/// The changes that make the targets of a group the desired ones.
+/// Changes from the registered to the desired targets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TargetChange {
     pub add: BTreeSet<InstanceTarget>,
     pub remove: BTreeSet<InstanceTarget>,
-    /// Targets to remove once the health of the desired ones is known: until then only these serve traffic.
+    /// Targets to remove once the health of the desired targets is known: until then only these serve traffic.
     pub hold: BTreeSet<InstanceTarget>,
 }
 
@@ -235,17 +235,17 @@ mod tests {
         "Service web has no port 80 over TCP: it has none")]
     #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no port on the nodes: write")]
     #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can take traffic")]
-    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnknown", "the nodes are not known: no")]
+    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnreadable", "the nodes are not known: no")]
     fn route_problems(
         #[case] ports: Option<Value>,
         #[case] nodes: Result<BTreeSet<String>, String>,
         #[case] reason: &str,
-        #[case] words: &str,
+        #[case] expected: &str,
     ) {
         let service = ports.map(|ports| service(&ports));
         let problem = route(service.as_ref(), &listener(), Some(&nodes)).unwrap_err();
         assert_eq!(problem.reason, reason);
-        assert!(problem.message.starts_with(words), "{problem:?}");
+        assert!(problem.message.starts_with(expected), "{problem:?}");
     }
 
     type Few<'a> = &'a [(&'a str, u16)];
@@ -253,7 +253,7 @@ mod tests {
     /// Desired are `i-1` and `i-2` at 30001.
     #[rstest]
     #[case::new(&[], &[("i-1", 30_001), ("i-2", 30_001)], &[], &[])]
-    #[case::right(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "unhealthy")], &[], &[], &[])]
+    #[case::unchanged(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "unhealthy")], &[], &[], &[])]
     #[case::draining(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "draining")], &[("i-2", 30_001)], &[], &[])]
     #[case::leaving(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "initial"), ("i-9", 30_001, "draining")], &[], &[], &[])]
     #[case::one_too_many(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "initial"), ("i-9", 30_001, "healthy")], &[], &[("i-9", 30_001)],

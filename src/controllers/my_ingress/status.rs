@@ -1,4 +1,4 @@
-//! The status of a `MyIngress` and of its listeners. Pure.
+//! Computes the status of a `MyIngress` and of its listeners. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer};
 use qm_core::conditions::READY;
-use qm_runtime::error::{CONFLICT, FORBIDDEN, SPEC_INVALID, WRITE_FAILED};
-use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SUSPENDED};
+use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
 /// AWS was asked for the load balancer, and does not show it yet.
 pub(crate) const CREATING: &str = "Creating";
@@ -17,13 +17,13 @@ pub(crate) const PROVISIONING: &str = "Provisioning";
 /// The load balancer works, but cannot grow.
 const IMPAIRED: &str = "ActiveImpaired";
 /// AWS could not create the load balancer.
-const FAILED: &str = "Failed";
+const PROVISIONING_FAILED: &str = "ProvisioningFailed";
 /// The load balancer of that name belongs to another `MyIngress`.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
-/// The load balancer has another scheme or type, which nobody can change.
-pub(crate) const NOT_ALIKE: &str = "NotAlike";
+/// The load balancer has another scheme or type, which cannot change.
+pub(crate) const INCOMPATIBLE: &str = "Incompatible";
 /// The load balancer is being deleted.
-pub(crate) const DELETING: &str = "Deleting";
+pub(crate) const TERMINATING: &str = "Terminating";
 /// Deletion protection is on.
 pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
 /// Listeners need an operator that watches the whole cluster.
@@ -34,32 +34,30 @@ pub(crate) const SERVICE_PORT_NOT_FOUND: &str = "ServicePortNotFound";
 pub(crate) const NO_NODE_PORT: &str = "NoNodePort";
 /// No node can take traffic.
 pub(crate) const NO_NODES: &str = "NoNodes";
-/// The operator may not list the nodes, or has not yet.
-pub(crate) const NODES_UNKNOWN: &str = "NodesUnknown";
-/// An unowned listener or target group is where an owned one is to be.
-pub(crate) const LISTENER_CONFLICT: &str = "ListenerConflict";
+/// The operator may not list the nodes, or has not listed them yet.
+pub(crate) const NODES_UNREADABLE: &str = "NodesUnreadable";
 /// AWS does not know the health of the targets yet.
 pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
 /// No target is healthy.
 pub(crate) const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// Reasons that need no action.
-const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
-/// Reasons for which no listener gets traffic.
-const WITHOUT_TRAFFIC: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
+const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, TERMINATING];
+/// Reasons for which no listener gets traffic. `CONFLICT` may also be the reason of one listener.
+const WITHOUT_TRAFFIC: [&str; 3] = [CREATING, PROVISIONING_FAILED, NAME_TAKEN];
 /// The reasons of this controller; [`qm_aws::error`] has those of AWS.
-pub const REASONS: [&str; 23] = [
+pub const REASONS: [&str; 22] = [
     READY,
     SUSPENDED,
     SPEC_INVALID,
     CREATING,
     PROVISIONING,
     IMPAIRED,
-    FAILED,
+    PROVISIONING_FAILED,
     CONFLICT,
     NAME_TAKEN,
-    NOT_ALIKE,
-    DELETING,
+    INCOMPATIBLE,
+    TERMINATING,
     DELETION_PROTECTED,
     FORBIDDEN,
     WRITE_FAILED,
@@ -68,8 +66,7 @@ pub const REASONS: [&str; 23] = [
     SERVICE_PORT_NOT_FOUND,
     NO_NODE_PORT,
     NO_NODES,
-    NODES_UNKNOWN,
-    LISTENER_CONFLICT,
+    NODES_UNREADABLE,
     TARGETS_INITIAL,
     TARGETS_UNHEALTHY,
 ];
@@ -89,6 +86,8 @@ pub(crate) struct MyIngressReadiness {
     pub ready: bool,
     pub reason: &'static str,
     pub message: String,
+    /// Whether no listener gets traffic, whatever the status says of it.
+    pub without_traffic: bool,
 }
 
 impl MyIngressReadiness {
@@ -98,6 +97,15 @@ impl MyIngressReadiness {
             ready: false,
             reason,
             message: message.into(),
+            without_traffic: WITHOUT_TRAFFIC.contains(&reason),
+        }
+    }
+
+    /// Returns the readiness of an object whose load balancer is not owned.
+    pub fn conflict(alb: Option<Alb>, reason: &'static str, message: String) -> Self {
+        Self {
+            without_traffic: reason == CONFLICT || WITHOUT_TRAFFIC.contains(&reason),
+            ..Self::not_ready(alb, reason, message)
         }
     }
 
@@ -106,7 +114,7 @@ impl MyIngressReadiness {
         Self::not_ready(Some(alb.unwrap_or_default()), CREATING, message)
     }
 
-    pub fn refused(alb: Option<Alb>, error: &AwsError) -> Self {
+    pub fn rejected(alb: Option<Alb>, error: &AwsError) -> Self {
         Self::not_ready(alb, error.reason, error.to_string())
     }
 
@@ -124,7 +132,7 @@ impl MyIngressReadiness {
                 format!("{dns} works, but AWS could not give it all that it needs to grow{why}"),
             ),
             "failed" => (
-                FAILED,
+                PROVISIONING_FAILED,
                 format!(
                     "AWS could not make the load balancer{why}; delete this MyIngress and create it anew"
                 ),
@@ -155,7 +163,7 @@ impl MyIngressReadiness {
 
     /// Fills the draft of a status with the load balancer and its listeners.
     pub fn observe(&self, status: &mut MyIngressStatus, mut listeners: Vec<ListenerStatus>) {
-        if WITHOUT_TRAFFIC.contains(&self.reason) {
+        if self.without_traffic {
             for listener in &mut listeners {
                 listener.healthy = 0;
                 listener.reason = self.reason.into();
@@ -176,14 +184,14 @@ pub(crate) struct ListenerResult {
     pub total: u32,
     /// Reason that no traffic arrives; empty while some does.
     pub reason: &'static str,
-    /// Message to `reason`; empty if an [`AwsError`] has it.
+    /// Message of `reason`; empty if an [`AwsError`] has it.
     pub message: String,
-    /// Whether AWS is still at work, so that the next reconcile finds another state.
+    /// AWS is still at work: the next reconcile finds another state.
     pub changes: bool,
 }
 
 impl ListenerResult {
-    /// Returns the result of a listener for which AWS shows something late.
+    /// Returns the result of a listener for which AWS shows a resource late.
     pub fn not_visible(port: u16) -> Self {
         Self {
             port,
@@ -194,7 +202,7 @@ impl ListenerResult {
         }
     }
 
-    /// Returns the result of a listener whose group is to have these targets. `security_groups` are the load balancer's.
+    /// Returns the result of a listener whose group needs these targets. `security_groups` are the load balancer's.
     pub fn of(
         port: u16,
         health: &[&TargetHealth],
@@ -205,7 +213,7 @@ impl ListenerResult {
         let known = targets.iter().filter_map(|target| health.get(target));
         let known: Vec<_> = known.copied().collect();
         let healthy = known.iter().filter(|it| it.state == "healthy").count();
-        // A target that is new to the group has no health yet.
+        // A new target of the group has no health yet.
         let is_initial =
             known.len() < targets.len() || known.iter().any(|it| it.state == "initial");
         let result = Self {
@@ -248,15 +256,17 @@ impl ListenerResult {
         }
     }
 
-    /// Returns the status. `requested_at` is the time at which AWS was last asked to create something for the port.
-    pub fn status(&self, requested_at: Option<&Time>) -> ListenerStatus {
+    /// Returns the status. `creation_requested_at` is the time of the last request to create something for the port.
+    pub fn status(&self, creation_requested_at: Option<&Time>) -> ListenerStatus {
         ListenerStatus {
             port: self.port,
             healthy: self.healthy,
             total: self.total,
             reason: self.reason.into(),
             // Traffic arrives, so no reconcile has to wait for AWS to show something.
-            requested_at: requested_at.filter(|_| !self.reason.is_empty()).cloned(),
+            creation_requested_at: creation_requested_at
+                .filter(|_| !self.reason.is_empty())
+                .cloned(),
         }
     }
 }
@@ -308,7 +318,7 @@ mod tests {
         "failed",
         "no address",
         false,
-        FAILED,
+        PROVISIONING_FAILED,
         "AWS could not make the load balancer: no address; delete this MyIngress and create it anew"
     )]
     fn only_active_is_ready(
@@ -377,7 +387,7 @@ mod tests {
             healthy,
             total: 2,
             reason: reason.into(),
-            requested_at: None,
+            creation_requested_at: None,
         };
         assert_eq!(result.status(None), status);
         assert_eq!(
@@ -392,5 +402,23 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[rstest]
+    #[case::of_the_load_balancer(MyIngressReadiness::conflict(None, CONFLICT, String::new()), 0)]
+    #[case::of_one_listener(MyIngressReadiness::not_ready(None, CONFLICT, ""), 1)]
+    fn only_a_conflict_of_the_load_balancer_ends_all_traffic(
+        #[case] readiness: MyIngressReadiness,
+        #[case] healthy: u32,
+    ) {
+        let listener = ListenerStatus {
+            port: 80,
+            healthy: 1,
+            total: 1,
+            ..ListenerStatus::default()
+        };
+        let mut status = MyIngressStatus::default();
+        readiness.observe(&mut status, vec![listener]);
+        assert_eq!(status.listeners[0].healthy, healthy);
     }
 }

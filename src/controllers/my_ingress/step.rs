@@ -1,18 +1,18 @@
-//! The steps of a reconcile: each is one call to AWS or to the apiserver.
+//! Steps of a reconcile: each is one call to AWS or to the apiserver.
 
 use std::collections::BTreeSet;
 
 use qm_aws::listeners::{DesiredListener, DesiredTargetGroup, InstanceTarget};
 use qm_aws::{DesiredLoadBalancer, Tags};
 
-/// A step. Strings are ARNs, except where the variant says otherwise.
+/// A step. Strings are ARNs, unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     /// Reads the region of the operator's configuration.
     ReadRegion,
     /// Reads the account of the credentials.
     ReadAccount,
-    /// By name.
+    /// Finds the load balancer by name.
     FindLoadBalancer(String),
     ReadTags(String),
     ReadListeners(String),
@@ -20,19 +20,19 @@ pub(crate) enum Step {
     ReadTargetGroups(String),
     /// Reads the tags of listeners and target groups.
     ReadOwnership(Vec<String>),
-    /// By name.
+    /// Finds the target group by name.
     FindTargetGroup(String),
     /// Reads all target groups whose names have this prefix.
     ListTargetGroups(String),
     ReadTargetHealth(String),
-    /// Reads what AWS shows under the name of the deleted load balancer.
+    /// Checks that AWS shows no load balancer with the name of the deleted one.
     VerifyDeletion(String),
     ReadNodes,
     /// Reads the Service of the listener of this port, by name.
     ReadService(u16, String),
 
-    /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The confirmation holds for a change
-    /// of this thing only.
+    /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The confirmation counts
+    /// only for a change of this resource.
     ConfirmOwner(&'static str),
     AddFinalizer,
     /// Writes the status.
@@ -47,27 +47,28 @@ pub(crate) enum Step {
     SetSubnets(String, BTreeSet<String>),
     SetSecurityGroups(String, BTreeSet<String>),
     DeleteLoadBalancer(String),
-    /// For the listener of this port.
+    /// Creates the target group for the listener of this port.
     CreateTargetGroup(u16, DesiredTargetGroup),
     SetHealthCheck(String, String),
     RegisterTargets(String, BTreeSet<InstanceTarget>),
     DeregisterTargets(String, BTreeSet<InstanceTarget>),
     DeleteTargetGroup(String),
-    /// On the load balancer, with these tags.
+    /// Creates a listener of the load balancer, with these tags.
     CreateListener(String, DesiredListener, Tags),
     ModifyListener(String, DesiredListener),
     DeleteListener(String),
 }
 
-/// An intent. The status has the intent before AWS is asked, so that the next reconcile knows of it whatever becomes of this one.
+/// Intent of a reconcile. The status records the intent before AWS is called, so that the next reconcile knows it
+/// whatever happens to this one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Intent {
     CreateLoadBalancer,
-    /// Gives the load balancer the tags of the spec.
+    /// To give the load balancer the tags of the spec.
     Tag,
-    /// Looks after these ports, for which AWS may have something.
+    /// To take care of these ports, for which AWS may have resources.
     Ports(BTreeSet<u16>),
-    /// Creates something for this port.
+    /// To create a resource for this port.
     CreateFor(u16),
 }
 

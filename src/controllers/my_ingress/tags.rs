@@ -1,4 +1,4 @@
-//! Ownership in AWS: only tags prove it. Pure.
+//! Ownership in AWS, which only tags prove. Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use qm_aws::action::{GROUP_PREFIX, MANAGED_BY};
 use qm_aws::error::{ACCOUNT_MISMATCH, REGION_MISMATCH};
 use qm_aws::{AwsError, LoadBalancer, Tags};
 use qm_runtime::error::Class;
-use qm_runtime::ownership::{Claim, Foreign, Owner};
+use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
-/// Tag: UID of the namespace [`OF_THE_CLUSTER`], which identifies the cluster.
+/// Tag with the UID of namespace [`OF_THE_CLUSTER`], which identifies the cluster.
 pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
-/// The namespace that lives as long as its cluster.
+/// Namespace that lives as long as its cluster.
 pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 
-/// The tags of everything that a `MyIngress` owns.
+/// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnershipTags<'a> {
-    /// The `MyIngress`.
+    /// The owner.
     pub owner: &'a Owner,
     /// Value of [`CLUSTER`].
     pub cluster: &'a str,
@@ -38,9 +38,9 @@ impl OwnershipTags<'_> {
         .into()
     }
 
-    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations. Tags of
-    /// another cluster prove nothing. `exists` tells whether a `MyIngress` has that UID.
-    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Claim {
+    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations.
+    /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
+    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
             .is_some_and(|cluster| cluster == self.cluster);
@@ -59,27 +59,30 @@ impl OwnershipTags<'_> {
             }),
             ..ObjectMeta::default()
         };
-        self.owner.claim(&metadata, exists)
+        self.owner.ownership(&metadata, exists)
     }
 
-    /// Returns the other `MyIngress` that owns the load balancer, if that one exists: nobody may adopt its load balancer.
-    /// `may_exist` is called with UID and namespace.
-    pub fn sibling(ownership: &Ownership, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
-        let Claim::Foreign(Foreign::Sibling(owner)) = &ownership.claim else {
+    /// Returns the other `MyIngress` that owns the load balancer, if it exists: nobody may adopt its load balancer.
+    /// `may_exist` gets UID and namespace.
+    pub fn sibling(
+        ownership: &TagOwnership,
+        may_exist: impl Fn(&str, &str) -> bool,
+    ) -> Option<&str> {
+        let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &ownership.claim else {
             return None;
         };
         let (namespace, _) = owner.split_once('/')?;
         may_exist(ownership.tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 
-    /// Returns whether an editor consents to the adoption. The consent for another `MyIngress` is for that one to use.
+    /// Returns whether an editor consents to the adoption. Consent for another `MyIngress` does not count.
     pub fn has_consent(&self, tags: &Tags) -> bool {
         tags.get(ADOPT_BY) == Some(&self.owner.path())
     }
 
     /// Returns the message about an unowned load balancer, with the command that adopts it.
     pub fn conflict(&self, load_balancer: &LoadBalancer, name: &str, tags: &Tags) -> String {
-        let whose = match (tags.get(CLUSTER), tags.get(OWNER)) {
+        let ownership = match (tags.get(CLUSTER), tags.get(OWNER)) {
             (Some(cluster), owner) if cluster != self.cluster => {
                 let owner = owner.map_or("?", |owner| short(owner));
                 format!("belongs to MyIngress {owner} of cluster {}", short(cluster))
@@ -90,18 +93,18 @@ impl OwnershipTags<'_> {
             _ => "is not ours".into(),
         };
         format!(
-            "load balancer {name} {whose} and is left alone; {}",
+            "load balancer {name} {ownership} and is left alone; {}",
             self.adopt_command(&load_balancer.arn)
         )
     }
 
-    /// Returns the error about a load balancer in another region than the one in which AWS is called.
+    /// Returns the error about a load balancer in another region than the operator's.
     pub fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
         let called = format!("{called}, the region that the operator is configured for");
         self.elsewhere(REGION_MISMATCH, arn, &called, &format!("region {region}"))
     }
 
-    /// Returns the error about a load balancer in another account than the one that AWS is called with.
+    /// Returns the error about a load balancer in another account than the operator's.
     pub fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
         let called = format!("{called}, the account of the operator's credentials");
         let needs = format!("credentials of account {account}");
@@ -118,8 +121,8 @@ impl OwnershipTags<'_> {
         AwsError::unsent(Class::Slow, reason, message)
     }
 
-    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A restore from
-    /// a backup does not change the prefix.
+    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A
+    /// restore from a backup does not change the prefix.
     pub fn group_prefix(&self) -> String {
         let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
         format!("{GROUP_PREFIX}{digest}-")
@@ -130,7 +133,7 @@ impl OwnershipTags<'_> {
         format!("{}{port}", self.group_prefix())
     }
 
-    /// Returns the command with which an editor of something in AWS has it adopted.
+    /// Returns the command with which an editor of a resource in AWS has it adopted.
     pub fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
@@ -154,39 +157,39 @@ fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }
 
-/// The tags of something in AWS, with the claim that they prove.
+/// Tags of a resource in AWS, with the claim that they prove.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ownership {
-    pub claim: Claim,
+pub(crate) struct TagOwnership {
+    pub claim: Ownership,
     pub tags: Tags,
 }
 
-impl Ownership {
-    /// Returns whether the `MyIngress` may change and delete it.
+impl TagOwnership {
+    /// Returns whether the `MyIngress` may change and delete the resource.
     pub fn is_owned(&self) -> bool {
-        matches!(self.claim, Claim::Ours | Claim::Restored)
+        matches!(self.claim, Ownership::Owned | Ownership::Restored)
     }
 
-    /// Returns whether the `MyIngress` owns or may adopt it.
+    /// Returns whether the `MyIngress` owns or may adopt the resource.
     pub fn is_adoptable(&self) -> bool {
-        !matches!(self.claim, Claim::Foreign(_))
+        !matches!(self.claim, Ownership::Foreign(_))
     }
 }
 
 /// The ownership of listeners and target groups, by ARN.
 #[derive(Debug, Default)]
-pub(crate) struct OwnershipMap(pub BTreeMap<String, Ownership>);
+pub(crate) struct OwnershipMap(pub BTreeMap<String, TagOwnership>);
 
 impl OwnershipMap {
     pub fn is_owned(&self, arn: &str) -> bool {
-        self.0.get(arn).is_some_and(Ownership::is_owned)
+        self.0.get(arn).is_some_and(TagOwnership::is_owned)
     }
 
     pub fn is_adoptable(&self, arn: &str) -> bool {
-        self.0.get(arn).is_some_and(Ownership::is_adoptable)
+        self.0.get(arn).is_some_and(TagOwnership::is_adoptable)
     }
 
-    /// Returns whether AWS shows no tags, which may be late.
+    /// Returns whether AWS shows no tags: they may appear late.
     pub fn is_untagged(&self, arn: &str) -> bool {
         self.0.get(arn).is_none_or(|it| it.tags.is_empty())
     }
@@ -214,18 +217,18 @@ mod tests {
             .collect()
     }
 
-    fn foreign(claim: &Claim) -> bool {
-        matches!(claim, Claim::Foreign(_))
+    fn foreign(claim: &Ownership) -> bool {
+        matches!(claim, Ownership::Foreign(_))
     }
 
     #[test]
-    fn tagged_is_owned() {
+    fn tagged_resource_is_owned() {
         let owner = owner();
         let marks = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(marks.claim(&marks.tags(), |_| false), Claim::Ours);
+        assert_eq!(marks.claim(&marks.tags(), |_| false), Ownership::Owned);
         assert!(
             foreign(
                 &OwnershipTags {
@@ -242,7 +245,7 @@ mod tests {
     #[rstest]
     #[case::untagged(&[], "foreign")]
     #[case::of_the_documents_program(&[("ManagedBy", "kopf")], "foreign")]
-    #[case::managed_by_us_says_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
+    #[case::managed_by_proves_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
     #[case::by_uid(&[(CLUSTER, "c1"), (OWNER_UID, "u1")], "ours")]
     #[case::uid_of_no_cluster(&[(OWNER_UID, "u1")], "foreign")]
     #[case::uid_of_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], "foreign")]
@@ -253,20 +256,20 @@ mod tests {
     #[case::adoptable(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
     #[case::adoptable_from_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
     #[case::adoptable_by_another(&[(ADOPT_BY, "shop/api")], "foreign")]
-    fn claims(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
+    fn claim_depends_on_the_tags(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
         let owner = owner();
-        let said = match (OwnershipTags {
+        let proved = match (OwnershipTags {
             owner: &owner,
             cluster: "c1",
         })
         .claim(&tags(pairs), |uid| uid == "u2")
         {
-            Claim::Ours => "ours",
-            Claim::Restored => "restored",
-            Claim::HandedOver => "handed over",
-            Claim::Foreign(_) => "foreign",
+            Ownership::Owned => "ours",
+            Ownership::Restored => "restored",
+            Ownership::Adoptable => "handed over",
+            Ownership::Foreign(_) => "foreign",
         };
-        assert_eq!(said, claim);
+        assert_eq!(proved, claim);
     }
 
     #[test]
@@ -276,19 +279,19 @@ mod tests {
             owner: &owner,
             cluster: "c1",
         };
-        let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
-        let theirs = Ownership {
-            claim: marks.claim(&theirs, |_| true),
-            tags: theirs,
+        let siblings = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
+        let ownership = TagOwnership {
+            claim: marks.claim(&siblings, |_| true),
+            tags: siblings,
         };
         assert_eq!(
-            OwnershipTags::sibling(&theirs, |uid, namespace| (uid, namespace) == ("u2", "a")),
+            OwnershipTags::sibling(&ownership, |uid, namespace| (uid, namespace) == ("u2", "a")),
             Some("a/web")
         );
         assert_eq!(
-            OwnershipTags::sibling(&theirs, |_, _| false),
+            OwnershipTags::sibling(&ownership, |_, _| false),
             None,
-            "its load balancer was left behind"
+            "the sibling does not exist"
         );
     }
 
@@ -302,7 +305,7 @@ mod tests {
             arn: "arn:aws:elb:eu-1:1:a".into(),
             ..LoadBalancer::default()
         };
-        let words = OwnershipTags {
+        let message = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         }
@@ -310,6 +313,6 @@ mod tests {
         let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
             arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";
-        assert_eq!(words, format!("{start}{command}"));
+        assert_eq!(message, format!("{start}{command}"));
     }
 }

@@ -1,4 +1,4 @@
-//! From a spec to a target that is watched, followed by the [`Tracker`] and read where the watch is not enough.
+//! Leads from a spec to a watched target: the [`Tracker`] follows it, and reads cover what the watch cannot show.
 //!
 //! Requests about targets run outside reconciles: an apiserver that hangs for one kind, because of a conversion webhook or an
 //! aggregated API, must not block delivery outcomes or reconciles of other kinds.
@@ -18,16 +18,16 @@ use qm_runtime::error::{Class, Error};
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch_hub::{ResourceName, WatchHub};
-use qm_runtime::{Key, Scope, tasks, telemetry};
+use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
-use super::field::Field;
+use super::field::FieldSelector;
 use super::follower::{FollowIdentity, ReadTicket};
 use super::grants::{Grant, Grants};
 use super::target::{Resolved, Resolver, TargetError, TargetKey};
-use super::tracker::{AT_ONCE, Tracker};
+use super::tracker::{MAX_INLINE_BYTES, Tracker};
 use super::waiting::{TARGET_UNREADABLE, WaitingReason};
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
@@ -37,10 +37,10 @@ pub struct Targets {
     /// Client for discovery and reads.
     pub client: Client,
     /// The cluster or the namespaces that the operator watches.
-    pub scope: Scope,
+    pub scope: WatchScope,
     /// Whether a target has to lie in the namespace of its `TrackedField`.
     pub no_cross_namespace_refs: bool,
-    /// ReadsState that the watches show.
+    /// State that the watches show.
     pub tracker: Arc<Tracker>,
     /// The watches.
     pub hub: WatchHub,
@@ -50,7 +50,7 @@ pub struct Targets {
     pub resolver: Resolver,
     /// Requests that run outside reconciles.
     pub reads: Reads,
-    /// Wakes the reconcile that an answer concerns.
+    /// Wakes the `TrackedField` that gets an answer.
     pub wake: Trigger<TrackedField>,
     /// Time without confirmation after which a target is read.
     pub resync: Duration,
@@ -60,14 +60,14 @@ pub struct Targets {
     pub draining: CancellationToken,
 }
 
-/// What a `TrackedField` tracks, once its spec is understood.
+/// The target of a `TrackedField` with a valid spec.
 pub(super) struct FollowedTarget {
     pub(super) target: TargetKey,
     pub(super) api: Api<RawObject>,
     pub(super) shard: Option<String>,
 }
 
-/// Why nothing is tracked.
+/// Why a `TrackedField` tracks nothing.
 #[derive(Debug)]
 pub(super) struct TrackError {
     pub(super) waiting: WaitingReason,
@@ -117,7 +117,7 @@ fn not_inspected(error: impl Display) -> Error {
 
 impl Targets {
     /// Stops following for `key`.
-    pub fn unfollow(&self, key: &Key) {
+    pub fn unfollow(&self, key: &ObjectKey) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
         }
@@ -131,7 +131,7 @@ impl Targets {
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and no
     /// read is needed. The watch itself begins with [`Targets::watch`].
     pub fn follow(&self, object: &TrackedField) {
-        let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else {
+        let Ok(field) = FieldSelector::compile(&object.spec.target.kind, &object.spec.field) else {
             return;
         };
         let Some(resolved) = self.resolver.known(&object.spec.target) else {
@@ -140,7 +140,7 @@ impl Targets {
         if !self.is_granted(&resolved) {
             // The leader's reconcile records what was observed before it stops following.
             if !self.tracker.leads() {
-                self.unfollow(&Key::of(object));
+                self.unfollow(&ObjectKey::of(object));
             }
             return;
         }
@@ -149,8 +149,8 @@ impl Targets {
         }
     }
 
-    fn follow_as(&self, object: &TrackedField, tracked: &FollowedTarget, field: &Field) {
-        let key = Key::of(object);
+    fn follow_as(&self, object: &TrackedField, tracked: &FollowedTarget, field: &FieldSelector) {
+        let key = ObjectKey::of(object);
         if self.tracker.follow(
             &key,
             &FollowIdentity::of(object),
@@ -167,13 +167,13 @@ impl Targets {
         if self.ensure(object) {
             return;
         }
-        // An answer about a target that cannot be tracked anyway would only take turns with the true reason.
+        // An answer about a target that cannot be tracked anyway would only alternate with the true reason.
         let Target { kind, .. } = &object.spec.target;
-        if Field::compile(kind, &object.spec.field).is_ok()
+        if FieldSelector::compile(kind, &object.spec.field).is_ok()
             && matches!(self.target(object), Ok(None))
         {
             self.reads
-                .ask(self, object, Lane::discovery(&object.spec.target));
+                .request(self, object, RequestGroup::discovery(&object.spec.target));
         }
     }
 
@@ -184,7 +184,8 @@ impl Targets {
         let Some(resolved) = self.resolver.known(target) else {
             return false;
         };
-        if self.reaches(object, resolved.place(target)).is_ok() && self.is_granted(&resolved) {
+        if self.reaches(object, resolved.namespace_of(target)).is_ok() && self.is_granted(&resolved)
+        {
             self.hub.ensure(&resolved.resource, resolved.namespaced);
         }
         true
@@ -215,22 +216,22 @@ impl Targets {
         resolved: &Resolved,
     ) -> Result<FollowedTarget, WaitingReason> {
         let target = &object.spec.target;
-        let namespace = resolved.place(target);
+        let namespace = resolved.namespace_of(target);
         if resolved.namespaced && namespace.is_empty() {
-            let words = format!(
+            let message = format!(
                 "{} lie in namespaces: write target.namespace",
                 resolved.resource.plural
             );
-            return Err(WaitingReason::ResourceMismatch(words));
+            return Err(WaitingReason::ResourceMismatch(message));
         }
         self.reaches(object, namespace)?;
-        // A right in the namespace that is named is all that a policy asks its author for.
+        // Admission policies only check that the author has permissions in the named namespace.
         if !resolved.namespaced && !target.namespace.is_empty() {
-            let words = format!(
+            let message = format!(
                 "{} lie in no namespace: leave target.namespace out",
                 resolved.resource.plural
             );
-            return Err(WaitingReason::ResourceMismatch(words));
+            return Err(WaitingReason::ResourceMismatch(message));
         }
         let resource = ResourceName::from(&resolved.resource);
         if let Grant::Missing(message) = self.grants.of(&resource) {
@@ -242,7 +243,7 @@ impl Targets {
             Api::all_with(self.client.clone(), &resolved.resource)
         };
         let shard = match &self.scope {
-            Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
+            WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
         let key = TargetKey {
@@ -257,10 +258,10 @@ impl Targets {
         })
     }
 
-    fn turn(&self, target: &Target) -> u64 {
+    fn epoch(&self, target: &Target) -> u64 {
         let discovered = target.api_version.clone().zip(target.resource.clone());
         discovered.map_or(0, |(api_version, plural)| {
-            self.tracker.turn(&ResourceName {
+            self.tracker.epoch(&ResourceName {
                 api_version,
                 plural,
             })
@@ -274,7 +275,7 @@ impl Targets {
         object: &TrackedField,
     ) -> Result<Option<(FollowedTarget, Resolved)>, TrackError> {
         let target = &object.spec.target;
-        let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else {
+        let Some(resolved) = self.resolver.resolved(target, self.epoch(target))? else {
             return Ok(None);
         };
         // No watch follows a mismatch, so no event would reveal a later change of the resource.
@@ -289,13 +290,12 @@ impl Targets {
         &self,
         object: &TrackedField,
     ) -> Result<Option<FollowedTarget>, TrackError> {
-        let field =
-            Field::compile(&object.spec.target.kind, &object.spec.field).map_err(|error| {
-                WaitingReason::Field {
-                    reason: error.reason(),
-                    message: error.to_string(),
-                }
-            })?;
+        let field = FieldSelector::compile(&object.spec.target.kind, &object.spec.field).map_err(
+            |error| WaitingReason::Field {
+                reason: error.reason(),
+                message: error.to_string(),
+            },
+        )?;
         let Some((tracked, resolved)) = self.target(object)? else {
             return Ok(None);
         };
@@ -306,53 +306,53 @@ impl Targets {
 
     /// Requests a read of the target of `object`, or discovery if nothing is `tracked`; returns false if neither is
     /// needed. The answer wakes the reconcile.
-    pub(super) fn ask(
+    pub(super) fn request(
         self: &Arc<Self>,
         object: &Arc<TrackedField>,
         tracked: Option<&FollowedTarget>,
     ) -> bool {
-        let key = Key::of(object.as_ref());
-        let lane = match tracked {
-            None => Lane::discovery(&object.spec.target),
+        let key = ObjectKey::of(object.as_ref());
+        let group = match tracked {
+            None => RequestGroup::discovery(&object.spec.target),
             Some(tracked) if self.is_unread(&key) => {
-                Lane::read(&tracked.target, self.tracker.is_put_off(&key))
+                RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key))
             }
             Some(_) => {
-                self.reads.needless(&key);
+                self.reads.not_needed(&key);
                 return false;
             }
         };
-        self.reads.ask(self, object, lane);
+        self.reads.request(self, object, group);
         true
     }
 
     /// Returns whether the target of `key` needs a read.
-    pub(super) fn is_unread(&self, key: &Key) -> bool {
+    pub(super) fn is_unread(&self, key: &ObjectKey) -> bool {
         self.tracker.unread(key, self.resync).is_some()
     }
 
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
     /// the answer.
-    pub(super) async fn look(
+    pub(super) async fn inspect(
         &self,
         object: &TrackedField,
-        lane: &Lane,
+        group: &RequestGroup,
     ) -> Result<Answer, TrackError> {
         let target = &object.spec.target;
-        if let Lane::Discovery(_) = lane {
+        if let RequestGroup::Discovery(_) = group {
             self.resolver
-                .resolve(&self.client, target, self.turn(target))
+                .resolve(&self.client, target, self.epoch(target))
                 .await?;
             return Ok(Answer::Discovered);
         }
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        let key = Key::of(object);
-        if let Some(asked) = self.tracker.unread(&key, self.resync) {
+        let key = ObjectKey::of(object);
+        if let Some(ticket) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
-                    self.take(object, tracked.target, lane, asked, found)
+                    self.accept_read(object, tracked.target, group, ticket, found)
                         .await?;
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -369,31 +369,32 @@ impl Targets {
         Ok(Answer::Read)
     }
 
-    /// Takes the result of a read: large objects and expensive lookups apart from the async workers.
-    async fn take(
+    /// Accepts the result of a read. Large objects and expensive lookups run in the background, not on an async worker.
+    async fn accept_read(
         &self,
         object: &TrackedField,
         target: TargetKey,
-        lane: &Lane,
-        asked: ReadTicket,
+        group: &RequestGroup,
+        ticket: ReadTicket,
         found: Option<RawObject>,
     ) -> Result<(), Error> {
-        let (key, identity) = (Key::of(object), FollowIdentity::of(object));
-        let is_apart =
-            |found: &RawObject| found.text_len() > AT_ONCE || matches!(lane, Lane::Apart(_));
+        let (key, identity) = (ObjectKey::of(object), FollowIdentity::of(object));
+        let needs_background = |found: &RawObject| {
+            found.text_len() > MAX_INLINE_BYTES || matches!(group, RequestGroup::Background(_))
+        };
         let found = match found {
-            Some(found) if is_apart(&found) => found,
+            Some(found) if needs_background(&found) => found,
             found => {
-                self.tracker.read(&key, &identity, &target, asked, found);
+                self.tracker.read(&key, &identity, &target, ticket, found);
                 return Ok(());
             }
         };
         let tracker = Arc::clone(&self.tracker);
         let permit = tracker.background.acquire().await.map_err(not_inspected)?;
-        // What has begun is not in vain if the request times out meanwhile.
+        // Work that has begun must not be lost if the request times out meanwhile.
         let read = tokio::spawn(async move {
             tracker
-                .read_apart((&key, &identity), &target, asked, found, permit)
+                .read_in_background((&key, &identity), &target, ticket, found, permit)
                 .await
         });
         match read.await {
@@ -406,8 +407,8 @@ impl Targets {
     }
 }
 
-/// Concurrent requests per lane.
-const PER_LANE: usize = 4;
+/// Concurrent requests per group.
+const PER_GROUP: usize = 4;
 
 /// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
 const OBJECTS: usize = 4;
@@ -415,12 +416,12 @@ const OBJECTS: usize = 4;
 /// Pause after such reads. Others may change the object many times a second.
 const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Concurrent requests over all lanes: a spec can name any number of resources that do not exist.
-const ALL_LANES: usize = 64;
+/// Concurrent requests over all groups: a spec can name any number of resources that do not exist.
+const ALL_GROUPS: usize = 64;
 
-/// Requests that are likely to hang together.
+/// A group of requests that are likely to hang together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Lane {
+pub enum RequestGroup {
     /// Discovery of an API version.
     Discovery(String),
     /// Reads of a resource's objects.
@@ -428,19 +429,19 @@ pub enum Lane {
     /// Reads of one object whose metadata alone is watched.
     Object(TargetKey),
     /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
-    Apart(TargetKey),
+    Background(TargetKey),
 }
 
-impl Lane {
-    /// Returns the lane for discovery of `target`.
+impl RequestGroup {
+    /// Returns the group for discovery of `target`.
     pub fn discovery(target: &Target) -> Self {
         Self::Discovery(target.api_version.clone().unwrap_or_default())
     }
 
-    /// Returns the lane for reads of `target`, in which the lookup may be `put_off`.
-    pub fn read(target: &TargetKey, put_off: bool) -> Self {
-        if put_off {
-            Self::Apart(target.clone())
+    /// Returns the group for reads of `target`; `is_deferred`: the lookup waits for a read in the background.
+    pub fn read(target: &TargetKey, is_deferred: bool) -> Self {
+        if is_deferred {
+            Self::Background(target.clone())
         } else if target.resource.is_watched_by_metadata() {
             Self::Object(target.clone())
         } else {
@@ -448,12 +449,12 @@ impl Lane {
         }
     }
 
-    /// Concurrent requests.
+    /// Returns the number of concurrent requests.
     fn width(&self) -> usize {
         match self {
-            Self::Discovery(_) | Self::Reads(_) => PER_LANE,
-            // The newest state is wanted, once.
-            Self::Object(_) | Self::Apart(_) => 1,
+            Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
+            // A single read returns the newest state.
+            Self::Object(_) | Self::Background(_) => 1,
         }
     }
 }
@@ -479,13 +480,13 @@ pub struct Reads {
 
 #[derive(Default)]
 struct ReadsState {
-    tickets: HashMap<Key, Ticket>,
+    tickets: HashMap<ObjectKey, Ticket>,
     /// Causes of failed last requests, until a request succeeds or none is needed.
-    failures: HashMap<Key, (FollowIdentity, WaitingReason)>,
-    lanes: HashMap<Lane, LaneQueue>,
-    /// For each resource, one read at a time of an object with expensive lookups: they wait with their text for their turn, and an
-    /// apiserver that hangs mostly does so for one resource.
-    apart: HashMap<ResourceName, Arc<Semaphore>>,
+    failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
+    groups: HashMap<RequestGroup, GroupQueue>,
+    /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
+    /// of their object, and an apiserver that hangs mostly hangs for one resource.
+    background: HashMap<ResourceName, Arc<Semaphore>>,
     /// Number of the last ticket.
     last: u64,
 }
@@ -497,7 +498,7 @@ struct Ticket {
 }
 
 #[derive(Default)]
-struct LaneQueue {
+struct GroupQueue {
     waiting: VecDeque<(u64, Arc<TrackedField>)>,
     running: usize,
 }
@@ -506,7 +507,7 @@ impl Default for Reads {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
-            all: Semaphore::new(ALL_LANES),
+            all: Semaphore::new(ALL_GROUPS),
             objects: Semaphore::new(OBJECTS),
         }
     }
@@ -518,8 +519,13 @@ impl Reads {
     }
 
     /// Requests an answer for `object`, unless a request is already in flight.
-    pub(super) fn ask(&self, targets: &Arc<Targets>, object: &Arc<TrackedField>, lane: Lane) {
-        let (key, identity) = (Key::of(object.as_ref()), FollowIdentity::of(object));
+    pub(super) fn request(
+        &self,
+        targets: &Arc<Targets>,
+        object: &Arc<TrackedField>,
+        group: RequestGroup,
+    ) {
+        let (key, identity) = (ObjectKey::of(object.as_ref()), FollowIdentity::of(object));
         let mut state = self.state();
         if state
             .tickets
@@ -538,27 +544,27 @@ impl Reads {
                 answer: None,
             },
         );
-        let width = lane.width();
-        let queue = state.lanes.entry(lane.clone()).or_default();
+        let width = group.width();
+        let queue = state.groups.entry(group.clone()).or_default();
         queue.waiting.push_back((number, Arc::clone(object)));
         if queue.running < width {
             queue.running += 1;
-            tokio::spawn(run(Arc::clone(targets), lane));
+            tokio::spawn(run(Arc::clone(targets), group));
         }
     }
 
-    fn apart(&self, resource: &ResourceName) -> Arc<Semaphore> {
+    fn background(&self, resource: &ResourceName) -> Arc<Semaphore> {
         let mut state = self.state();
         Arc::clone(
             state
-                .apart
+                .background
                 .entry(resource.clone())
                 .or_insert_with(|| Arc::new(Semaphore::new(1))),
         )
     }
 
     /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
-    pub(super) fn take(&self, key: &Key, identity: &FollowIdentity) -> Option<Answered> {
+    pub(super) fn take(&self, key: &ObjectKey, identity: &FollowIdentity) -> Option<Answered> {
         let mut state = self.state();
         if state
             .tickets
@@ -583,7 +589,11 @@ impl Reads {
     }
 
     /// Returns why the last request for this `TrackedField` failed.
-    pub(super) fn failure(&self, key: &Key, identity: &FollowIdentity) -> Option<WaitingReason> {
+    pub(super) fn failure(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> Option<WaitingReason> {
         let state = self.state();
         state
             .failures
@@ -593,25 +603,27 @@ impl Reads {
     }
 
     /// Records that this `TrackedField` needs no request.
-    pub(super) fn needless(&self, key: &Key) {
+    pub(super) fn not_needed(&self, key: &ObjectKey) {
         self.state().failures.remove(key);
     }
 
     /// Forgets a deleted `TrackedField`.
-    pub(super) fn forget(&self, key: &Key) {
+    pub(super) fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.tickets.remove(key);
         state.failures.remove(key);
     }
 
-    /// Returns the next `TrackedField` of a lane whose answer is still awaited.
-    fn next(&self, lane: &Lane) -> Option<(u64, Arc<TrackedField>)> {
+    /// Returns the next `TrackedField` of a group whose answer is still awaited.
+    fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
         let mut state = self.state();
-        let ReadsState { tickets, lanes, .. } = &mut *state;
-        let queue = lanes.get_mut(lane)?;
+        let ReadsState {
+            tickets, groups, ..
+        } = &mut *state;
+        let queue = groups.get_mut(group)?;
         while let Some((number, object)) = queue.waiting.pop_front() {
             if tickets
-                .get(&Key::of(object.as_ref()))
+                .get(&ObjectKey::of(object.as_ref()))
                 .is_some_and(|ticket| ticket.number == number)
             {
                 return Some((number, object));
@@ -619,13 +631,13 @@ impl Reads {
         }
         queue.running -= 1;
         if queue.running == 0 {
-            lanes.remove(lane);
+            groups.remove(group);
         }
         None
     }
 
     /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
-    fn answered(&self, key: &Key, number: u64, answer: Answered, leads: bool) -> bool {
+    fn answered(&self, key: &ObjectKey, number: u64, answer: Answered, leads: bool) -> bool {
         let mut state = self.state();
         let Some(ticket) = state
             .tickets
@@ -648,19 +660,20 @@ fn unanswered(limit: Duration) -> Error {
     ))
 }
 
-/// Sends the requests of a lane one by one.
-async fn run(targets: Arc<Targets>, lane: Lane) {
+/// Sends the requests of a group one by one.
+async fn run(targets: Arc<Targets>, group: RequestGroup) {
     let all = async {
-        while let Some((number, object)) = targets.reads.next(&lane) {
-            let key = Key::of(object.as_ref());
+        while let Some((number, object)) = targets.reads.next(&group) {
+            let key = ObjectKey::of(object.as_ref());
             let reads_object =
-                matches!(lane, Lane::Object(_) | Lane::Apart(_)) && targets.is_unread(&key);
-            let apart;
-            let permits = match &lane {
-                Lane::Object(_) if reads_object => &targets.reads.objects,
-                Lane::Apart(target) if reads_object => {
-                    apart = targets.reads.apart(&target.resource);
-                    &*apart
+                matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
+                    && targets.is_unread(&key);
+            let background;
+            let permits = match &group {
+                RequestGroup::Object(_) if reads_object => &targets.reads.objects,
+                RequestGroup::Background(target) if reads_object => {
+                    background = targets.reads.background(&target.resource);
+                    &*background
                 }
                 _ => &targets.reads.all,
             };
@@ -674,13 +687,14 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
                 &TrackedField::kind(&()),
                 &key,
             );
-            let look = tokio::time::timeout(limit, targets.look(&object, &lane)).instrument(span);
-            let answer = AssertUnwindSafe(look).catch_unwind().await;
+            let inspection =
+                tokio::time::timeout(limit, targets.inspect(&object, &group)).instrument(span);
+            let answer = AssertUnwindSafe(inspection).catch_unwind().await;
             drop(permit);
             let answer =
                 answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
             if let Err(panic) = &answer {
-                error!(panic = tasks::words(&**panic), trackedField = %key, "asking for the target panicked");
+                error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
             }
             let leads = targets.tracker.leads();
             let awaited = targets.reads.answered(&key, number, answer, leads);
@@ -713,8 +727,8 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use kube::runtime::watcher;
-    use qm_runtime::Scope;
-    use qm_runtime::health::Health;
+    use qm_runtime::WatchScope;
+    use qm_runtime::health::Probes;
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
@@ -730,9 +744,9 @@ mod tests {
     fn targets(client: Client) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
-        let watchdog = Health::new().watchdog("targets", Duration::from_mins(1));
+        let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
         let observer = Arc::clone(&tracker) as _;
-        let (scope, metrics) = (Scope::of(&[].into()), Metrics::new(&crate::PROGRAM));
+        let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
         let hub = WatchHub::new(
             client.clone(),
             scope.clone(),
@@ -775,7 +789,7 @@ mod tests {
         loop {
             if let Some(answer) = targets
                 .reads
-                .take(&Key::of(field), &FollowIdentity::of(field))
+                .take(&ObjectKey::of(field), &FollowIdentity::of(field))
             {
                 return answer;
             }
@@ -784,12 +798,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn panic_and_silence_are_answers_and_the_lane_goes_on() {
-        let asked = Arc::new(AtomicUsize::new(0));
+    async fn panic_and_timeout_are_answers_and_the_group_continues() {
+        let requests = Arc::new(AtomicUsize::new(0));
         let service = tower::service_fn({
-            let asked = Arc::clone(&asked);
+            let requests = Arc::clone(&requests);
             move |_: Request<Body>| {
-                let number = asked.fetch_add(1, Ordering::SeqCst);
+                let number = requests.fetch_add(1, Ordering::SeqCst);
                 async move {
                     assert!(number > 0, "boom");
                     std::future::pending::<Result<Response<Body>, Infallible>>().await
@@ -801,48 +815,53 @@ mod tests {
             .map(|number| field(&format!("field-{number}"), "job"))
             .collect();
         for field in fields.iter().chain(&fields) {
-            assert!(targets.ask(field, None));
+            assert!(targets.request(field, None));
         }
         assert_eq!(
-            tasks::words(&*answer(&targets, &fields[0]).await.unwrap_err()),
+            tasks::panic_message(&*answer(&targets, &fields[0]).await.unwrap_err()),
             "boom"
         );
         assert_eq!(
-            asked.load(Ordering::SeqCst),
-            1 + PER_LANE,
-            "the others wait for their turn"
+            requests.load(Ordering::SeqCst),
+            1 + PER_GROUP,
+            "the other requests wait"
         );
         for field in &fields[1..] {
             let untracked = answer(&targets, field).await.unwrap().unwrap_err();
             assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
             let failure = targets
                 .reads
-                .failure(&Key::of(field.as_ref()), &FollowIdentity::of(field));
+                .failure(&ObjectKey::of(field.as_ref()), &FollowIdentity::of(field));
             assert_eq!(failure, Some(untracked.waiting));
         }
-        assert!(targets.reads.state().lanes.is_empty() && targets.reads.state().tickets.is_empty());
+        assert!(
+            targets.reads.state().groups.is_empty() && targets.reads.state().tickets.is_empty()
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn request_for_what_was_tracked_before_holds_up_none_for_what_is_tracked_now() {
+    async fn request_for_the_former_target_does_not_block_the_current_one() {
         let service = tower::service_fn(|_: Request<Body>| {
             std::future::pending::<Result<Response<Body>, Infallible>>()
         });
         let targets = targets(Client::new(service, "a"));
         let (before, now) = (field("field", "before"), field("field", "now"));
-        assert!(targets.ask(&before, None));
+        assert!(targets.request(&before, None));
         assert!(
             targets
                 .reads
-                .take(&Key::of(now.as_ref()), &FollowIdentity::of(&now))
+                .take(&ObjectKey::of(now.as_ref()), &FollowIdentity::of(&now))
                 .is_none()
         );
-        assert!(targets.ask(&now, None));
+        assert!(targets.request(&now, None));
         assert!(answer(&targets, &now).await.unwrap().is_err());
         assert!(
             targets
                 .reads
-                .take(&Key::of(before.as_ref()), &FollowIdentity::of(&before))
+                .take(
+                    &ObjectKey::of(before.as_ref()),
+                    &FollowIdentity::of(&before)
+                )
                 .is_none()
         );
     }

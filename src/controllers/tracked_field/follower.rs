@@ -14,25 +14,25 @@ use qm_runtime::nesting::OBJECT_LEVELS;
 use qm_runtime::raw_object::{MAX_DECODED, RawObject};
 use uuid::Uuid;
 
-use super::field::Field;
+use super::field::FieldSelector;
 use super::lookup::Estimate;
 use super::target::TargetKey;
 
-/// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
-pub const DOUBT: Duration = Duration::from_secs(5);
+/// Time without watch events after which a read that contradicts the watch is accepted.
+pub const CONTRADICTION_GRACE: Duration = Duration::from_secs(5);
 
-/// For whom, and of what, a field is followed. A pass over another spec, or over an object of the same name that was there
-/// before, must neither add to what is observed nor take it.
+/// Identity of a followed field. A reconcile of another spec, or of an earlier object with the same name, must neither
+/// add nor remove observations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowIdentity {
     /// UID of the `TrackedField`.
     pub uid: Option<String>,
-    /// What its spec tracks.
+    /// Target and field of the spec.
     pub subject: Subject,
 }
 
 impl FollowIdentity {
-    /// What `object` follows.
+    /// Returns the identity of `object`.
     pub fn of(object: &TrackedField) -> Self {
         Self {
             uid: object.uid(),
@@ -44,13 +44,13 @@ impl FollowIdentity {
 /// Why the field of an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// The operator keeps no more levels of it.
+    /// The object has more levels than the operator keeps.
     #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
     TooDeep,
-    /// The operator decodes no object that takes so much memory.
+    /// The decoded object takes more memory than the operator allows.
     #[error("takes more than {} MiB of memory once it is decoded: shorten it", MAX_DECODED >> 20)]
     TooLarge,
-    /// It is no JSON.
+    /// The object is not valid JSON.
     #[error("cannot be read: {0}")]
     NotJson(String),
     /// The lookup of the field is too expensive.
@@ -61,23 +61,23 @@ pub enum Unreadable {
 pub(super) struct Follower {
     pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
-    pub(super) field: Field,
-    /// Shown by the watch since it last began to list.
+    pub(super) field: FieldSelector,
+    /// The watch has shown the object since its last list began.
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
     pub(super) newest: Option<Newest>,
-    /// Why the object cannot be read as it now is. The newest state is then that of an earlier version.
+    /// Why the object's current version cannot be read. The newest state is then from an earlier version.
     pub(super) unreadable: Option<Unreadable>,
     /// Version that a metadata watch has shown and no read has returned yet.
     outdated_by: Option<u64>,
-    /// The last lookup was too expensive for a thread with other work. The next read does it on the thread for expensive lookups.
-    pub(super) put_off: bool,
-    /// How often the watch has shown something that was not of the past.
-    shown: u64,
+    /// The last lookup was too expensive for a thread with other work: the next read runs it in the background.
+    pub(super) is_deferred: bool,
+    /// Number of watch events that were newer than the known state.
+    newer_events: u64,
     pub(super) buffer: ObservationBuffer,
-    /// What was followed before for the same object, as far as no pass has recorded it.
+    /// Observations of the former target of the same object that no reconcile has recorded.
     pub(super) former: Option<ObservationSeries>,
-    /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
+    /// Observations merged with a neighbour because the buffer was full, and not counted in metrics yet.
     pub(super) merged: usize,
 }
 
@@ -91,27 +91,27 @@ pub(super) enum Certainty {
     /// A list or a read showed the state, or found no object.
     Confirmed(Instant),
     /// The watch, a read and the history disagree. The watch may only lag, and show next what the read showed.
-    Contradicted(Doubt),
+    Contradicted(Contradiction),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Doubt {
+pub(super) struct Contradiction {
     since: Instant,
-    shown: u64,
-    /// The version of the history's last entry, if the history contradicts the watch.
+    newer_events: u64,
+    /// Version of the history's last entry, if the history contradicts the watch.
     outranks: Option<u64>,
 }
 
 /// Knowledge at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket {
-    shown: u64,
+    newer_events: u64,
     outranks: Option<u64>,
 }
 
 /// Newest known state; observing the same state again is no change.
 pub(super) struct Newest {
-    /// Of one that is gone, too.
+    /// UID, also of a deleted object.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
     pub(super) value: Option<ObservedValue>,
@@ -123,7 +123,7 @@ impl Follower {
     pub(super) fn new(
         identity: FollowIdentity,
         target: TargetKey,
-        field: Field,
+        field: FieldSelector,
         certainty: Certainty,
     ) -> Self {
         Self {
@@ -135,17 +135,17 @@ impl Follower {
             newest: None,
             unreadable: None,
             outdated_by: None,
-            put_off: false,
-            shown: 0,
+            is_deferred: false,
+            newer_events: 0,
             buffer: ObservationBuffer::default(),
             former: None,
             merged: 0,
         }
     }
 
-    /// Takes in what was seen for the same object, before what is here, and not recorded. Of two former series the older one
-    /// is but counted.
-    pub(super) fn take_back(&mut self, series: ObservationSeries) {
+    /// Restores earlier observations of the same object that were not recorded. If there are two former targets, the
+    /// older observations are only counted.
+    pub(super) fn restore(&mut self, series: ObservationSeries) {
         if series.observations.is_empty() {
             return;
         }
@@ -162,7 +162,7 @@ impl Follower {
         }
     }
 
-    /// Takes out what was seen and not recorded: what it follows, and what was followed before.
+    /// Removes and returns the observations that are not recorded: of the current and of the former target.
     pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<ObservationSeries>) {
         (self.buffer.drain(), self.former.take())
     }
@@ -173,7 +173,7 @@ impl Follower {
         self.listed = value.is_some();
         let (uid, version) = (object.uid(), version(object));
         if let Some(newest) = &mut self.newest {
-            // A watch that lags behind a read shows what the read has overtaken.
+            // A watch that lags behind a read shows states that the read has overtaken.
             let older = version.is_some() && version <= newest.version;
             let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
@@ -181,17 +181,17 @@ impl Follower {
                 let disagrees =
                     relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
                 if disagrees {
-                    self.doubt(Instant::now(), None);
+                    self.set_contradicted(Instant::now(), None);
                 }
                 let recovered = relisted && self.unreadable.take().is_some();
                 return disagrees || recovered;
             }
         }
-        self.shown += 1;
+        self.newer_events += 1;
         let recovered = self.unreadable.take().is_some();
         self.outdated_by = self
             .outdated_by
-            .filter(|shown| value.is_some() && version.unwrap_or_default() < *shown);
+            .filter(|outdated_by| value.is_some() && version.unwrap_or_default() < *outdated_by);
         if let Some(newest) = &mut self.newest
             && newest.value == value
             && (value.is_none() || newest.uid == uid)
@@ -203,12 +203,12 @@ impl Follower {
         true
     }
 
-    /// Notes that the watch shows a version of the object that cannot be read: the newest state stays. Returns whether
-    /// that is news.
+    /// Records that the watch shows a version that cannot be read: the newest state stays. Returns whether a reconcile
+    /// is needed.
     pub(super) fn observe_unreadable(&mut self, object: &RawObject, why: &Unreadable) -> bool {
         self.listed = true;
         let version = version(object);
-        // As in `observe`: a watch that lags behind a read shows what the read has overtaken.
+        // See `observe`: a watch that lags behind a read shows states that the read has overtaken.
         if version.is_some()
             && self
                 .newest
@@ -217,44 +217,45 @@ impl Follower {
         {
             return false;
         }
-        self.shown += 1;
+        self.newer_events += 1;
         self.outdated_by = self
             .outdated_by
-            .filter(|shown| version.unwrap_or_default() < *shown);
+            .filter(|outdated_by| version.unwrap_or_default() < *outdated_by);
         self.unreadable.replace(why.clone()).as_ref() != Some(why)
     }
 
-    /// Notes what a metadata watch shows of an object that exists. Returns whether a read is needed.
-    pub(super) fn show_metadata(&mut self, metadata: &RawObject) -> bool {
+    /// Records a metadata event of an object that exists. Returns whether a read is needed.
+    pub(super) fn observe_metadata(&mut self, metadata: &RawObject) -> bool {
         let relisted = !std::mem::replace(&mut self.listed, true);
-        let shown = version(metadata);
+        let version = version(metadata);
         if let Some(newest) = &self.newest {
             let ended =
                 newest.value.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
             let same =
-                newest.value.is_some() && newest.uid == metadata.uid() && newest.version == shown;
-            // A watch that lags behind a read shows the past; a list that does comes from an etcd that was restored.
-            let past = (shown.is_some() && shown <= newest.version) || ended;
-            if same || (past && !relisted) {
+                newest.value.is_some() && newest.uid == metadata.uid() && newest.version == version;
+            // A watch that lags behind a read shows stale versions; a list with stale versions comes from a restored
+            // etcd.
+            let stale = (version.is_some() && version <= newest.version) || ended;
+            if same || (stale && !relisted) {
                 return false;
             }
         }
-        self.shown += 1;
-        self.outdated_by = Some(shown.unwrap_or_default());
+        self.newer_events += 1;
+        self.outdated_by = Some(version.unwrap_or_default());
         self.certainty = Certainty::NeedsRead;
         true
     }
 
-    /// Notes that the watch shows a version whose lookup is put off until a read, as if it had shown metadata alone. Returns
+    /// Defers the lookup in a version that the watch shows until a read, as if the event had metadata alone. Returns
     /// whether a read is needed.
-    pub(super) fn put_off(&mut self, object: &RawObject) -> bool {
-        self.put_off = true;
-        self.show_metadata(object)
+    pub(super) fn defer_lookup(&mut self, object: &RawObject) -> bool {
+        self.is_deferred = true;
+        self.observe_metadata(object)
     }
 
-    /// Notes that a read has returned a version whose lookup is put off until another read.
-    pub(super) fn put_off_read(&mut self, object: &RawObject) {
-        (self.put_off, self.listed) = (true, true);
+    /// Defers the lookup in a version that a read has returned until another read.
+    pub(super) fn defer_read(&mut self, object: &RawObject) {
+        (self.is_deferred, self.listed) = (true, true);
         self.outdated_by = Some(version(object).unwrap_or_default());
         self.certainty = Certainty::NeedsRead;
     }
@@ -267,7 +268,7 @@ impl Follower {
     /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
     pub(super) fn is_satisfied_by(&self, object: &RawObject) -> bool {
         self.outdated_by
-            .is_some_and(|shown| version(object).unwrap_or_default() >= shown)
+            .is_some_and(|outdated_by| version(object).unwrap_or_default() >= outdated_by)
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<ObservedValue>) {
@@ -306,17 +307,19 @@ impl Follower {
         match &mut self.certainty {
             Certainty::NeedsRead => {}
             // Each reconcile repeats the contradiction, which must not postpone the decision.
-            Certainty::Contradicted(doubt) if doubt.shown == self.shown => {
-                doubt.outranks = Some(outranks);
+            Certainty::Contradicted(contradiction)
+                if contradiction.newer_events == self.newer_events =>
+            {
+                contradiction.outranks = Some(outranks);
             }
-            _ => self.doubt(Instant::now(), Some(outranks)),
+            _ => self.set_contradicted(Instant::now(), Some(outranks)),
         }
     }
 
-    fn doubt(&mut self, since: Instant, outranks: Option<u64>) {
-        self.certainty = Certainty::Contradicted(Doubt {
+    fn set_contradicted(&mut self, since: Instant, outranks: Option<u64>) {
+        self.certainty = Certainty::Contradicted(Contradiction {
             since,
-            shown: self.shown,
+            newer_events: self.newer_events,
             outranks,
         });
     }
@@ -343,28 +346,28 @@ impl Follower {
         }
     }
 
-    /// To be taken before a read begins.
-    pub(super) fn asks(&self) -> ReadTicket {
+    /// Returns a ticket, to be taken before a read begins.
+    pub(super) fn read_ticket(&self) -> ReadTicket {
         let outranks = match self.certainty {
-            Certainty::Contradicted(doubt) => doubt.outranks,
+            Certainty::Contradicted(contradiction) => contradiction.outranks,
             _ => None,
         };
         ReadTicket {
-            shown: self.shown,
+            newer_events: self.newer_events,
             outranks,
         }
     }
 
-    /// Takes the result of a read, `None` if the object does not exist. A result that contradicts the watch is accepted
-    /// after the watch has shown nothing more for [`DOUBT`].
+    /// Accepts the result of a read, `None` if the object does not exist. A result that contradicts the watch counts
+    /// only after [`CONTRADICTION_GRACE`] without watch events.
     pub(super) fn read(
         &mut self,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         now: Instant,
         found: Option<(&RawObject, ObservedValue)>,
     ) {
-        let overtaken = asked.shown != self.shown;
-        // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
+        let overtaken = ticket.newer_events != self.newer_events;
+        // A missing object has no version: the watch may have shown an object that was created after the read.
         if found.is_none() && overtaken {
             return;
         }
@@ -376,12 +379,14 @@ impl Follower {
         });
         if !known && self.certainty != Certainty::NeedsRead && self.newest.is_some() {
             match self.certainty {
-                Certainty::Contradicted(doubt) if doubt.shown == self.shown => {
-                    if now.duration_since(doubt.since) < DOUBT {
+                Certainty::Contradicted(contradiction)
+                    if contradiction.newer_events == self.newer_events =>
+                {
+                    if now.duration_since(contradiction.since) < CONTRADICTION_GRACE {
                         return;
                     }
                 }
-                _ => return self.doubt(now, asked.outranks),
+                _ => return self.set_contradicted(now, ticket.outranks),
             }
         }
         self.confirm(found.as_ref().map(|(object, _)| *object), now);
@@ -408,21 +413,21 @@ impl Follower {
             }
         }
         if let Some(newest) = &mut self.newest {
-            newest.outranks = newest.outranks.max(asked.outranks);
+            newest.outranks = newest.outranks.max(ticket.outranks);
         }
     }
 
-    /// Takes the result of a read that found the object, which cannot be read. No further read is needed: the watch
-    /// shows the next version.
+    /// Accepts the result of a read that found an unreadable object. No further read is needed: the watch shows the
+    /// next version.
     pub(super) fn read_unreadable(
         &mut self,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         now: Instant,
         object: &RawObject,
         why: &Unreadable,
     ) {
         self.confirm(Some(object), now);
-        if asked.shown == self.shown {
+        if ticket.newer_events == self.newer_events {
             self.listed = true;
             self.unreadable = Some(why.clone());
         } else {

@@ -1,4 +1,4 @@
-//! The resources that may be tracked: those that the tracker role grants, an aggregated `ClusterRole`. The operator's other
+//! Resources that may be tracked: the tracker role, an aggregated `ClusterRole`, grants them. The operator's other
 //! permissions do not count: they would make every `ConfigMap`, Pod and Node of the cluster trackable.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use qm_runtime::metrics::{Metrics, Purpose};
+use qm_runtime::watch::{WatchUpdate, error_status, watch_updates};
 use qm_runtime::watch_hub::ResourceName;
-use qm_runtime::watching::{self, Told};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};
 
-/// A target is watched, listed and read.
+/// Verbs for a target: the operator watches, lists and reads it.
 const VERBS: [&str; 3] = ["get", "list", "watch"];
 
 /// Rules of the tracker role, as its watch shows them.
@@ -124,33 +124,32 @@ impl Grants {
         let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
-            let mut updates = std::pin::pin!(watching::watch(api, config, counted));
+            let mut updates = std::pin::pin!(watch_updates(api, config, counted));
             let mut listed = None;
             while let Some(update) = updates.next().await {
                 let rules = match update {
-                    Told::Shown(Event::Init) => {
+                    WatchUpdate::Event(Event::Init) => {
                         listed = None;
                         continue;
                     }
-                    Told::Shown(Event::InitApply(role)) => {
+                    WatchUpdate::Event(Event::InitApply(role)) => {
                         listed = Some(Rules::Present(role.rules.unwrap_or_default()));
                         continue;
                     }
-                    Told::Shown(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
-                    Told::Shown(Event::Apply(role)) => {
+                    WatchUpdate::Event(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
+                    WatchUpdate::Event(Event::Apply(role)) => {
                         Rules::Present(role.rules.unwrap_or_default())
                     }
-                    Told::Shown(Event::Delete(_)) => Rules::NotFound,
-                    Told::Stands => continue,
-                    Told::Failed(error) => {
+                    WatchUpdate::Event(Event::Delete(_)) => Rules::NotFound,
+                    WatchUpdate::Recovered => continue,
+                    WatchUpdate::Failed(error) => {
                         let cause = &error as &dyn std::error::Error;
                         warn!(
                             role = grants.role,
                             error = cause,
                             "watch of the tracker role failed; will retry"
                         );
-                        match watching::refusal(&error)
-                            .filter(|status| matches!(status.code, 401 | 403))
+                        match error_status(&error).filter(|status| matches!(status.code, 401 | 403))
                         {
                             // Rules that were read stay valid: the role itself did not change.
                             Some(status)
@@ -177,8 +176,8 @@ fn covers(rule: &PolicyRule, verb: &str, resource: &ResourceName) -> bool {
         .api_version
         .split_once('/')
         .map_or("", |(group, _)| group);
-    let has = |values: &[String], wanted: &str| {
-        values.iter().any(|value| value == "*" || value == wanted)
+    let has = |values: &[String], expected: &str| {
+        values.iter().any(|value| value == "*" || value == expected)
     };
     has(&rule.verbs, verb)
         && has(rule.api_groups.as_deref().unwrap_or_default(), group)
@@ -219,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[rstest]
-    #[case::its_own(json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get", "list", "watch"] }), None)]
+    #[case::exact_rule(json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get", "list", "watch"] }), None)]
     #[case::wildcards(json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }), None)]
     #[case::another_group(json!({ "apiGroups": [""], "resources": ["cronjobs"], "verbs": ["*"] }), Some("get, list, watch"))]
     #[case::a_subresource(json!({ "apiGroups": ["batch"], "resources": ["cronjobs/status"], "verbs": ["*"] }), Some("get, list, watch"))]
@@ -227,8 +226,8 @@ pub(super) mod tests {
     #[case::no_names(
         json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["*"], "resourceNames": [] }), None
     )]
-    fn rule_grants_what_it_names(#[case] rule: Value, #[case] missing: Option<&str>) {
-        let wanted = missing.map_or(Grant::Granted, |verbs| {
+    fn rule_grants_the_named_resources(#[case] rule: Value, #[case] missing: Option<&str>) {
+        let expected = missing.map_or(Grant::Granted, |verbs| {
             let resource = ResourceName {
                 api_version: "batch/v1".into(),
                 plural: "cronjobs".into(),
@@ -238,11 +237,11 @@ pub(super) mod tests {
                 "ClusterRole \"tracker\" does not grant {verbs} on cronjobs.batch; {hint}"
             ))
         });
-        assert_eq!(of(json!([rule]), "batch/v1", "cronjobs"), wanted);
+        assert_eq!(of(json!([rule]), "batch/v1", "cronjobs"), expected);
     }
 
     #[test]
-    fn verbs_of_several_rules_count_together_and_named_rules_never() {
+    fn rules_add_up_and_rules_with_names_do_not_count() {
         let rule = |verbs: Value, names: Value| json!({ "apiGroups": [""], "resources": ["configmaps"], "verbs": verbs, "resourceNames": names });
         let rules = json!([
             rule(json!(["get", "list"]), Value::Null),
@@ -263,7 +262,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_is_granted_before_the_role_is_read_nor_without_it() {
+    fn unread_or_missing_role_grants_nothing() {
         let grants = Grants::new("tracker");
         let resource = ResourceName {
             api_version: "apps/v1".into(),

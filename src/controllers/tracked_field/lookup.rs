@@ -1,7 +1,7 @@
 //! Lookups of the fields of one state of an object, within a budget.
 //!
-//! What is proved cheap is looked up at once. The rest is put off to a thread of its own, or refused: the library that runs
-//! a path cannot be interrupted, so each path is estimated before it runs.
+//! Cheap lookups run inline. The others run in the background, or are rejected: the library that runs a path cannot be
+//! interrupted, so each path is estimated before it runs.
 
 #![allow(clippy::mutable_key_type)] // a field is hashed and compared by its text
 
@@ -11,15 +11,15 @@ use std::fmt;
 use qm_notify::history::ObservedValue;
 use serde_json::Value;
 
-use super::field::Field;
+use super::field::FieldSelector;
 use super::field::cost::{Cost, Sizes};
 
 /// The most nodes that the lookups of all fields of one state of an object may visit.
 pub(crate) const BUDGET: u64 = 2_000_000;
 /// The most nodes that all lookups of one state of an object visit on a thread that has other work.
-const AT_ONCE: u64 = 100_000;
-/// The most nodes that one of these lookups visits.
-const ONE_AT_ONCE: u64 = 20_000;
+const MAX_INLINE_NODES: u64 = 100_000;
+/// The most nodes that one inline lookup visits.
+const MAX_INLINE_LOOKUP_NODES: u64 = 20_000;
 
 /// Result of the lookup of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,17 +27,17 @@ pub(super) enum Lookup {
     /// The value.
     Found(ObservedValue),
     /// The lookup is too expensive for this thread.
-    PutOff,
+    Deferred,
     /// The lookup is too expensive for the budget.
-    Refused(Estimate),
+    Rejected(Estimate),
 }
 
-/// About how many nodes a refused lookup would visit.
+/// Approximate number of nodes that a rejected lookup would visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate(Option<u64>);
 
 impl Estimate {
-    /// The fields of the object are too many to estimate all of them.
+    /// The object has too many fields to estimate all of them.
     pub(crate) const UNKNOWN: Self = Self(None);
 
     /// Rounds up to two digits, so that the estimate stays the same while the object hardly changes.
@@ -86,40 +86,40 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
-/// Where lookups run.
+/// Thread that runs lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// On a thread that has other work.
-    AtOnce,
-    /// On the thread for expensive lookups.
-    Apart,
+pub(super) enum LookupMode {
+    /// A thread that has other work.
+    Inline,
+    /// The thread for expensive lookups.
+    Background,
 }
 
-/// Looks up those of `fields` that are `wanted`, each one once, and cheap ones first. The others count towards the budget
-/// too, so that the same lookups are refused, whatever is wanted. Paths with few steps that branch are estimated first: however many
-/// others there are, they do not use up what estimates may cost before a path of names is estimated.
+/// Looks up the `requested` fields, each one once, and cheap ones first. The others count towards the budget too, so
+/// that the same lookups are rejected, whatever is requested. Paths with few branching steps are estimated first:
+/// however many others there are, they do not use up the budget of estimates before a path of names is estimated.
 pub(super) fn look_up(
     object: &Value,
-    mut fields: Vec<Field>,
-    wanted: impl Fn(&Field) -> bool,
-    place: Place,
-) -> HashMap<Field, Lookup> {
+    mut fields: Vec<FieldSelector>,
+    requested: impl Fn(&FieldSelector) -> bool,
+    mode: LookupMode,
+) -> HashMap<FieldSelector, Lookup> {
     fields.sort_unstable_by(|one, other| {
         (one.branches(), one.text()).cmp(&(other.branches(), other.text()))
     });
     fields.dedup();
     let mut sizes = Sizes::of(object);
-    let mut estimated: Vec<(Cost, Field)> = Vec::with_capacity(fields.len());
+    let mut estimated: Vec<(Cost, FieldSelector)> = Vec::with_capacity(fields.len());
     let mut lookups = HashMap::with_capacity(fields.len());
-    let (mut at_once, most_estimating, not_estimated) = match place {
-        Place::AtOnce => (AT_ONCE, AT_ONCE, Lookup::PutOff),
-        Place::Apart => (u64::MAX, BUDGET, Lookup::Refused(Estimate::UNKNOWN)),
+    let (mut inline_left, most_estimating, not_estimated) = match mode {
+        LookupMode::Inline => (MAX_INLINE_NODES, MAX_INLINE_NODES, Lookup::Deferred),
+        LookupMode::Background => (u64::MAX, BUDGET, Lookup::Rejected(Estimate::UNKNOWN)),
     };
     for field in fields {
         // Estimates are work, too.
         if sizes.walked() <= most_estimating {
             estimated.push((field.cost(&mut sizes), field));
-        } else if wanted(&field) {
+        } else if requested(&field) {
             lookups.insert(field, not_estimated.clone());
         }
     }
@@ -127,26 +127,27 @@ pub(super) fn look_up(
     let mut left = BUDGET;
     for (cost, field) in estimated {
         let Some(rest) = left.checked_sub(cost.known()) else {
-            if wanted(&field) {
-                lookups.insert(field, Lookup::Refused(Estimate::of(cost.known())));
+            if requested(&field) {
+                lookups.insert(field, Lookup::Rejected(Estimate::of(cost.known())));
             }
             continue;
         };
         left = rest;
-        let lookup = match place {
-            Place::AtOnce if !wanted(&field) => continue,
-            Place::AtOnce => {
-                let most = at_once.min(ONE_AT_ONCE);
+        let lookup = match mode {
+            LookupMode::Inline if !requested(&field) => continue,
+            LookupMode::Inline => {
+                let most = inline_left.min(MAX_INLINE_LOOKUP_NODES);
                 if let Ok((value, spent)) = within(object, &field, cost, &mut sizes, most) {
-                    at_once -= spent;
+                    inline_left -= spent;
                     Lookup::Found(value)
                 } else {
-                    at_once = at_once.saturating_sub(cost.visited.min(ONE_AT_ONCE));
-                    Lookup::PutOff
+                    inline_left =
+                        inline_left.saturating_sub(cost.visited.min(MAX_INLINE_LOOKUP_NODES));
+                    Lookup::Deferred
                 }
             }
-            // What writing the value costs may be known only now.
-            Place::Apart => match within(
+            // The cost of writing the value may be known only now.
+            LookupMode::Background => match within(
                 object,
                 &field,
                 cost,
@@ -157,20 +158,21 @@ pub(super) fn look_up(
                     left = left.saturating_add(cost.known()).saturating_sub(spent);
                     Lookup::Found(value)
                 }
-                Err(cost) => Lookup::Refused(Estimate::of(cost)),
+                Err(cost) => Lookup::Rejected(Estimate::of(cost)),
             },
         };
-        if wanted(&field) {
+        if requested(&field) {
             lookups.insert(field, lookup);
         }
     }
     lookups
 }
 
-/// Looks up a field if that, and writing its value, costs `most` at most. Returns the value and the cost, or the cost alone.
+/// Looks up a field if the lookup and writing its value cost `most` at most. Returns the value and the cost, or the
+/// cost alone.
 fn within<'a>(
     object: &'a Value,
-    field: &Field,
+    field: &FieldSelector,
     cost: Cost,
     sizes: &mut Sizes<'a>,
     most: u64,

@@ -23,7 +23,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::Phase;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
-use qm_runtime::{Key, apply};
+use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
@@ -37,20 +37,20 @@ pub mod follow;
 mod follower;
 pub mod grants;
 mod lookup;
-mod shown;
 pub mod target;
 pub mod tracker;
 pub mod waiting;
+mod watch_event;
 
 /// Name of the controller in logs and metrics.
 pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["7f3780b64f227897"],
+    &["bc8d0cac0456a77d"],
     DelegatedAccess::Targets,
     &[
-        // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
+        // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.
         Permission::namespaced(
             GROUP,
             &["trackedfields"],
@@ -59,8 +59,10 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
         Permission::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
-);
-/// The field manager of its writes.
+)
+// Before anything else, so that nobody is notified of the rest.
+.with_uninstall_rank(10);
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
 /// Timings of a `TrackedField`.
@@ -85,7 +87,7 @@ pub struct TrackedFields<T> {
     /// Metrics of the entries.
     pub metrics: DeliveryMetrics,
     /// Timings.
-    pub terms: EntryTimings,
+    pub timings: EntryTimings,
     /// Name of the cluster in messages.
     pub cluster: Option<String>,
     /// Whether the apiserver answers.
@@ -96,7 +98,7 @@ pub struct TrackedFields<T> {
 struct Run<'a> {
     tracked: &'a Result<Option<FollowedTarget>, TrackError>,
     /// Whether an answer about the target is awaited.
-    asks: bool,
+    is_requested: bool,
     point: Option<&'a ContactPoint>,
 }
 
@@ -108,7 +110,7 @@ enum Obstacle {
     Known(Option<WaitingReason>),
 }
 
-/// Returns the failure without a report of its own: the last report stays.
+/// Reports the failure without a new outcome: the last report stays.
 fn unreported(error: Error) -> Error {
     match error {
         Error::Reported { .. } => error,
@@ -141,17 +143,17 @@ impl<T: Transport> TrackedFields<T> {
             }
             Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
         };
-        outcome.event(EventPolicy::Renew(self.terms.renew_event))
+        outcome.event(EventPolicy::Renew(self.timings.renew_event))
     }
 
     /// Brings the status up to date with observations and delivery outcomes, and returns the history.
     ///
     /// # Errors
-    /// [`Error::Stale`] if another reconcile must go by a newer object.
+    /// [`Error::Stale`] if the next reconcile needs a newer object.
     async fn record(
         &self,
         cx: &mut Context<TrackedField>,
-        point: &Key,
+        point: &ObjectKey,
         outcomes: &[(String, history::DeliveryOutcome)],
         held: bool,
     ) -> Result<History> {
@@ -160,13 +162,13 @@ impl<T: Transport> TrackedFields<T> {
             FollowIdentity::of(&cx.object),
             self.circumstances(&cx.object),
         );
-        let seen = self.targets.tracker.seen(&key, &identity);
+        let pending = self.targets.tracker.pending(&key, &identity);
         let mut raced = false;
         loop {
             let before = history_of(&cx.object)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
-                // Entries that were sent had been stored, so this status is an older one.
+                // Sent entries had been stored, so this status is an older version.
                 raced = true;
                 cx.reread().await?;
                 continue;
@@ -174,9 +176,9 @@ impl<T: Transport> TrackedFields<T> {
             let now = history::Now::read();
             let inputs = history::Inputs {
                 subject: &identity.subject,
-                observations: &seen.observations,
-                newest: seen.newest.as_ref(),
-                former: seen.former.as_ref(),
+                observations: &pending.observations,
+                newest: pending.newest.as_ref(),
+                former: pending.former.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
                 held,
@@ -186,7 +188,7 @@ impl<T: Transport> TrackedFields<T> {
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.has_pending(&key) {
-                // Entries that are merged now must not be sent meanwhile: they would be sent twice.
+                // An entry that is merged now must not be sent meanwhile, or its changes are sent twice.
                 self.outbox.dequeue(&key, false);
                 continue;
             }
@@ -197,7 +199,7 @@ impl<T: Transport> TrackedFields<T> {
                 match cx.write_status().await {
                     Ok(()) => {}
                     Err(error) if !raced && error.status().is_some_and(|it| it.code == 409) => {
-                        debug!("the object changed in the meantime; its history is computed again");
+                        debug!("conflict; will compute the history again");
                         raced = true;
                         cx.reread().await?;
                         continue;
@@ -210,8 +212,8 @@ impl<T: Transport> TrackedFields<T> {
             }
             self.outbox
                 .observe(&key, &changes.history, held, history::Now::read());
-            changes.merged += seen.merged;
-            seen.recorded();
+            changes.merged += pending.merged;
+            pending.recorded();
             if let Some(version) = changes.contradicted {
                 self.targets.tracker.contradict(&key, &identity, version);
             }
@@ -220,12 +222,11 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Reports a rejected write of the history to the outbox. Once other objects go on without this one, so does the
-    /// outcome.
+    /// Reports a rejected write of the history to the outbox, and in the outcome once the outbox skips this object.
     fn write_failed(
         &self,
-        key: &Key,
-        point: &Key,
+        key: &ObjectKey,
+        point: &ObjectKey,
         error: Error,
         circumstances: Circumstances,
     ) -> Error {
@@ -242,7 +243,8 @@ impl<T: Transport> TrackedFields<T> {
         error
     }
 
-    /// Publishes Events and counts metrics of the changes that were written. `before` is the history before.
+    /// Publishes Events and counts metrics of the changes that were written. `before` is the history before the
+    /// changes.
     fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &Changes) {
         if let Some((last, others)) = changes.failed.split_last() {
             let reason = last.reason.as_deref().unwrap_or_default();
@@ -263,13 +265,13 @@ impl<T: Transport> TrackedFields<T> {
             .entries_failed(EntryFailure::Rejected, rejected as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
-            // Once, for as long as a merged entry waits.
+            // The Event appears once while a merged entry waits.
             if !before
                 .iter()
                 .any(|entry| entry.is_pending() && entry.merged.is_some())
             {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
-                cx.warning("Record", "EntriesMerged", note);
+                cx.warning("Merge", "EntriesMerged", note);
             }
         }
     }
@@ -277,14 +279,14 @@ impl<T: Transport> TrackedFields<T> {
     /// Returns why messages of this object cannot be sent now.
     fn point_problem(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         object: &TrackedField,
         pending: bool,
         point: Option<&ContactPoint>,
     ) -> Option<WaitingReason> {
         let name = &object.spec.contact_point;
         let Some(point) = point else {
-            if let Some(why) = self.points_phase.absent(&key.namespace) {
+            if let Some(why) = self.points_phase.unavailable(&key.namespace) {
                 let because = format!("this operator does not serve contact points: {why}");
                 return Some(WaitingReason::ContactPointNotReady {
                     name: name.clone(),
@@ -305,7 +307,7 @@ impl<T: Transport> TrackedFields<T> {
             });
         };
         waiting::of_point(point).or_else(|| {
-            let message = self.outbox.failing(&Key::of(point))?;
+            let message = self.outbox.failing(&ObjectKey::of(point))?;
             pending.then(|| WaitingReason::DeliveryFailing {
                 name: name.clone(),
                 message,
@@ -314,10 +316,16 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Returns the obstacle of the object. Obstacles to sending Pending entries come first.
-    fn obstacle(&self, key: &Key, object: &TrackedField, history: &[Entry], run: &Run) -> Obstacle {
+    fn obstacle(
+        &self,
+        key: &ObjectKey,
+        object: &TrackedField,
+        history: &[Entry],
+        run: &Run,
+    ) -> Obstacle {
         let Run {
             tracked,
-            asks,
+            is_requested,
             point,
         } = *run;
         let pending = history.iter().any(Entry::is_pending);
@@ -335,8 +343,8 @@ impl<T: Transport> TrackedFields<T> {
         let of_target = match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             // The last failure counts until the next answer.
-            Ok(_) if asks && failure.is_some() => failure,
-            Ok(_) if asks && is_unknown => return Obstacle::Unknown,
+            Ok(_) if is_requested && failure.is_some() => failure,
+            Ok(_) if is_requested && is_unknown => return Obstacle::Unknown,
             Ok(tracked) => tracked.as_ref().and_then(|it| {
                 waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)
             }),
@@ -354,18 +362,19 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Returns when to reconcile again.
-    fn requeue(&self, key: &Key, run: &Run) -> Requeue {
+    fn requeue(&self, key: &ObjectKey, run: &Run) -> Requeue {
         let Run {
             tracked,
-            asks,
+            is_requested,
             point,
         } = *run;
         let tracker = &self.targets.tracker;
-        let period = self.terms.resync;
-        let is_unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
+        let period = self.timings.resync;
+        let is_unserved =
+            point.is_none() && self.points_phase.unavailable(&key.namespace).is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
-            Ok(_) if asks => Requeue::InFlight(period),
+            Ok(_) if is_requested => Requeue::InFlight(period),
             Ok(Some(FollowedTarget { target, shard, .. }))
                 if tracker.watch_problem(&target.resource, shard.as_deref())
                     == Some(WatchProblem::NotServed) =>
@@ -374,7 +383,9 @@ impl<T: Transport> TrackedFields<T> {
             }
             _ if is_unserved => Requeue::Poll,
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if tracker.unread(key, period).is_some() => Requeue::After(follower::DOUBT),
+            Ok(Some(_)) if tracker.unread(key, period).is_some() => {
+                Requeue::After(follower::CONTRADICTION_GRACE)
+            }
             Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),
             Err(_) => Requeue::After(period),
         }
@@ -383,7 +394,7 @@ impl<T: Transport> TrackedFields<T> {
     async fn run(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
         let (key, object) = (cx.key.clone(), Arc::clone(&cx.object));
         if let Err(message) = object.spec.check_size() {
-            // The history stays as it is.
+            // The history stays unchanged.
             self.targets.unfollow(&key);
             self.outbox.dequeue(&key, false);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message))));
@@ -403,7 +414,7 @@ impl<T: Transport> TrackedFields<T> {
             Some(Err(untracked)) => Err(untracked),
             _ => self.targets.track(&object),
         };
-        let point_key = Key::new(&key.namespace, &object.spec.contact_point);
+        let point_key = ObjectKey::new(&key.namespace, &object.spec.contact_point);
         let point = self
             .points
             .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
@@ -415,21 +426,24 @@ impl<T: Transport> TrackedFields<T> {
 
         let outcomes = self.outbox.outcomes(&key);
         let history = self.record(cx, &point_key, &outcomes, held).await?;
-        // Only now: earlier observations, such as the end of the target along with its CRD, are recorded.
+        // The target is unfollowed only now, so that earlier observations, such as its deletion along with its CRD, are
+        // recorded.
         if tracked
             .as_ref()
             .is_err_and(|untracked| untracked.waiting.ends_tracking())
         {
             self.targets.unfollow(&key);
         }
-        // The request runs outside this reconcile: outcomes and other objects must not wait for a target that hangs.
+        // The request runs outside this reconcile: a target that hangs must not block outcomes and other objects.
         let is_outdated = was_read && self.targets.tracker.is_outdated(&key);
         let object = Arc::clone(&cx.object);
-        let asks = match &tracked {
-            Ok(tracked) if !was_read || is_outdated => self.targets.ask(&object, tracked.as_ref()),
+        let is_requested = match &tracked {
+            Ok(tracked) if !was_read || is_outdated => {
+                self.targets.request(&object, tracked.as_ref())
+            }
             _ => false,
         };
-        // The queue gets the entries before the outcomes are confirmed, so that it goes on with the new status.
+        // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
         if is_suspended {
             self.outbox.dequeue(&key, false);
         } else {
@@ -447,7 +461,7 @@ impl<T: Transport> TrackedFields<T> {
 
         let run = Run {
             tracked: &tracked,
-            asks,
+            is_requested,
             point: point.as_deref(),
         };
         let outcome = match self.obstacle(&key, &object, &history, &run) {
@@ -489,7 +503,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
         }
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
         self.outbox.dequeue(key, true);

@@ -1,4 +1,4 @@
-//! Which resource of the API a target is.
+//! Resolves targets to resources of the API.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use kube::discovery::ApiResource;
 use qm_api::tracked_field::{GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
 use qm_runtime::watch_hub::ResourceName;
 
-/// One object of one resource.
+/// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TargetKey {
     /// The resource.
@@ -24,15 +24,15 @@ pub struct TargetKey {
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// Its names.
+    /// API resource, as the apiserver names it.
     pub resource: ApiResource,
     /// Whether its objects live in namespaces.
     pub namespaced: bool,
 }
 
 impl Resolved {
-    /// The namespace that `target` lies in; empty for a cluster-scoped one.
-    pub fn place<'a>(&self, target: &'a Target) -> &'a str {
+    /// Returns the namespace of `target`; empty for a cluster-scoped one.
+    pub fn namespace_of<'a>(&self, target: &'a Target) -> &'a str {
         if self.namespaced {
             &target.namespace
         } else {
@@ -41,27 +41,27 @@ impl Resolved {
     }
 }
 
-/// Why a target is no resource.
+/// Why a target cannot be resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// What the apiserver serves does not fit what the spec says.
+    /// The apiserver does not serve the resource that the spec names.
     #[error("{0}")]
     ResourceMismatch(String),
-    /// Such objects are not tracked.
+    /// The operator does not track the resource.
     #[error("{0}")]
-    Refused(&'static str),
-    /// The apiserver did not say.
+    Rejected(&'static str),
+    /// The apiserver does not answer.
     #[error("the apiserver's list of resources could not be read: {0}")]
     Discovery(#[source] kube::Error),
 }
 
-/// Resources other than the three that every cluster has, as discovery told.
+/// Discovered resources; the three kinds that every cluster has need no discovery.
 #[derive(Default)]
 pub struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
 
 struct Discovered {
-    /// Of the resource's watch: when it was said.
-    turn: u64,
+    /// Epoch of the resource's watch at the time of the answer.
+    epoch: u64,
     resolved: Resolved,
 }
 
@@ -70,7 +70,7 @@ impl Resolver {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `target` is, if that is known without asking.
+    /// Returns the resource of `target` if it is known without a request.
     pub fn known(&self, target: &Target) -> Option<Resolved> {
         match (&target.api_version, &target.resource) {
             (Some(api_version), Some(plural)) => {
@@ -83,7 +83,7 @@ impl Resolver {
         }
     }
 
-    /// What was discovered of `target` is not to be believed any more.
+    /// Forgets the discovered resource of `target`.
     pub fn forget(&self, target: &Target) {
         if let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) {
             self.discovered()
@@ -92,12 +92,12 @@ impl Resolver {
     }
 
     /// Returns the resource of `target` without any request, `None` if the apiserver must be asked. An earlier answer
-    /// counts if it matches and the watch of the resource is still in the same `turn`: a CRD may have been recreated
+    /// counts if it matches and the watch of the resource is still in the same `epoch`: a CRD may have been recreated
     /// with another scope or kind.
     ///
     /// # Errors
     /// If no answer could make `target` trackable.
-    pub fn resolved(&self, target: &Target, turn: u64) -> Result<Option<Resolved>, TargetError> {
+    pub fn resolved(&self, target: &Target, epoch: u64) -> Result<Option<Resolved>, TargetError> {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
@@ -107,18 +107,18 @@ impl Resolver {
             });
         };
         if is_secret(api_version, plural) || target.kind.eq_ignore_ascii_case("secret") {
-            return Err(TargetError::Refused(SECRETS_ARE_NOT_TRACKED));
+            return Err(TargetError::Rejected(SECRETS_ARE_NOT_TRACKED));
         }
         if api_version
             .split_once('/')
             .is_some_and(|(group, _)| group == GROUP)
         {
-            return Err(TargetError::Refused(OURS_ARE_NOT_TRACKED));
+            return Err(TargetError::Rejected(OURS_ARE_NOT_TRACKED));
         }
         let discovered = self.discovered();
         let known = discovered
             .get(&(api_version.clone(), plural.clone()))
-            .filter(|known| known.turn == turn);
+            .filter(|known| known.epoch == epoch);
         Ok(known
             .map(|known| known.resolved.clone())
             .filter(|resolved| resolved.resource.kind == target.kind))
@@ -132,9 +132,9 @@ impl Resolver {
         &self,
         client: &Client,
         target: &Target,
-        turn: u64,
+        epoch: u64,
     ) -> Result<Resolved, TargetError> {
-        if let Some(resolved) = self.resolved(target, turn)? {
+        if let Some(resolved) = self.resolved(target, epoch)? {
             return Ok(resolved);
         }
         let (api_version, plural) = target
@@ -152,7 +152,7 @@ impl Resolver {
         self.discovered().insert(
             (api_version, plural),
             Discovered {
-                turn,
+                epoch,
                 resolved: resolved.clone(),
             },
         );
@@ -160,7 +160,7 @@ impl Resolver {
     }
 }
 
-/// Secrets, by whatever name they go.
+/// Returns whether the resource is Secret, in any spelling.
 fn is_secret(api_version: &str, plural: &str) -> bool {
     let resource = plural.split('/').next().unwrap_or_default();
     api_version == "v1" && resource.eq_ignore_ascii_case("secrets")
@@ -214,9 +214,9 @@ async fn discover(
     })
 }
 
-/// The name nearest to one that does not exist, if any is near.
-pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.map(|name| (strsim::normalized_damerau_levenshtein(wanted, name), name));
+/// Returns the most similar name, if any is similar.
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
     scored
         .filter(|(score, _)| *score >= 0.5)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -1,10 +1,11 @@
-//! State of tracked fields as the watches show it: the newest state of each, and each change until it is recorded.
+//! State of tracked fields as the watches show it: the newest state of each field, and each change until it is
+//! recorded.
 //!
 //! A standby keeps neither. Its watches run so that a new leader has connections, and knows the targets' resources and
-//! the forbidden ones. Earlier events may be stale: a new leader relists every kind and compares the lists with the
+//! the forbidden ones. Events from before may be stale: a new leader relists every kind and compares the lists with the
 //! history.
 //!
-//! Large objects are decoded apart from the async workers, one at a time. The changes of one object stay in order.
+//! Large objects are decoded in the background, one at a time. The changes of one object stay in order.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,25 +17,25 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observation, ObservationSeries};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use qm_runtime::watching;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use super::field::Field;
+use super::field::FieldSelector;
 use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket, Unreadable};
-use super::lookup::{Lookup, Place, look_up};
-use super::shown::{Shown, ShownQueue};
+use super::lookup::{Lookup, LookupMode, look_up};
 use super::target::TargetKey;
+use super::watch_event::{WatchEvent, WatchEventQueue};
 
-/// Largest text of an object that is decoded on a thread that has other work, in bytes.
-pub(super) const AT_ONCE: usize = 64 * 1024;
+/// Maximum size of the text of an object that is decoded on a thread with other work, in bytes.
+pub(super) const MAX_INLINE_BYTES: usize = 64 * 1024;
 
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {
@@ -49,27 +50,28 @@ pub struct Tracker {
 struct TrackerState {
     /// The first generation of lists that counts, once this replica leads.
     leads_since: Option<u64>,
-    followers: HashMap<Key, Follower>,
-    targets: HashMap<TargetKey, Vec<Key>>,
+    followers: HashMap<ObjectKey, Follower>,
+    targets: HashMap<TargetKey, Vec<ObjectKey>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     /// Events of large objects, and later ones of the same objects.
-    queue: ShownQueue,
-    /// How many turns all watches together have taken.
-    turns: u64,
+    queue: WatchEventQueue,
+    /// Number of the last epoch of any watch.
+    epochs: u64,
 }
 
-/// How far a watch is.
+/// Progress of a watch.
 #[derive(Clone, Debug, Default)]
 struct Watch {
     /// Generation of the watch's lists.
     generation: u64,
-    /// The first list of this generation has begun: an object followed from now on may have been shown already.
+    /// The first list of this generation has begun: the watch may already have shown an object that is followed from
+    /// now on.
     begun: bool,
-    /// The number of its last turn: it began to list anew, or was told that there is no such resource. What it was before
-    /// may then be something else.
-    turn: u64,
-    /// What it was last refused with.
-    trouble: Option<WatchProblem>,
+    /// Epoch: a new one begins when the watch relists or the resource is not served. The resource may then have another
+    /// kind or scope.
+    epoch: u64,
+    /// Problem of the last failed request.
+    problem: Option<WatchProblem>,
 }
 
 /// Why a resource cannot be watched.
@@ -83,25 +85,26 @@ pub enum WatchProblem {
     Failing(String),
 }
 
-/// What a pass is to record. What it does not say to be [`recorded`](PendingObservations::recorded) goes back, however the pass ends.
+/// Observations that a reconcile is to record. Observations that are not confirmed by
+/// [`recorded`](PendingObservations::recorded) go back to the follower.
 pub struct PendingObservations<'a> {
     tracker: &'a Tracker,
-    key: &'a Key,
+    key: &'a ObjectKey,
     identity: &'a FollowIdentity,
     /// Oldest first.
     pub observations: Vec<Observation>,
     /// Newest known state; kept after it is recorded.
     pub newest: Option<NewestState>,
-    /// What was seen before of what was followed then.
+    /// Observations of the former target.
     pub former: Option<ObservationSeries>,
-    /// How many more there were, before neighbours became one because there was no room for them.
+    /// Number of further observations that were merged with neighbours for lack of room.
     pub merged: usize,
 }
 
 impl PendingObservations<'_> {
-    /// All of it stands in the history.
+    /// Confirms that all observations are in the history.
     pub fn recorded(mut self) {
-        // Not cleared: its room would go back into the buffer, and stay there for as long as nothing changes.
+        // A cleared vector would take its capacity back into the buffer, and keep it while nothing changes.
         (self.observations, self.former, self.merged) = (Vec::new(), None, 0);
     }
 }
@@ -109,7 +112,7 @@ impl PendingObservations<'_> {
 impl Drop for PendingObservations<'_> {
     fn drop(&mut self) {
         let mut state = self.tracker.state();
-        // The spec may be another one by now.
+        // The spec may have changed meanwhile.
         let follower = state
             .followers
             .get_mut(self.key)
@@ -117,12 +120,12 @@ impl Drop for PendingObservations<'_> {
         let Some(follower) = follower else { return };
         follower.merged += self.merged;
         let observations = std::mem::take(&mut self.observations);
-        follower.take_back(ObservationSeries {
+        follower.restore(ObservationSeries {
             subject: self.identity.subject.clone(),
             observations,
         });
         if let Some(former) = self.former.take() {
-            follower.take_back(former);
+            follower.restore(former);
         }
     }
 }
@@ -159,13 +162,13 @@ impl Tracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
+    /// Follows `field` of `target` for `key`, instead of the former target. Returns whether there was one.
     pub fn follow(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
-        field: &Field,
+        field: &FieldSelector,
         shard: Option<String>,
     ) -> bool {
         let mut state = self.state();
@@ -189,16 +192,17 @@ impl Tracker {
         let mut follower =
             Follower::new(identity.clone(), target.clone(), field.clone(), certainty);
         let was_followed = replaced.is_some();
-        // What was seen is still to be recorded: of what the spec tracked before, or of a resource that is in another scope now.
+        // Earlier observations are still to be recorded: of the former target, or of a resource whose scope has
+        // changed.
         if let Some(mut before) = replaced.filter(|before| before.identity.uid == identity.uid) {
             let (observations, former) = before.unrecorded();
             follower.merged = before.merged;
-            follower.take_back(ObservationSeries {
+            follower.restore(ObservationSeries {
                 subject: before.identity.subject,
                 observations,
             });
             if let Some(former) = former {
-                follower.take_back(former);
+                follower.restore(former);
             }
         }
         state.followers.insert(key.clone(), follower);
@@ -210,12 +214,12 @@ impl Tracker {
         was_followed
     }
 
-    /// Follows nothing for `key` any more; whether anything was.
-    pub fn forget(&self, key: &Key) -> bool {
+    /// Stops following for `key`. Returns whether a target was followed.
+    pub fn forget(&self, key: &ObjectKey) -> bool {
         self.state().forget(key).is_some()
     }
 
-    /// Whether anything of `resource` is followed.
+    /// Returns whether any target of `resource` is followed.
     pub fn follows(&self, resource: &ResourceName) -> bool {
         self.state()
             .targets
@@ -223,7 +227,7 @@ impl Tracker {
             .any(|target| target.resource == *resource)
     }
 
-    /// What was known of the watches of resources of which nothing is followed any more.
+    /// Forgets the watches of resources without followed targets.
     pub fn forget_watches(&self) {
         let mut state = self.state();
         let TrackerState {
@@ -233,35 +237,38 @@ impl Tracker {
             .retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
     }
 
-    /// The turn in which the watch of `resource` is: another one after it has begun anew, or was told that the apiserver
-    /// does not serve it. 0 if there is none.
-    pub fn turn(&self, resource: &ResourceName) -> u64 {
+    /// Returns the epoch of the watch of `resource`, which changes when the watch relists or the apiserver does not
+    /// serve the resource. 0 without a watch.
+    pub fn epoch(&self, resource: &ResourceName) -> u64 {
         let state = self.state();
         let of_resource = state.watches.iter().filter(|((of, _), _)| of == resource);
         of_resource
-            .map(|(_, watch)| watch.turn)
+            .map(|(_, watch)| watch.epoch)
             .max()
             .unwrap_or_default()
     }
 
-    /// Asks for the target's present state to be read, if it has to be: the watch may have shown it already, or has not
-    /// said anything certain for longer than `trusted` (a watch may miss something, deletions above all).
-    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<ReadTicket> {
+    /// Returns a ticket for a read of the target, if one is needed: the watch may have shown the state before the field
+    /// was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions above
+    /// all).
+    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTicket> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
-        follower.has_to_be_read(trusted).then(|| follower.asks())
+        follower
+            .has_to_be_read(trusted)
+            .then(|| follower.read_ticket())
     }
 
-    /// Takes the present state of `target` from a read, `None` if the object does not exist.
+    /// Accepts the state of `target` from a read, `None` if the object does not exist.
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
-    /// read. Lookups that are not cheap are put off until [`Tracker::read_apart`].
+    /// read. Expensive lookups are deferred until [`Tracker::read_in_background`].
     pub fn read(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         object: Option<RawObject>,
     ) {
         let Some(object) = object else {
@@ -270,89 +277,91 @@ impl Tracker {
                 .follower(key, identity)
                 .filter(|follower| follower.target == *target)
             {
-                follower.read(asked, Instant::now(), None);
+                follower.read(ticket, Instant::now(), None);
             }
             return;
         };
         let lookups = self.lookups_of_read((key, identity), target, &object);
-        let looked_up = lookups.run(&object, Place::AtOnce);
-        self.take_read((key, identity), target, asked, &object, &looked_up);
+        let looked_up = lookups.run(&object, LookupMode::Inline);
+        self.apply_read((key, identity), target, ticket, &object, &looked_up);
     }
 
-    /// Takes the object that a read found as [`Tracker::read`] does, and puts off no lookup.
+    /// Accepts the object from a read as [`Tracker::read`] does, and defers no lookup.
     ///
     /// # Errors
-    /// As [`Permit::run`].
-    pub async fn read_apart(
+    /// See [`Permit::run`].
+    pub async fn read_in_background(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         object: RawObject,
         permit: Permit,
     ) -> io::Result<()> {
         let lookups = self.lookups_of_read((key, identity), target, &object);
         let job = move || {
-            let looked_up = lookups.run(&object, Place::Apart);
+            let looked_up = lookups.run(&object, LookupMode::Background);
             (object, looked_up)
         };
         let (object, looked_up) = permit.run(job).await?;
-        self.take_read((key, identity), target, asked, &object, &looked_up);
+        self.apply_read((key, identity), target, ticket, &object, &looked_up);
         Ok(())
     }
 
-    /// Returns the lookups in an object that a read for `key` found: for `key`, and for others that wait for it.
+    /// Returns the lookups in an object that a read for `key` returned: for `key`, and for others that wait for the
+    /// object.
     fn lookups_of_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            let is_asked = of == key && follower.identity == *identity;
+            let is_requested = of == key && follower.identity == *identity;
             lookups.add(
                 &follower.field,
-                is_asked || follower.is_satisfied_by(object),
+                is_requested || follower.is_satisfied_by(object),
             );
         });
         lookups
     }
 
-    fn take_read(
+    fn apply_read(
         &self,
-        (key, identity): (&Key, &FollowIdentity),
+        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         object: &RawObject,
-        looked_up: &LookedUp,
+        looked_up: &LookupResults,
     ) {
         self.state().each_of(target, |of, follower| {
-            let asked = if of == key && follower.identity == *identity {
-                asked
+            let ticket = if of == key && follower.identity == *identity {
+                ticket
             } else if follower.is_satisfied_by(object) {
                 self.wake.wake(of);
-                follower.asks()
+                follower.read_ticket()
             } else {
                 return;
             };
             let now = Instant::now();
             match looked_up {
-                Err(why) => follower.read_unreadable(asked, now, object, why),
+                Err(why) => follower.read_unreadable(ticket, now, object, why),
                 Ok(lookups) => match lookups.get(&follower.field) {
                     Some(Lookup::Found(value)) => {
-                        follower.read(asked, now, Some((object, value.clone())));
+                        follower.read(ticket, now, Some((object, value.clone())));
                     }
-                    Some(Lookup::PutOff) => follower.put_off_read(object),
-                    Some(Lookup::Refused(estimate)) => {
+                    Some(Lookup::Deferred) => follower.defer_read(object),
+                    Some(Lookup::Rejected(estimate)) => {
                         follower.read_unreadable(
-                            asked,
+                            ticket,
                             now,
                             object,
                             &Unreadable::TooExpensive(*estimate),
                         );
                     }
-                    // Followed, or shown a later version, during the lookups: it has to be read.
+                    // The watch has shown a later version, or the field was followed, during the lookups: another read
+                    // is needed.
                     None => {}
                 },
             }
@@ -360,7 +369,7 @@ impl Tracker {
     }
 
     /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
-    pub fn is_put_off(&self, key: &Key) -> bool {
+    pub fn is_deferred(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let of_target = state
             .followers
@@ -370,25 +379,25 @@ impl Tracker {
             state
                 .followers
                 .get(key)
-                .is_some_and(|follower| follower.put_off)
+                .is_some_and(|follower| follower.is_deferred)
         })
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
-    pub fn unreadable(&self, key: &Key) -> Option<Unreadable> {
+    pub fn unreadable(&self, key: &ObjectKey) -> Option<Unreadable> {
         self.state().followers.get(key)?.unreadable.clone()
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
-    pub fn is_outdated(&self, key: &Key) -> bool {
+    pub fn is_outdated(&self, key: &ObjectKey) -> bool {
         self.state()
             .followers
             .get(key)
             .is_some_and(Follower::is_outdated)
     }
 
-    /// Shows every follower of an object that the object has changed, and wakes those that need a read.
-    fn show_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
+    /// Applies a metadata event to every follower of the object, and wakes those that need a read.
+    fn observe_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: metadata.namespace().unwrap_or_default(),
@@ -404,7 +413,7 @@ impl Tracker {
         for key in targets.get(&target).into_iter().flatten() {
             if followers
                 .get_mut(key)
-                .is_some_and(|follower| follower.show_metadata(metadata))
+                .is_some_and(|follower| follower.observe_metadata(metadata))
             {
                 self.wake.wake(key);
             }
@@ -412,20 +421,20 @@ impl Tracker {
     }
 
     /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
-    pub fn contradict(&self, key: &Key, identity: &FollowIdentity, outranks: u64) {
+    pub fn contradict(&self, key: &ObjectKey, identity: &FollowIdentity, outranks: u64) {
         if let Some(follower) = self.state().follower(key, identity) {
             follower.contradict(outranks);
         }
     }
 
-    /// What is to be recorded for `key`, if it is `identity` that is followed.
-    pub fn seen<'a>(
+    /// Returns the observations to record for `key`, if `identity` is followed.
+    pub fn pending<'a>(
         &'a self,
-        key: &'a Key,
+        key: &'a ObjectKey,
         identity: &'a FollowIdentity,
     ) -> PendingObservations<'a> {
         let mut state = self.state();
-        let mut seen = PendingObservations {
+        let mut pending = PendingObservations {
             tracker: self,
             key,
             identity,
@@ -435,15 +444,15 @@ impl Tracker {
             merged: 0,
         };
         if let Some(follower) = state.follower(key, identity) {
-            seen.newest = follower.newest();
-            (seen.observations, seen.former) = follower.unrecorded();
-            seen.merged = std::mem::take(&mut follower.merged);
+            pending.newest = follower.newest();
+            (pending.observations, pending.former) = follower.unrecorded();
+            pending.merged = std::mem::take(&mut follower.merged);
         }
-        seen
+        pending
     }
 
-    /// Whether the target of `key` exists, as far as is known.
-    pub fn exists(&self, key: &Key) -> Option<bool> {
+    /// Returns whether the target of `key` exists, `None` if unknown.
+    pub fn exists(&self, key: &ObjectKey) -> Option<bool> {
         let state = self.state();
         state
             .followers
@@ -453,7 +462,7 @@ impl Tracker {
             .map(|newest| newest.value.is_some())
     }
 
-    /// Why the watch of `resource` in `shard` does not work.
+    /// Returns why the watch of `resource` in `shard` does not work.
     pub fn watch_problem(
         &self,
         resource: &ResourceName,
@@ -462,62 +471,62 @@ impl Tracker {
         self.state()
             .watches
             .get(&(resource.clone(), shard.map(str::to_owned)))?
-            .trouble
+            .problem
             .clone()
     }
 
-    /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
-    /// look up is put off until a read. Large objects wait for [`Tracker::look_into_queue`], and so does what becomes of
-    /// them meanwhile.
-    fn show(&self, resource: &ResourceName, object: RawObject, exists: bool) {
+    /// Applies a watch event to every follower of the object, and wakes those with a change. Expensive lookups are
+    /// deferred until a read. Events of large objects, and later events of the same objects, wait for
+    /// [`Tracker::inspect_queue`].
+    fn apply(&self, resource: &ResourceName, object: RawObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         };
         let mut state = self.state();
-        // Objects are mostly nobody's target.
+        // Most objects are not targets.
         if !state.counts(&target) || !state.targets.contains_key(&target) {
             return;
         }
-        let shown = Shown {
-            turn: state.turn(&target),
+        let event = WatchEvent {
+            epoch: state.epoch(&target),
             target,
             object,
             exists,
         };
-        let is_large = exists && shown.object.text_len() > AT_ONCE;
-        if is_large || state.queue.holds(&shown.target) {
-            match state.queue.push(Arc::new(shown)) {
+        let is_large = exists && event.object.text_len() > MAX_INLINE_BYTES;
+        if is_large || state.queue.holds(&event.target) {
+            match state.queue.push(Arc::new(event)) {
                 Ok(()) => self.queued.notify_one(),
-                // Too much waits: of this object the newest state counts, as a read shows it.
-                Err(shown) => {
-                    let put_off = exists.then(|| state.lookups(&shown.target).put_off());
+                // The queue is full: a read returns the newest state of this object.
+                Err(event) => {
+                    let deferred = exists.then(|| state.lookups(&event.target).deferred());
                     drop(state);
-                    self.take_shown(&shown, put_off.as_ref());
+                    self.apply_event(&event, deferred.as_ref());
                 }
             }
             return;
         }
-        let lookups = state.lookups(&shown.target);
+        let lookups = state.lookups(&event.target);
         drop(state);
         // Decode and look up without the lock, because everything else waits for it.
-        let looked_up = exists.then(|| lookups.run(&shown.object, Place::AtOnce));
-        self.take_shown(&shown, looked_up.as_ref());
+        let looked_up = exists.then(|| lookups.run(&event.object, LookupMode::Inline));
+        self.apply_event(&event, looked_up.as_ref());
     }
 
-    fn take_shown(&self, shown: &Shown, looked_up: Option<&LookedUp>) {
-        let Shown {
+    fn apply_event(&self, event: &WatchEvent, looked_up: Option<&LookupResults>) {
+        let WatchEvent {
             target,
             object,
-            turn,
+            epoch,
             ..
-        } = shown;
+        } = event;
         let mut state = self.state();
         if !state.counts(target) {
             return;
         }
-        let is_current = state.turn(target) == *turn;
+        let is_current = state.epoch(target) == *epoch;
         state.each_of(target, |key, follower| {
             let listed = follower.listed;
             let news = match looked_up {
@@ -525,21 +534,21 @@ impl Tracker {
                 Some(Err(why)) => follower.observe_unreadable(object, why),
                 Some(Ok(lookups)) => match lookups.get(&follower.field) {
                     Some(Lookup::Found(value)) => {
-                        follower.put_off = false;
+                        follower.is_deferred = false;
                         follower.observe(object, Some(value.clone()))
                     }
-                    Some(Lookup::PutOff) => follower.put_off(object),
-                    Some(Lookup::Refused(estimate)) => {
+                    Some(Lookup::Deferred) => follower.defer_lookup(object),
+                    Some(Lookup::Rejected(estimate)) => {
                         follower.observe_unreadable(object, &Unreadable::TooExpensive(*estimate))
                     }
-                    // Followed during the lookups: it has to be read.
+                    // The field was followed during the lookups: a read is needed.
                     None => return,
                 },
             };
             if is_current {
                 follower.confirm_listed();
             } else {
-                // Shown before the watch began to list anew: only the list tells whether the object still exists.
+                // The event is older than the relist: only the list shows whether the object still exists.
                 follower.listed = listed;
             }
             if news {
@@ -548,47 +557,51 @@ impl Tracker {
         });
     }
 
-    /// Looks into the objects of the queue for as long as the process runs.
-    pub async fn look_into_queue(&self) {
+    /// Inspects the objects of the queue for as long as the process runs.
+    pub async fn inspect_queue(&self) {
         loop {
-            while self.look_into_next().await {}
+            while self.inspect_next().await {}
             self.queued.notified().await;
         }
     }
 
-    /// Looks into the first object of the queue. Returns false if there is none.
-    async fn look_into_next(&self) -> bool {
-        let (shown, lookups) = {
+    /// Inspects the first object of the queue. Returns false if there is none.
+    async fn inspect_next(&self) -> bool {
+        let (event, lookups) = {
             let state = self.state();
-            let Some(shown) = state.queue.first() else {
+            let Some(event) = state.queue.first() else {
                 return false;
             };
-            let lookups = state.lookups(&shown.target);
-            (shown, lookups)
+            let lookups = state.lookups(&event.target);
+            (event, lookups)
         };
-        let looked_up = if shown.exists {
-            Some(self.look_apart(&shown, lookups).await)
+        let looked_up = if event.exists {
+            Some(self.inspect_in_background(&event, lookups).await)
         } else {
             None
         };
-        self.take_shown(&shown, looked_up.as_ref());
+        self.apply_event(&event, looked_up.as_ref());
         self.state().queue.pop();
         true
     }
 
-    async fn look_apart(&self, shown: &Arc<Shown>, lookups: Lookups) -> LookedUp {
-        let put_off = lookups.clone();
+    async fn inspect_in_background(
+        &self,
+        event: &Arc<WatchEvent>,
+        lookups: Lookups,
+    ) -> LookupResults {
+        let fallback = lookups.clone();
         let job = {
-            let shown = Arc::clone(shown);
-            move || lookups.run(&shown.object, Place::Apart)
+            let event = Arc::clone(event);
+            move || lookups.run(&event.object, LookupMode::Background)
         };
         let looked_up = match self.background.acquire().await {
             Ok(permit) => permit.run(job).await,
             Err(error) => Err(error),
         };
         looked_up.unwrap_or_else(|error| {
-            warn!(%error, "cannot look into a large object; will read it again");
-            put_off.put_off()
+            warn!(%error, "failed to inspect a large object; will read it again");
+            fallback.deferred()
         })
     }
 
@@ -625,12 +638,12 @@ impl TrackerState {
         self.leads_since.is_some_and(|since| since <= generation)
     }
 
-    /// Returns the turn of the watch that shows `target`.
-    fn turn(&self, target: &TargetKey) -> u64 {
-        self.watch(target).map_or(0, |watch| watch.turn)
+    /// Returns the epoch of the watch that shows `target`.
+    fn epoch(&self, target: &TargetKey) -> u64 {
+        self.watch(target).map_or(0, |watch| watch.epoch)
     }
 
-    /// Returns the lookups for all who follow `target`.
+    /// Returns the lookups for all followers of `target`.
     fn lookups(&self, target: &TargetKey) -> Lookups {
         let followers = self.targets.get(target).into_iter().flatten();
         let mut lookups = Lookups::default();
@@ -641,7 +654,7 @@ impl TrackerState {
     }
 
     /// Calls `with` for each follower of `target`.
-    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&Key, &mut Follower)) {
+    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&ObjectKey, &mut Follower)) {
         for key in self.targets.get(target).into_iter().flatten() {
             if let Some(follower) = self.followers.get_mut(key) {
                 with(key, follower);
@@ -649,14 +662,14 @@ impl TrackerState {
         }
     }
 
-    /// What follows for `key`, if it is `identity`.
-    fn follower(&mut self, key: &Key, identity: &FollowIdentity) -> Option<&mut Follower> {
+    /// Returns the follower of `key`, if it follows `identity`.
+    fn follower(&mut self, key: &ObjectKey, identity: &FollowIdentity) -> Option<&mut Follower> {
         self.followers
             .get_mut(key)
             .filter(|follower| follower.identity == *identity)
     }
 
-    fn forget(&mut self, key: &Key) -> Option<Follower> {
+    fn forget(&mut self, key: &ObjectKey) -> Option<Follower> {
         let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
@@ -669,7 +682,7 @@ impl TrackerState {
 }
 
 impl Observer for Tracker {
-    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+    fn on_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
         let mut state = self.state();
         let watch = state
             .watches
@@ -678,19 +691,19 @@ impl Observer for Tracker {
         (watch.generation, watch.begun) = (generation, false);
     }
 
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let TrackerState {
             followers,
             watches,
-            turns,
+            epochs,
             ..
         } = &mut *state;
         let watch = watches
             .entry((resource.clone(), shard.map(str::to_owned)))
             .or_default();
-        *turns += 1;
-        (watch.begun, watch.turn) = (true, *turns);
+        *epochs += 1;
+        (watch.begun, watch.epoch) = (true, *epochs);
         for follower in followers.values_mut() {
             if follower.target.resource == *resource && in_shard(&follower.target, shard) {
                 follower.listed = false;
@@ -701,25 +714,25 @@ impl Observer for Tracker {
         }
     }
 
-    fn present(&self, resource: &ResourceName, object: RawObject) {
+    fn on_applied(&self, resource: &ResourceName, object: RawObject) {
         if resource.is_watched_by_metadata() {
-            self.show_metadata(resource, &object);
+            self.observe_metadata(resource, &object);
         } else {
-            self.show(resource, object, true);
+            self.apply(resource, object, true);
         }
     }
 
-    fn gone(&self, resource: &ResourceName, object: RawObject) {
-        self.show(resource, object.without_text(), false);
+    fn on_deleted(&self, resource: &ResourceName, object: RawObject) {
+        self.apply(resource, object.without_text(), false);
     }
 
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_done(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let place = (resource.clone(), shard.map(str::to_owned));
-        let (generation, turn) = state
+        let (generation, epoch) = state
             .watches
             .get(&place)
-            .map_or((0, 0), |watch| (watch.generation, watch.turn));
+            .map_or((0, 0), |watch| (watch.generation, watch.epoch));
         if state.leads_since.is_none_or(|since| generation < since) {
             return;
         }
@@ -730,11 +743,11 @@ impl Observer for Tracker {
             if follower.target.resource != *resource || !in_shard(&follower.target, shard) {
                 continue;
             }
-            // The list has shown it.
-            if queue.holds_since(&follower.target, turn) {
+            // The list has shown the object.
+            if queue.holds_since(&follower.target, epoch) {
                 continue;
             }
-            // The list may come from a cache that lags behind: a read tells whether it is gone.
+            // The list may come from a cache that lags behind: a read shows whether the object was deleted.
             let known_absent = follower
                 .newest
                 .as_ref()
@@ -745,44 +758,46 @@ impl Observer for Tracker {
             {
                 follower.certainty = Certainty::Confirmed(Instant::now());
             }
-            // One that is known to be absent may have to be looked for in another scope by now.
+            // A missing object may exist in another scope by now.
             if !follower.listed || follower.certainty == Certainty::NeedsRead {
                 self.wake.wake(key);
             }
         }
     }
 
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_recovered(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let watch = state
             .watches
             .get_mut(&(resource.clone(), shard.map(str::to_owned)));
-        let recovered = watch.is_some_and(|watch| watch.trouble.take().is_some());
+        let recovered = watch.is_some_and(|watch| watch.problem.take().is_some());
         drop(state);
         if recovered {
             self.wake_all(resource, shard);
         }
     }
 
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        let Some(trouble) = WatchProblem::of(error) else {
+    fn on_error(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        let Some(problem) = WatchProblem::of(error) else {
             return;
         };
         let mut state = self.state();
-        let TrackerState { watches, turns, .. } = &mut *state;
+        let TrackerState {
+            watches, epochs, ..
+        } = &mut *state;
         let watch = watches
             .entry((resource.clone(), shard.map(str::to_owned)))
             .or_default();
-        if trouble == WatchProblem::NotServed {
-            *turns += 1;
-            watch.turn = *turns;
+        if problem == WatchProblem::NotServed {
+            *epochs += 1;
+            watch.epoch = *epochs;
         }
         let news = watch
-            .trouble
+            .problem
             .as_ref()
-            .is_none_or(|known| discriminant(known) != discriminant(&trouble));
+            .is_none_or(|known| discriminant(known) != discriminant(&problem));
         if news {
-            watch.trouble = Some(trouble);
+            watch.problem = Some(problem);
         }
         drop(state);
         if news {
@@ -793,11 +808,11 @@ impl Observer for Tracker {
 
 impl WatchProblem {
     fn of(error: &watcher::Error) -> Option<Self> {
-        let status = watching::refusal(error)?;
+        let status = error_status(error)?;
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),
-            // These pass.
+            // Other errors are transient.
             410 | 429 | 503 | 504 => None,
             _ => Some(Self::Failing(status.message.clone())),
         }
@@ -805,39 +820,43 @@ impl WatchProblem {
 }
 
 /// Result of all lookups in one state of an object.
-type LookedUp = Result<HashMap<Field, Lookup>, Unreadable>;
+type LookupResults = Result<HashMap<FieldSelector, Lookup>, Unreadable>;
 
 /// Lookups in one state of an object.
 #[derive(Clone, Default)]
 struct Lookups {
-    fields: Vec<Field>,
-    wanted: HashSet<Field>,
+    fields: Vec<FieldSelector>,
+    requested: HashSet<FieldSelector>,
 }
 
 impl Lookups {
-    /// Adds a field. One that is not wanted counts towards the budget only.
-    fn add(&mut self, field: &Field, wanted: bool) {
+    /// Adds a field. A field that is not requested only counts towards the budget.
+    fn add(&mut self, field: &FieldSelector, requested: bool) {
         self.fields.push(field.clone());
-        if wanted {
-            self.wanted.insert(field.clone());
+        if requested {
+            self.requested.insert(field.clone());
         }
     }
 
     /// Decodes the object and looks the fields up.
-    fn run(self, object: &RawObject, place: Place) -> LookedUp {
-        let Self { fields, wanted } = self;
-        decoded(object).map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place))
+    fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
+        let Self { fields, requested } = self;
+        decoded(object)
+            .map(|whole| look_up(&whole, fields, |field| requested.contains(field), mode))
     }
 
-    /// Puts every lookup off until a read.
-    #[allow(clippy::unnecessary_wraps)] // what lookups result in
-    fn put_off(self) -> LookedUp {
-        let put_off = self.wanted.into_iter().map(|field| (field, Lookup::PutOff));
-        Ok(put_off.collect())
+    /// Defers every lookup until a read.
+    #[allow(clippy::unnecessary_wraps)] // same type as `run`
+    fn deferred(self) -> LookupResults {
+        let deferred = self
+            .requested
+            .into_iter()
+            .map(|field| (field, Lookup::Deferred));
+        Ok(deferred.collect())
     }
 }
 
-/// Returns an object as a path looks into it.
+/// Decodes an object for lookups.
 fn decoded(object: &RawObject) -> Result<Value, Unreadable> {
     match object.decode() {
         Ok(Ok(whole)) => bounded(whole),
@@ -850,8 +869,8 @@ fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
     if !is_deeper(&whole, OBJECT_LEVELS) {
         return Ok(whole);
     }
-    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put anything into
-    // them.
+    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put
+    // anything into them.
     if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
     }

@@ -1,4 +1,4 @@
-//! Why a `TrackedField` waits: the words of its annotation and of its Event.
+//! Obstacles of a `TrackedField`, with the text of its annotation and Event.
 
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
@@ -6,7 +6,7 @@ use qm_core::conditions;
 use qm_notify::OutgoingEntry;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch_hub::ResourceName;
 
@@ -25,96 +25,96 @@ pub enum WaitingReason {
     SpecInvalid(String),
     /// The target does not exist.
     TargetNotFound {
-        /// What it is, as `KIND NAMESPACE/NAME`.
+        /// Target, as `KIND NAMESPACE/NAME`.
         target: String,
     },
     /// The operator may not read the target.
     Forbidden {
-        /// What it may not read.
+        /// Resource that the operator may not read.
         resource: ResourceName,
-        /// The apiserver's words.
+        /// Message of the apiserver.
         message: String,
     },
     /// The tracker role does not grant the target's resource.
     NotGranted(String),
-    /// The apiserver does not give the target, for a reason that may pass.
+    /// The apiserver does not return the target, for a transient reason.
     TargetUnreadable(String),
-    /// The target exists, and cannot be decoded as it now is.
+    /// The current version of the target cannot be decoded.
     TargetUndecodable {
-        /// What it is, as `KIND NAMESPACE/NAME`.
+        /// Target, as `KIND NAMESPACE/NAME`.
         target: String,
-        /// What it does, and what to do about it.
+        /// The problem, and how to fix it.
         problem: String,
     },
-    /// The lookup of the field is too expensive in the target as it now is.
+    /// The lookup of the field is too expensive in the target's current version.
     PathTooExpensive {
-        /// What it is, as `KIND NAMESPACE/NAME`.
+        /// Target, as `KIND NAMESPACE/NAME`.
         target: String,
-        /// What it takes, and what to write instead.
+        /// The cost, and what to write instead.
         problem: String,
     },
-    /// The spec names a resource that the apiserver does not serve so.
+    /// The apiserver does not serve the resource that the spec names.
     ResourceMismatch(String),
     /// The field cannot be looked up.
     Field {
-        /// `FieldNotFound` or `InvalidPath`.
+        /// `FieldNotFound` or `PathInvalid`.
         reason: &'static str,
-        /// What to write instead.
+        /// The problem, and what to write instead.
         message: String,
     },
-    /// The template does not parse; messages are the default ones.
+    /// The template does not parse; messages use the default text.
     TemplateInvalid(String),
-    /// The contact point's body fails; messages are sent as without one.
+    /// The contact point's body fails; messages are sent without it.
     BodyInvalid {
         /// The contact point's name.
         name: String,
-        /// Why.
+        /// The error.
         message: String,
     },
-    /// The target lies where this operator does not watch.
+    /// The target is outside the namespaces that the operator watches.
     OutOfScope {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
-    /// The target is outside the namespace of the `TrackedField`, and the operator refuses that.
+    /// The target is outside the namespace of the `TrackedField`, and the operator is configured to reject that.
     CrossNamespace {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
-    /// It is suspended itself.
+    /// The `TrackedField` is suspended.
     Suspended,
-    /// There is no such contact point.
+    /// The contact point does not exist.
     ContactPointNotFound {
-        /// Its name.
+        /// The contact point's name.
         name: String,
-        /// The name nearest to it that there is.
+        /// The most similar name that exists.
         nearest: Option<String>,
     },
-    /// The contact point has no status yet, which is but a moment.
+    /// The contact point has no status yet, which takes a moment.
     ContactPointNotObserved {
-        /// Its name.
+        /// The contact point's name.
         name: String,
     },
     /// The contact point is not ready, or is suspended.
     ContactPointNotReady {
-        /// Its name.
+        /// The contact point's name.
         name: String,
-        /// Its own reason.
+        /// The contact point's reason and message.
         because: String,
     },
-    /// The apiserver refuses to write the status; nothing more of the object is sent.
+    /// The apiserver rejects status writes; no more messages of the object are sent.
     WriteRejected(String),
-    /// The receiver does not take messages now; they are tried again.
+    /// The receiver does not accept messages now; the operator retries.
     DeliveryFailing {
         /// The contact point's name.
         name: String,
-        /// What happened last.
+        /// The last error.
         message: String,
     },
 }
 
 impl WaitingReason {
-    /// Whether what was followed is no longer to be.
+    /// Returns whether the former target is no longer followed.
     pub fn ends_tracking(&self) -> bool {
         matches!(
             self,
@@ -126,11 +126,11 @@ impl WaitingReason {
         )
     }
 
-    /// Whether nobody is woken by its end: neither a new CRD nor a new right is watched for.
+    /// Returns whether no watch shows the end of the obstacle: neither a new CRD nor a new permission wakes the object.
     pub fn ends_unnoticed(&self) -> bool {
         match self {
             Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
-            // Of a kind that may be made anew in the other scope.
+            // The kind may be recreated with the other scope.
             Self::OutOfScope { namespace } | Self::CrossNamespace { namespace } => {
                 namespace.is_empty()
             }
@@ -138,12 +138,12 @@ impl WaitingReason {
         }
     }
 
-    /// Whether somebody has to do something, or something is wrong.
+    /// Returns whether somebody has to act, or something is wrong.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
     }
 
-    /// The reason, as Events have it.
+    /// Returns the reason for Events.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::SpecInvalid(_) => "SpecInvalid",
@@ -166,7 +166,7 @@ impl WaitingReason {
         }
     }
 
-    /// The words.
+    /// Returns the message.
     pub fn message(&self) -> String {
         match self {
             Self::TargetNotFound { target } => {
@@ -233,15 +233,15 @@ pub fn how_to_grant(resource: &ResourceName) -> String {
     )
 }
 
-/// The apiserver's words, up to 512 bytes of them.
-pub fn brief(words: &str) -> &str {
-    &words[..words.floor_char_boundary(512)]
+/// Returns up to 512 bytes of a message of the apiserver.
+pub fn brief(message: &str) -> &str {
+    &message[..message.floor_char_boundary(512)]
 }
 
-/// What keeps a target from being tracked.
+/// Returns the obstacle to tracking a target.
 pub fn of_target(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     shard: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,
@@ -288,7 +288,7 @@ pub fn of_target(
     (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
 }
 
-/// What is wrong with the template.
+/// Returns the problem of the template.
 pub fn of_template(
     object: &TrackedField,
     history: &[Entry],
@@ -298,7 +298,7 @@ pub fn of_template(
     if let Err(error) = message::check_template(template) {
         return Some(WaitingReason::TemplateInvalid(error));
     }
-    // Whether it can be rendered shows only on a change.
+    // Only a change shows whether the template can be rendered.
     let item = newest(object, history)?;
     let problem = match message::template::message(template, &message::View::of(&item, cluster)) {
         Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
@@ -308,8 +308,8 @@ pub fn of_template(
     Some(WaitingReason::TemplateInvalid(problem))
 }
 
-/// What is wrong with the body that the contact point gives messages. One that does not parse is the contact point's to
-/// say: it is not ready.
+/// Returns the problem of the contact point's body. A body that does not parse makes the contact point not ready, and
+/// is reported there.
 pub fn of_body(
     object: &TrackedField,
     history: &[Entry],
@@ -336,18 +336,18 @@ pub fn of_body(
     })
 }
 
-/// The newest change, as its message without a template has it.
+/// Returns the newest change, as its message without a template contains it.
 fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
     let (newest, previous) = history::newest(history)?;
     Some(OutgoingEntry::of(object, None, newest, previous))
 }
 
-/// What keeps a contact point from taking messages.
+/// Returns the obstacle to sending messages to a contact point.
 pub fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     let name = point.metadata.name.clone().unwrap_or_default();
     let status = point.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
-    // One that is being resumed says so until its status is written.
+    // A contact point that is being resumed reports its suspension until its status is written.
     if point.spec.suspend.unwrap_or_default()
         || ready.is_some_and(|ready| ready.reason == SUSPENDED)
     {
@@ -384,9 +384,9 @@ mod tests {
         of_point(&serde_json::from_value(point).unwrap())
     }
 
-    /// As when both are applied from one file.
+    /// Both are applied from one file.
     #[test]
-    fn that_a_contact_point_is_new_is_no_warning() {
+    fn new_contact_point_is_no_warning() {
         let new = of(&json!(null)).unwrap();
         assert_eq!(
             (new.reason(), &*new.message()),

@@ -1,4 +1,5 @@
-//! Alerts and dashboard: what they ask for exists, the alerts fire when they should (`tests/alerts`), and each has its page.
+//! Alerts and dashboard: their queries use existing metrics, each alert fires when it should (`tests/alerts`), and each
+//! alert has a page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,13 +16,11 @@ mod promtool;
 mod queries;
 mod served;
 
-/// The tree's root.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The rules as Prometheus itself reads them.
+/// The rules in the format that Prometheus reads.
 const RULES: &str = "charts/quartermaster/files/prometheus/rules.yaml";
 
-/// An alert.
 #[derive(Debug, Deserialize)]
 struct Alert {
     #[serde(rename = "alert")]
@@ -33,13 +32,12 @@ struct Alert {
     annotations: BTreeMap<String, String>,
 }
 
-/// What stands in a file of the tree.
+/// Returns the content of a file of the repository.
 fn text(name: &str) -> String {
     let path = Path::new(ROOT).join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All alerts.
 fn alerts() -> Vec<Alert> {
     let rules: Value = serde_saphyr::from_str(&text(RULES)).unwrap();
     let groups = rules["groups"].as_array().unwrap();
@@ -54,7 +52,7 @@ fn alerts() -> Vec<Alert> {
     alerts
 }
 
-/// The panels of the dashboard that show something.
+/// Returns the panels of the dashboard that show something.
 fn panels() -> Vec<Value> {
     let dashboard: Value =
         serde_json::from_str(&text("config/grafana/quartermaster.json")).unwrap();
@@ -67,11 +65,11 @@ fn panels() -> Vec<Value> {
     panels
 }
 
-/// What the panels ask for: the panel's title, and the expression with an interval in place of Grafana's own.
+/// Returns each panel's title and query, with an interval in place of Grafana's own.
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = panel["title"].as_str().unwrap().to_owned();
-        let asked = |target: &Value| {
+        let queried = |target: &Value| {
             target["expr"]
                 .as_str()
                 .unwrap()
@@ -80,7 +78,7 @@ fn expressions() -> Vec<(String, String)> {
         let targets = panel["targets"].as_array().unwrap();
         targets
             .iter()
-            .map(|target| (title.clone(), asked(target)))
+            .map(|target| (title.clone(), queried(target)))
             .collect::<Vec<_>>()
     };
     let expressions: Vec<_> = panels().iter().flat_map(of).collect();

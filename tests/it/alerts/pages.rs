@@ -1,9 +1,9 @@
-//! Each alert has a page, each page an alert; and the dashboard says what it shows.
+//! Each alert has a page, each page an alert, and each panel of the dashboard is described.
 
 use super::*;
 
 #[test]
-fn every_alert_says_what_it_means_and_has_its_page() {
+fn every_alert_has_a_description_and_a_page() {
     let table = text("docs/runbooks.md");
     let mut paged = BTreeSet::new();
     for Alert {
@@ -20,8 +20,12 @@ fn every_alert_says_what_it_means_and_has_its_page() {
             ["critical", "warning"].contains(&severity.as_str()) && labels.len() == 1,
             "{alert}: {labels:?}"
         );
-        let said: Vec<_> = annotations.keys().map(String::as_str).collect();
-        assert_eq!(said, ["description", "runbook_url", "summary"], "{alert}");
+        let described: Vec<_> = annotations.keys().map(String::as_str).collect();
+        assert_eq!(
+            described,
+            ["description", "runbook_url", "summary"],
+            "{alert}"
+        );
         assert!(
             annotations["summary"].ends_with('.') && annotations["description"].ends_with('.'),
             "{alert}"
@@ -59,19 +63,19 @@ fn every_alert_says_what_it_means_and_has_its_page() {
 }
 
 #[test]
-fn every_panel_has_its_own_place_a_title_words_and_a_unit() {
+fn every_panel_has_a_place_a_title_a_description_and_a_unit() {
     let mut titles = BTreeSet::new();
-    let mut taken = BTreeMap::new();
+    let mut occupied = BTreeMap::new();
     for panel in panels() {
         let title = panel["title"].as_str().unwrap().to_owned();
         assert!(
             !title.is_empty() && titles.insert(title.clone()),
-            "{title:?} stands there twice"
+            "{title:?} appears twice"
         );
         assert!(
             panel["description"]
                 .as_str()
-                .is_some_and(|words| words.ends_with('.')),
+                .is_some_and(|sentence| sentence.ends_with('.')),
             "{title}"
         );
         let unit = panel["fieldConfig"]["defaults"]["unit"].as_str();
@@ -83,7 +87,7 @@ fn every_panel_has_its_own_place_a_title_words_and_a_unit() {
         let [x, y, w, h] = ["x", "y", "w", "h"].map(|side| place[side].as_u64().unwrap());
         assert!(x + w <= 24, "{title}");
         for (x, y) in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
-            if let Some(other) = taken.insert((x, y), title.clone()) {
+            if let Some(other) = occupied.insert((x, y), title.clone()) {
                 panic!("{title} lies upon {other}");
             }
         }

@@ -1,4 +1,4 @@
-//! What Prometheus' own tool says of the rules, of their tests and of the metrics.
+//! Checks of the rules, of their tests and of the metrics by Prometheus' own tool.
 
 use std::process::Stdio;
 
@@ -8,7 +8,7 @@ use xtask::docs::every_metric;
 
 use super::*;
 
-/// Whether promtool is content, and what it says.
+/// Runs promtool; returns whether promtool succeeded, and its output.
 async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
     let mut command = Command::new(tool("promtool").await);
     command.args(arguments).current_dir(ROOT).kill_on_drop(true);
@@ -18,7 +18,7 @@ async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It may end before it has read all.
+    // promtool may exit before it has read all of its input.
     let _ = child
         .stdin
         .take()
@@ -39,36 +39,37 @@ async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
 }
 
 #[tokio::test]
-async fn the_rules_are_without_a_fault() {
-    let (well, said) = promtool(&["check", "rules", "--lint=all", "--lint-fatal", RULES], "").await;
-    assert!(well && said.contains("9 rules found"), "{said}");
+async fn rules_are_valid() {
+    let (succeeded, output) =
+        promtool(&["check", "rules", "--lint=all", "--lint-fatal", RULES], "").await;
+    assert!(succeeded && output.contains("9 rules found"), "{output}");
 }
 
-/// A rule may have any expression.
+/// A rule may contain any query.
 #[tokio::test]
-async fn what_the_dashboard_asks_for_is_understood() {
+async fn queries_of_the_dashboard_are_valid() {
     let rules: Vec<_> = expressions()
         .into_iter()
         .enumerate()
         .map(|(at, (_, expr))| json!({ "record": format!("panel:expression:{at}"), "expr": expr }))
         .collect();
     let rules = json!({ "groups": [{ "name": "panels", "rules": rules }] }).to_string();
-    let (well, said) = promtool(&["check", "rules", "--lint=none"], &rules).await;
-    assert!(well, "{said}");
-    let (well, said) = promtool(
+    let (succeeded, output) = promtool(&["check", "rules", "--lint=none"], &rules).await;
+    assert!(succeeded, "{output}");
+    let (succeeded, output) = promtool(
         &["check", "rules", "--lint=none"],
         &rules.replacen("sum(", "sum((", 1),
     )
     .await;
-    assert!(!well, "{said}");
+    assert!(!succeeded, "{output}");
 }
 
 #[tokio::test]
-async fn each_alert_fires_when_it_should_and_not_otherwise() {
+async fn each_alert_fires_only_under_its_condition() {
     let file = "tests/alerts/quartermaster.yaml";
-    let (well, said) = promtool(&["test", "rules", file], "").await;
-    assert!(well, "{said}");
-    // Both are shown of each.
+    let (succeeded, output) = promtool(&["test", "rules", file], "").await;
+    assert!(succeeded, "{output}");
+    // The tests of the rules have a firing and a silent case of each alert.
     let cases: Value = serde_saphyr::from_str(&text(file)).unwrap();
     let cases = cases["tests"].as_array().unwrap();
     for Alert { name: alert, .. } in alerts() {
@@ -93,11 +94,11 @@ async fn each_alert_fires_when_it_should_and_not_otherwise() {
 }
 
 #[tokio::test]
-async fn the_metrics_are_as_prometheus_wants_them() {
-    let (well, said) = promtool(
+async fn metrics_follow_the_conventions_of_prometheus() {
+    let (succeeded, output) = promtool(
         &["check", "metrics"],
         &qm_runtime::metrics::serving::plain(&every_metric()),
     )
     .await;
-    assert!(well, "{said}");
+    assert!(succeeded, "{output}");
 }

@@ -1,15 +1,15 @@
 //! Alerts and dashboard query only metrics, labels and label values that `/metrics` serves.
 
 use quartermaster::controllers::{config_map_sync, my_ingress};
-use quartermaster::registry::KINDS;
+use quartermaster::kinds::KINDS;
 use xtask::docs::every_metric;
 
 use super::*;
 
-/// What Prometheus adds to each sample, and the Prometheus operator.
+/// Labels that Prometheus and its operator add to each sample.
 const ADDED: [&str; 3] = ["job", "instance", "namespace"];
 
-/// Every metric that is served, by the names of its samples, with the values that each of its labels has there.
+/// Returns every served metric, by the names of its samples, with the served values of each label.
 fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let mut served = BTreeMap::<String, BTreeMap<String, BTreeSet<String>>>::new();
     for line in every_metric().lines().filter(|line| !line.starts_with('#')) {
@@ -32,22 +32,22 @@ fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     served
 }
 
-/// A metric that is asked for, with what its labels are to say: name, whether equal or not, value.
+/// A selector of a query: the metric's name, and for each label whether the label must equal a value.
 struct Selector {
     name: String,
     matchers: Vec<(String, String, String)>,
 }
 
-/// What is asked for in an expression. That it is one, Prometheus itself says (`promtool`): here its words are told apart.
+/// Selectors and labels of a query. Prometheus checks the syntax (`promtool`); this type only splits the text into tokens.
 #[derive(Default)]
-struct Asked {
+struct ParsedQuery {
     selectors: Vec<Selector>,
     by: BTreeSet<String>,
 }
 
-/// Words of the language that are followed by no parenthesis.
-const WORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
-/// Those that are followed by labels in parentheses.
+/// Keywords that no parenthesis follows.
+const KEYWORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
+/// Keywords that labels in parentheses follow.
 const LISTS: [&str; 6] = [
     "by",
     "without",
@@ -57,9 +57,9 @@ const LISTS: [&str; 6] = [
     "group_right",
 ];
 
-impl Asked {
+impl ParsedQuery {
     fn of(expression: &str) -> Self {
-        let mut asked = Self::default();
+        let mut query = Self::default();
         let mut rest = expression;
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         while let Some(c) = rest.chars().next() {
@@ -71,7 +71,7 @@ impl Asked {
                 rest = after.trim_start();
                 if LISTS.contains(&word) {
                     let (labels, after) = rest.strip_prefix('(').unwrap().split_once(')').unwrap();
-                    asked.by.extend(
+                    query.by.extend(
                         labels
                             .split(',')
                             .map(|label| label.trim().to_owned())
@@ -80,29 +80,29 @@ impl Asked {
                     rest = after;
                 } else if let Some(list) = rest.strip_prefix('{') {
                     let (matchers, after) = list.split_once('}').unwrap();
-                    asked.selectors.push(Selector {
+                    query.selectors.push(Selector {
                         name: word.to_owned(),
                         matchers: matchers.split(',').map(matcher).collect(),
                     });
                     rest = after;
-                } else if !WORDS.contains(&word)
+                } else if !KEYWORDS.contains(&word)
                     && !rest.starts_with('(')
                     && !LISTS.iter().any(|list| rest.starts_with(list))
                 {
-                    asked.selectors.push(Selector {
+                    query.selectors.push(Selector {
                         name: word.to_owned(),
                         matchers: Vec::new(),
                     });
                 }
             } else if c.is_ascii_digit() {
-                // A number, or what `offset` is followed by.
+                // A number, or the argument of `offset`.
                 rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '.');
             } else {
                 rest = &rest[c.len_utf8()..];
             }
         }
-        assert!(!asked.selectors.is_empty(), "{expression} asks for nothing");
-        asked
+        assert!(!query.selectors.is_empty(), "{expression} queries nothing");
+        query
     }
 }
 
@@ -118,7 +118,7 @@ fn matcher(text: &str) -> (String, String, String) {
     )
 }
 
-/// The reasons that the resources of a controller may have; of any, without one.
+/// Returns the reasons that the resources of a controller can have; without a controller, of all.
 fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     let syncs = config_map_sync::status::REASONS
         .iter()
@@ -127,19 +127,19 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
     match controller {
         Some("configmapsync") => syncs.collect(),
         Some("myingress") => balancers.collect(),
-        Some(other) => panic!("say here which reasons a {other} may have"),
+        Some(other) => panic!("list the reasons of a {other} here"),
         None => syncs.chain(balancers).collect(),
     }
 }
 
-/// What is wrong with an expression.
+/// Returns the problems of a query.
 fn faults(expression: &str) -> Vec<String> {
     let served = served();
-    let asked = Asked::of(expression);
+    let query = ParsedQuery::of(expression);
     let (mut faults, mut known) = (Vec::new(), BTreeSet::from(ADDED.map(str::to_owned)));
-    for Selector { name, matchers } in &asked.selectors {
+    for Selector { name, matchers } in &query.selectors {
         let nothing = BTreeMap::new();
-        // What Prometheus says of the scrape itself.
+        // Metrics about the scrape itself.
         let labels = if name == "up" {
             Some(&nothing)
         } else {
@@ -179,7 +179,7 @@ fn faults(expression: &str) -> Vec<String> {
         }
     }
     faults.extend(
-        asked
+        query
             .by
             .difference(&known)
             .map(|label| format!("nothing has a label {label}")),
@@ -188,7 +188,7 @@ fn faults(expression: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_alert_asks_for_what_is_served() {
+fn every_alert_queries_served_metrics() {
     for Alert {
         name: alert, expr, ..
     } in alerts()
@@ -198,7 +198,7 @@ fn every_alert_asks_for_what_is_served() {
 }
 
 #[test]
-fn every_panel_asks_for_what_is_served() {
+fn every_panel_queries_served_metrics() {
     for (panel, expression) in expressions() {
         assert_eq!(
             faults(&expression),
@@ -209,8 +209,8 @@ fn every_panel_asks_for_what_is_served() {
 }
 
 #[test]
-fn what_is_not_served_is_found() {
-    for (expression, words) in [
+fn unserved_metrics_are_detected() {
+    for (expression, expected) in [
         (
             "rate(quartermaster_delivery_attempt_total{job=\"x\"}[5m])",
             "there is no metric \"quartermaster_delivery_attempt_total\"",
@@ -243,21 +243,21 @@ fn what_is_not_served_is_found() {
     ] {
         let faults = faults(expression);
         assert!(
-            faults.len() == 1 && faults[0].contains(words),
+            faults.len() == 1 && faults[0].contains(expected),
             "{expression}: {faults:?}"
         );
     }
 }
 
-/// Metrics of which nobody would learn anything.
+/// A metric that neither an alert nor a panel uses informs nobody.
 #[test]
-fn every_metric_of_ours_is_shown_or_alerted_on() {
+fn every_metric_has_an_alert_or_a_panel() {
     let expressions = alerts()
         .into_iter()
         .map(|alert| alert.expr)
         .chain(expressions().into_iter().map(|(_, it)| it));
-    let asked: BTreeSet<_> = expressions
-        .flat_map(|it| Asked::of(&it).selectors)
+    let query: BTreeSet<_> = expressions
+        .flat_map(|it| ParsedQuery::of(&it).selectors)
         .map(|selector| selector.name)
         .collect();
     let parts = |name: &str| {
@@ -269,6 +269,6 @@ fn every_metric_of_ours_is_shown_or_alerted_on() {
         .into_keys()
         .filter(|name| name.starts_with("quartermaster_") && !parts(name))
     {
-        assert!(asked.contains(&name), "nobody asks for {name}");
+        assert!(query.contains(&name), "no alert or panel uses {name}");
     }
 }

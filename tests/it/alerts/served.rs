@@ -1,4 +1,4 @@
-//! What a running operator says of resources, messages and watches.
+//! Metrics of resources, messages and watches that a running operator serves.
 
 use http::StatusCode;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,24 +11,27 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
 
-/// The value of a sample, by its name and labels as they stand there.
+/// Returns the value of a sample, by its name and labels as `/metrics` writes them.
 fn value(metrics: &str, sample: &str) -> Option<f64> {
     metrics
         .lines()
         .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Waits until the operator says so of each sample; none: there is no such.
-async fn says(operator: &Operator, wanted: &[(&str, Option<f64>)]) {
-    let said = until("the metrics say so", SOON, async || {
+/// Waits until each sample has this value; `None`: until there is no such sample.
+async fn has_samples(operator: &Operator, expected: &[(&str, Option<f64>)]) {
+    let observed = until("the metrics have the expected samples", SOON, async || {
         let metrics = operator.metrics().await;
-        for (sample, wanted) in wanted {
-            let said = value(&metrics, sample);
-            anyhow::ensure!(said == *wanted, "{sample}: {said:?}, not {wanted:?}");
+        for (sample, expected) in expected {
+            let observed = value(&metrics, sample);
+            anyhow::ensure!(
+                observed == *expected,
+                "{sample}: {observed:?}, not {expected:?}"
+            );
         }
         Ok(Some(()))
     });
-    said.await.unwrap_or_else(|error| panic!("{error:#}"));
+    observed.await.unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 const CONFLICT: &str =
@@ -49,7 +52,7 @@ async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_
             .fold(Settings::default(), |settings, flag| settings.flag(flag))
     };
     let leader = Operator::start(&bed, settings()).await;
-    says(&leader, &[(LEADS, Some(1.0)), (CONFLICT, None)]).await;
+    has_samples(&leader, &[(LEADS, Some(1.0)), (CONFLICT, None)]).await;
     let mut standby = Operator::start(&bed, settings()).await;
 
     bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
@@ -70,18 +73,18 @@ async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_
         (SYNCED, Some(1.0)),
         (LOST, Some(1.0)),
     ];
-    says(&leader, &all).await;
-    says(&standby, &[&all[..], &[(LEADS, Some(0.0))]].concat()).await;
+    has_samples(&leader, &all).await;
+    has_samples(&standby, &[&all[..], &[(LEADS, Some(0.0))]].concat()).await;
 
     bed.delete::<ConfigMapSync>("ill").await;
     bed.delete::<TrackedField>("lost").await;
     let rest = [(CONFLICT, None), (SYNCED, Some(1.0)), (LOST, None)];
-    says(&leader, &rest).await;
-    says(&standby, &rest).await;
+    has_samples(&leader, &rest).await;
+    has_samples(&standby, &rest).await;
     standby.kill();
     standby.restart();
     standby.ready().await;
-    says(&standby, &rest).await;
+    has_samples(&standby, &rest).await;
 }
 
 const REJECTED: &str = "quartermaster_entries_failed_total{reason=\"rejected\"}";
@@ -89,7 +92,7 @@ const OLDEST: &str = "quartermaster_entries_oldest_pending_timestamp_seconds";
 const PENDING: &str = "quartermaster_entries_pending";
 
 #[tokio::test]
-async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
+async fn metrics_show_waiting_and_rejected_messages() {
     let bed = Bed::shared("backlog").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
@@ -98,7 +101,7 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     bed.track("web", "Deployment", "web", "replicas", "hook")
         .await;
     bed.delivered("web", &[("Created", Some("1"))]).await;
-    says(
+    has_samples(
         &operator,
         &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(0.0))],
     )
@@ -106,17 +109,17 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
 
     receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
-    says(&operator, &[(PENDING, Some(1.0))]).await;
+    has_samples(&operator, &[(PENDING, Some(1.0))]).await;
     bed.scale("web", 3).await;
-    says(&operator, &[(PENDING, Some(2.0))]).await;
+    has_samples(&operator, &[(PENDING, Some(2.0))]).await;
     let history = bed.history("web").await;
     let seen = history[1].time.as_ref().unwrap().0.as_second();
     #[allow(clippy::cast_precision_loss)] // seconds since 1970
-    says(&operator, &[(OLDEST, Some(seen as f64))]).await;
-    // What is suspended does not wait.
+    has_samples(&operator, &[(OLDEST, Some(seen as f64))]).await;
+    // A suspended entry does not count as waiting.
     bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } }))
         .await;
-    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
+    has_samples(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
     receiver.always(Reply::ok());
     receiver.at_text(
         "\"value\":\"2\"",
@@ -124,7 +127,7 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     );
     bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": false } }))
         .await;
-    says(
+    has_samples(
         &operator,
         &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(1.0))],
     )
@@ -143,7 +146,7 @@ fn watches(resource: &str, state: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_watch_that_fails_is_told_until_it_stands() {
+async fn failing_watch_is_reported_until_it_recovers() {
     let bed = Bed::own_with(Options::apiserver_only(), "watches").await;
     fill_tracker_role(&bed.plane, &[("batch", "cronjobs")]).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
@@ -169,8 +172,8 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         watches("statefulsets.apps", "failing"),
     );
     let denied = watches("cronjobs.batch", "denied");
-    // Nobody is woken for what the operator may not read: the TrackedField says so.
-    says(
+    // No alert fires for objects that the operator may not read: the TrackedField's status reports those.
+    has_samples(
         &operator,
         &[
             (&healthy, Some(1.0)),
@@ -190,7 +193,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         .collect();
     assert!(
         ill.is_empty(),
-        "with the rights that we ship every watch stands: {ill:?}"
+        "watches fail with the shipped permissions: {ill:?}"
     );
 
     let statefulsets = Match::any().resource("statefulsets");
@@ -200,7 +203,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
         Fault::status(StatusCode::SERVICE_UNAVAILABLE),
     );
     proxy.end_watches(&statefulsets, Ending::MidEvent);
-    says(&operator, &[(&healthy, Some(0.0)), (&failing, Some(1.0))]).await;
+    has_samples(&operator, &[(&healthy, Some(0.0)), (&failing, Some(1.0))]).await;
     fault.take_back();
     bed.create::<k8s_openapi::api::apps::v1::StatefulSet>(
         "web",
@@ -208,7 +211,7 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
             "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [{ "name": "web", "image": "web" }] } } } }),
     )
     .await;
-    says(&operator, &[(&healthy, Some(1.0)), (&failing, Some(0.0))]).await;
+    has_samples(&operator, &[(&healthy, Some(1.0)), (&failing, Some(0.0))]).await;
     bed.delete::<TrackedField>("web").await;
-    says(&operator, &[(&healthy, None), (&failing, None)]).await;
+    has_samples(&operator, &[(&healthy, None), (&failing, None)]).await;
 }

@@ -1,4 +1,5 @@
-//! Every change of a spec, and back: after our own creation, and after what the document's program made was taken over.
+//! Every change of a spec, and back: for objects that the operator created, and for adopted objects of the document's
+//! program.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -9,10 +10,12 @@ use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{app, looked_at, not_ready, original, ready, respec, standing, writes};
+use super::{
+    app, create_original_children, not_ready, ready, ready_condition, reconciled, respec, writes,
+};
 use crate::support::{Bed, Operator, Settings};
 
-/// No Pod runs: it is about what the objects say.
+/// No Pod runs: the test compares specs only.
 fn base() -> Value {
     json!({ "size": 0, "image": "nginx:1.7.9", "ports": [
         { "name": "http", "port": 80, "targetPort": 80, "protocol": "TCP" },
@@ -32,8 +35,8 @@ fn autoscaled(autoscaling: Value) -> Value {
     spec
 }
 
-/// What an app has: the spec of each of its objects, but for what the cluster chooses anew with each Service.
-async fn stands(bed: &Bed, name: &str) -> Value {
+/// Returns the spec of each of an app's children, without the fields that the cluster chooses for each Service.
+async fn children_specs(bed: &Bed, name: &str) -> Value {
     let deployment: Deployment = bed.api().get(name).await.unwrap();
     let service = bed
         .api::<Service>()
@@ -68,33 +71,37 @@ async fn stands(bed: &Bed, name: &str) -> Value {
     json!({ "deployment": deployment.spec, "service": service, "ingress": ingress, "scaler": scaler })
 }
 
-/// Waits until the operator has done what the spec says, and tells what stands then.
+/// Waits until the operator has applied the spec, and returns the children's specs.
 async fn applied(bed: &Bed, name: &str) -> Value {
-    bed.until(name, "says how it stands", |app: &AppService| {
-        standing(app).is_some()
-    })
+    bed.until(
+        name,
+        "has a status of this generation",
+        |app: &AppService| ready_condition(app).is_some(),
+    )
     .await;
-    stands(bed, name).await
+    children_specs(bed, name).await
 }
 
-/// Whether all of `wanted` stands there; a list as long as it.
-fn is_within(wanted: &Value, there: &Value) -> bool {
-    match (wanted, there) {
-        (Value::Object(wanted), Value::Object(there)) => wanted
-            .iter()
-            .all(|(name, value)| there.get(name).is_some_and(|there| is_within(value, there))),
-        (Value::Array(wanted), Value::Array(there)) => {
-            wanted.len() == there.len()
-                && wanted
+/// Returns whether all of `wanted` is in `there`; lists have the same length.
+fn is_within(expected: &Value, actual: &Value) -> bool {
+    match (expected, actual) {
+        (Value::Object(expected), Value::Object(actual)) => expected.iter().all(|(name, value)| {
+            actual
+                .get(name)
+                .is_some_and(|actual| is_within(value, actual))
+        }),
+        (Value::Array(expected), Value::Array(actual)) => {
+            expected.len() == actual.len()
+                && expected
                     .iter()
-                    .zip(there)
+                    .zip(actual)
                     .all(|(one, other)| is_within(one, other))
         }
-        _ => wanted == there,
+        _ => expected == actual,
     }
 }
 
-/// What is changed, and what then stands in the container, the Service and the rest.
+/// Returns each change, with the expected container, Service and other objects.
 #[rustfmt::skip] // one line a case
 fn cases() -> Vec<(Value, Value)> {
     let container = |part: Value| json!({ "deployment": { "template": { "spec": { "containers": [part] } } } });
@@ -122,13 +129,13 @@ fn cases() -> Vec<(Value, Value)> {
         ports(json!([a, { "name": "b", "port": 80, "protocol": "UDP" }]), json!([{ "containerPort": 80 }]), json!([{ "protocol": "TCP" }, { "protocol": "UDP" }])),
         ports(json!([a, { "name": "b", "port": 8080, "targetPort": 80 }]), json!([{ "containerPort": 80 }]), json!([{ "targetPort": 80 }, { "targetPort": 80 }])),
         ports(json!([{ "port": 80, "appProtocol": "kubernetes.io/h2c" }]), json!([{ "containerPort": 80 }]), json!([{ "appProtocol": "kubernetes.io/h2c" }])),
-        // Emptied: the Service goes.
+        // Without ports there is no Service.
         (with("ports", json!([])), json!({ "service": null })),
         (with("serviceType", json!("ClusterIP")), json!({ "service": { "type": "ClusterIP" } })),
         (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 80 }] } })),
         (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "name": "http", "port": 8000, "targetPort": 80 }, { "name": "admin", "port": 81 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 8000 }, { "port": 81 }] } })),
         (with("serviceType", json!("LoadBalancer")), json!({ "service": { "type": "LoadBalancer" } })),
-        // The optional fields.
+        // Optional fields.
         (with("env", json!([{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }])), container(json!({ "env": [{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": {} }] }))),
         (with("env", json!([{ "name": "C", "value": "" }])), container(json!({ "env": [{ "name": "C" }] }))),
         (with("envFrom", json!([{ "secretRef": { "name": "s" } }])), container(json!({ "envFrom": [{ "secretRef": { "name": "s" } }] }))),
@@ -150,32 +157,32 @@ fn cases() -> Vec<(Value, Value)> {
 }
 
 #[rstest]
-#[case::made_by_us(false)]
-#[case::taken_over(true)]
+#[case::created(false)]
+#[case::adopted(true)]
 #[tokio::test]
-async fn every_change_and_back(#[case] taken_over: bool) {
+async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) {
     let bed = Bed::shared("changes").await;
     let made = app(&bed, "web", base()).await;
     if taken_over {
         let old = json!({ "metadata": { "annotations": { "old/spec": base().to_string() } } });
         bed.patch::<AppService>("web", old).await;
-        original(&bed, &made, json!({})).await;
+        create_original_children(&bed, &made, json!({})).await;
     }
     let _operator = Operator::start(&bed, Settings::default()).await;
     let first = applied(&bed, "web").await;
     let mut service: Service = bed.api().get("web").await.unwrap();
-    for (spec, wanted) in cases() {
+    for (spec, expected) in cases() {
         respec(&bed, "web", spec.clone()).await;
-        let there = applied(&bed, "web").await;
+        let actual = applied(&bed, "web").await;
         assert!(
-            is_within(&wanted, &there),
-            "{spec}\nwanted: {wanted}\nthere: {there}"
+            is_within(&expected, &actual),
+            "{spec}\nexpected: {expected}\nactual: {actual}"
         );
         respec(&bed, "web", base()).await;
         let back = applied(&bed, "web").await;
         assert_eq!(back, first, "back from {spec}");
     }
-    // Its address is lost only where the Service went.
+    // The Service keeps its address, except if it was deleted.
     let now: Service = bed.api().get("web").await.unwrap();
     assert_ne!(now.uid(), service.uid());
     service = now;
@@ -195,9 +202,9 @@ async fn every_change_and_back(#[case] taken_over: bool) {
     );
 }
 
-/// A port on the nodes stays while its port does, whatever comes and goes beside it.
+/// A node port stays while its port does, whatever other ports change.
 #[tokio::test]
-async fn a_port_on_the_nodes_stays() {
+async fn node_port_stays_when_other_ports_change() {
     let bed = Bed::shared("nodeports").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", base()).await;
@@ -207,7 +214,7 @@ async fn a_port_on_the_nodes_stays() {
         let ports = service.spec.unwrap().ports.unwrap();
         ports
             .into_iter()
-            .find(|there| there.port == port)
+            .find(|actual| actual.port == port)
             .unwrap()
             .node_port
             .unwrap()
@@ -220,10 +227,10 @@ async fn a_port_on_the_nodes_stays() {
         ),
         with("ports", json!([{ "port": 80 }])),
         base(),
-        // Given as it is, and no longer given.
+        // The field `nodePort` is set to the present value, and removed again.
         with("ports", json!([{ "port": 80, "nodePort": before }])),
         base(),
-        // Its type is changed both ways where it needs one.
+        // The Service's type changes in both directions.
         with("serviceType", json!("LoadBalancer")),
         base(),
     ];
@@ -232,7 +239,8 @@ async fn a_port_on_the_nodes_stays() {
         applied(&bed, "web").await;
         assert_eq!(node_port(80).await, before, "{spec}");
     }
-    // The apiserver loses a port that is asked for while its cache lacks the Service's last change: it is asked for again.
+    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests the
+    // port again.
     let other = if before == 30_079 { 30_078 } else { 30_079 };
     respec(
         &bed,
@@ -244,24 +252,26 @@ async fn a_port_on_the_nodes_stays() {
     assert_eq!(node_port(80).await, other);
 }
 
-/// One that is taken is waited for, in the apiserver's words; so is one that a full range does not have.
+/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when the
+/// range is full.
 #[tokio::test]
-async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
+async fn app_waits_for_a_node_port_in_use() {
     let bed = Bed::shared("taken-port").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let holder = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80 }] } });
     let holder: Service = bed.create("holder", holder).await;
-    let taken = holder.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
-    let spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken }] });
+    let taken_port = holder.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
+    let spec =
+        json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken_port }] });
     app(&bed, "web", spec).await;
-    let words = not_ready(&bed, "web", "NodePortTaken").await;
+    let message = not_ready(&bed, "web", "NodePortTaken").await;
     assert!(
-        words.ends_with(&format!(
-            "Invalid value: {taken}: provided port is already allocated"
+        message.ends_with(&format!(
+            "Invalid value: {taken_port}: provided port is already allocated"
         )),
-        "{words}"
+        "{message}"
     );
-    assert_eq!(bed.event("web", "NodePortTaken").await, words);
+    assert_eq!(bed.event("web", "NodePortTaken").await, message);
     bed.delete::<Service>("holder").await;
     ready(&bed, "web").await;
     assert_eq!(
@@ -274,45 +284,42 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
             .ports
             .unwrap()[0]
             .node_port,
-        Some(taken)
+        Some(taken_port)
     );
 
-    // Out of the range is no matter of time.
+    // A node port outside the range does not become valid by waiting.
     app(
         &bed,
         "far",
         json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] }),
     )
     .await;
-    let words = not_ready(&bed, "far", "WriteRejected").await;
+    let message = not_ready(&bed, "far", "WriteRejected").await;
     assert!(
-        words.contains("provided port is not in the valid range"),
-        "{words}"
+        message.contains("provided port is not in the valid range"),
+        "{message}"
     );
-    // Each word of its Deployment is a reason to look, so the last one is waited for, and whatever the watch shows after it.
-    bed.until(
-        "far",
-        "has nothing more to say",
-        |deployment: &Deployment| {
-            let conditions = deployment
-                .status
-                .iter()
-                .flat_map(|status| status.conditions.iter().flatten());
-            conditions
-                .filter_map(|it| it.reason.as_deref())
-                .any(|reason| reason == "NewReplicaSetAvailable")
-        },
-    )
+    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
+    // events.
+    bed.until("far", "has the final status", |deployment: &Deployment| {
+        let conditions = deployment
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions
+            .filter_map(|it| it.reason.as_deref())
+            .any(|reason| reason == "NewReplicaSetAvailable")
+    })
     .await;
     app(&bed, "next", json!({ "size": 0, "image": "i" })).await;
     ready(&bed, "next").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let tried = writes(&bed, since).await;
     assert!(
         !tried.contains(&"create services".to_owned()),
-        "it is not tried again by itself: {tried:?}"
+        "the operator retried without a change: {tried:?}"
     );
     assert_eq!(bed.events("far", "WriteRejected").await.len(), 1);
 }

@@ -16,8 +16,10 @@ use testbed::control_plane::audit::Mark;
 use testbed::proxy::{ApiRequest, Fault, Match, Order, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
-use super::drift::{add, remove, replace, said};
-use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use super::drift::{add, operator_fields, remove, replace};
+use super::{
+    app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
+};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CONTAINER: &str = "/spec/template/spec/containers/0";
@@ -58,8 +60,8 @@ async fn restored(bed: &Bed, before: &(Value, Value)) {
     let mut last = json!(null);
     let right = until("both children are as they were", SOON, async || {
         let now = (
-            said(&deployment(bed, "web").await),
-            said(&service(bed, "web").await),
+            operator_fields(&deployment(bed, "web").await),
+            operator_fields(&service(bed, "web").await),
         );
         last = json!(now);
         Ok((now == *before).then_some(()))
@@ -69,20 +71,20 @@ async fn restored(bed: &Bed, before: &(Value, Value)) {
         panic!(
             "{error:#}\n{:#}\n{last:#}\n{:#?}",
             json!(before),
-            standing(&app)
+            ready_condition(&app)
         );
     }
 }
 
 async fn both(bed: &Bed) -> (Value, Value) {
     (
-        said(&deployment(bed, "web").await),
-        said(&service(bed, "web").await),
+        operator_fields(&deployment(bed, "web").await),
+        operator_fields(&service(bed, "web").await),
     )
 }
 
 /// Counts the operator's requests about a resource of the test's namespace since `since`, with these verbs.
-async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
+async fn request_count(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed
         .plane
@@ -98,7 +100,7 @@ async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize 
         .count()
 }
 
-/// Nothing was applied to the children since their creation, and the change hits the only key of a map or list.
+/// No apply followed the creation of the children, and the change hits the only key of a map or list.
 #[rstest]
 #[case::a_service_port("services", vec![replace("/spec/ports/0/port", 8080)], "spec.ports[port=80,protocol=TCP]")]
 #[case::a_limit(
@@ -132,7 +134,7 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
     }
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     let child = if resource == "services" {
         "Service"
     } else {
@@ -143,8 +145,8 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
         bed.namespace
     );
     assert!(
-        words.starts_with(&expected) && words.contains(" the AppService instead"),
-        "{words}"
+        message.starts_with(&expected) && message.contains(" the AppService instead"),
+        "{message}"
     );
 }
 
@@ -152,7 +154,7 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
 #[tokio::test]
 async fn child_is_restored_after_all_its_labels_were_removed() {
     let bed = Bed::shared("unlabelled").await;
-    // A tiny window: no correction is delayed, however many there are.
+    // A tiny window, so that no correction is delayed.
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(
         &bed,
@@ -172,14 +174,14 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    // The labels go first, then come changes that only the label's watch would have shown.
+    // The labels go first, then follow changes that only the label's watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
-    let gone: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
-    let gone: Vec<_> = ["label", "deployment/web"]
+    let removals: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
+    let removals: Vec<_> = ["label", "deployment/web"]
         .into_iter()
-        .chain(gone.iter().map(String::as_str))
+        .chain(removals.iter().map(String::as_str))
         .collect();
-    bed.kubectl(&gone).await;
+    bed.kubectl(&removals).await;
     bed.kubectl(&["scale", "deployment/web", "--replicas=2"])
         .await;
     bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"])
@@ -197,7 +199,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
 
 /// Another manager's half of a field makes the child invalid together with the operator's; only that half is taken.
 #[tokio::test]
-async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
+async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     let bed = Bed::shared("siblings").await;
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     let from = json!({ "name": "A", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } });
@@ -210,8 +212,8 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     spec["image"] = json!("nginx:1.8");
     respec(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
-    let theirs = vec![
+    reconciled(&bed, "web").await;
+    let foreign_patches = vec![
         add(
             "/spec/template/spec/containers/-",
             json!({ "name": "sidecar", "image": "proxy" }),
@@ -233,8 +235,8 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
             json!([{ "key": "gpu", "operator": "Exists" }]),
         ),
     ];
-    edit::<Deployment>(&bed, "injector", theirs).await;
-    looked_at(&bed, "web").await;
+    edit::<Deployment>(&bed, "injector", foreign_patches).await;
+    reconciled(&bed, "web").await;
     let before = both(&bed).await;
 
     bed.kubectl(&["set", "env", "deployment/web", "-c", "web", "A=literal"])
@@ -272,8 +274,11 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     restored(&bed, &before).await;
     ready(&bed, "web").await;
     for manager in ["kubectl-set", "prober", "porter"] {
-        let told = bed.events("web", "DriftCorrected").await;
-        let notes: Vec<_> = told.iter().filter_map(|event| event.note.clone()).collect();
+        let corrections = bed.events("web", "DriftCorrected").await;
+        let notes: Vec<_> = corrections
+            .iter()
+            .filter_map(|event| event.note.clone())
+            .collect();
         assert!(
             notes
                 .iter()
@@ -283,18 +288,21 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     }
     assert!(bed.events("web", "WriteRejected").await.is_empty());
 
-    // Later changes of the app arrive.
+    // Later changes of the app take effect.
     spec["image"] = json!("nginx:1.27");
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
     let mut expected = before.0["spec"].clone();
     expected["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
-    assert_eq!(said(&deployment(&bed, "web").await)["spec"], expected);
+    assert_eq!(
+        operator_fields(&deployment(&bed, "web").await)["spec"],
+        expected
+    );
 }
 
 /// A limit that others set blocks a later request; the app's newer value wins.
 #[tokio::test]
-async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
+async fn change_of_the_app_applies_although_a_sibling_field_forbids_it() {
     let bed = Bed::shared("later").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] });
@@ -307,7 +315,7 @@ async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
         vec![add(&format!("{CONTAINER}/resources"), limits)],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
@@ -323,16 +331,16 @@ async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
             .resources
     );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
-        "{words}"
+        message.contains("resources.limits of ") && message.contains("vertical-scaler"),
+        "{message}"
     );
 }
 
 /// A spec that the apiserver rejects by itself takes nothing from others.
 #[tokio::test]
-async fn spec_at_fault_takes_nothing_from_other_managers() {
+async fn invalid_spec_takes_nothing_from_other_managers() {
     let bed = Bed::shared("fault").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = json!({ "size": 0, "image": "i" });
@@ -345,13 +353,13 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
         vec![add(&format!("{CONTAINER}/resources"), limits.clone())],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     spec["resources"] = json!({ "requests": { "cpu": "-1" }, "limits": { "cpu": "4" } });
     respec(&bed, "web", spec.clone()).await;
-    let words = not_ready(&bed, "web", "WriteRejected").await;
+    let message = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
-        words.contains("must be greater than or equal to 0"),
-        "{words}"
+        message.contains("must be greater than or equal to 0"),
+        "{message}"
     );
     let now = deployment(&bed, "web").await;
     assert_eq!(
@@ -388,7 +396,7 @@ async fn metric(operator: &Operator, series: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn correction_is_told_once_an_episode_and_counted_each_time() {
+async fn correction_is_reported_once_an_episode_and_counted_each_time() {
     let bed = Bed::shared("told").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9" })).await;
@@ -412,7 +420,7 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
             image.as_deref() == Some("nginx:1.7.9")
         })
         .await;
-        until("it is counted", SOON, async || {
+        until("the correction is counted", SOON, async || {
             let counted = metric(&operator, series).await;
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
@@ -427,26 +435,26 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
         "quartermaster.dev/requested-at=now",
     ])
     .await;
-    looked_at(&bed, "web").await;
-    let words = bed.event("web", "DriftCorrected").await;
+    reconciled(&bed, "web").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("spec.template.spec.containers[name=web].image")
-            && words.contains("kubectl-set"),
-        "{words}"
+        message.contains("spec.template.spec.containers[name=web].image")
+            && message.contains("kubectl-set"),
+        "{message}"
     );
     assert!(
-        words.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"),
-        "{words}"
+        message.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"),
+        "{message}"
     );
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     assert!(
         operator.logs().contains("corrected drift"),
-        "an INFO line tells it"
+        "an INFO line reports it"
     );
 }
 
 #[tokio::test]
-async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes_is_not() {
+async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     let bed = Bed::shared("recreated").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     let with_port = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] });
@@ -455,7 +463,7 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
     ready(&bed, "web").await;
     // The operator itself deletes the Service, and creates it again.
     respec(&bed, "web", without).await;
-    until("the Service is gone", SOON, async || {
+    until("the Service is deleted", SOON, async || {
         Ok(bed
             .api::<Service>()
             .get_opt("web")
@@ -483,7 +491,7 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
         })
         .await
         .unwrap();
-        until("it is counted", SOON, async || {
+        until("the correction is counted", SOON, async || {
             let counted = metric(&operator, series).await;
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
@@ -491,14 +499,14 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
         .await
         .unwrap();
     }
-    let words = bed.event("web", "Recreated").await;
+    let message = bed.event("web", "Recreated").await;
     let what = format!(
         "Deployment {}/web was deleted by another client",
         bed.namespace
     );
     assert!(
-        words.starts_with(&what) && words.ends_with("change the AppService instead"),
-        "{words}"
+        message.starts_with(&what) && message.ends_with("change the AppService instead"),
+        "{message}"
     );
     assert_eq!(
         bed.events("web", "Recreated").await.len(),
@@ -507,7 +515,7 @@ async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes
     );
     assert!(
         operator.logs().contains("recreated a deleted child"),
-        "an INFO line tells it"
+        "an INFO line reports it"
     );
 }
 
@@ -529,14 +537,14 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         scale(&bed, "kube-controller-manager", 4).await;
         bed.until("web", "has its size again", sized(1)).await;
     }
-    let words = not_ready(&bed, "web", "DriftContested").await;
-    for said in [
+    let message = not_ready(&bed, "web", "DriftContested").await;
+    for part in [
         "kube-controller-manager",
         "spec.replicas",
         "Deployment ",
         "scaleTargetRef",
     ] {
-        assert!(words.contains(said), "{said}: {words}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     // Corrections are now rarer than changes, while the app stays `DriftContested`.
@@ -544,20 +552,24 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     for round in 0..12 {
         let replicas = 4 + round % 2;
         scale(&bed, "kube-controller-manager", replicas).await;
-        until("the app reports it, or it is corrected", SOON, async || {
-            let app: AppService = bed.api().get("web").await?;
-            let ready = standing(&app).unwrap();
-            assert_eq!(
-                (ready.status.as_str(), ready.reason.as_deref()),
-                ("False", Some("DriftContested"))
-            );
-            let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
-            Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
-        })
+        until(
+            "the app reports the contest, or the drift is corrected",
+            SOON,
+            async || {
+                let app: AppService = bed.api().get("web").await?;
+                let ready = ready_condition(&app).unwrap();
+                assert_eq!(
+                    (ready.status.as_str(), ready.reason.as_deref()),
+                    ("False", Some("DriftContested"))
+                );
+                let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
+                Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
+            },
+        )
         .await
         .unwrap();
     }
-    let corrected = asked(&bed, since, "deployments", &["patch"]).await;
+    let corrected = request_count(&bed, since, "deployments", &["patch"]).await;
     assert!(corrected <= 8, "{corrected} corrections of 12 changes");
 
     // The autoscaler stops: the app recovers once corrections have stopped.
@@ -568,14 +580,14 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
 
 /// The app's own autoscaler scales, and the Deployment controller reports.
 #[tokio::test]
-async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
+async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
     let bed = Bed::shared("scaled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "size": 1, "image": "nginx:1.7.9", "autoscaling": { "min": 1, "max": 9 },
         "resources": { "requests": { "cpu": "100m" } } });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for replicas in 2..7 {
         scale(&bed, "kube-controller-manager", replicas).await;
@@ -586,8 +598,8 @@ async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
         };
         bed.until("web", "runs them", complete).await;
     }
-    looked_at(&bed, "web").await;
-    let written = asked(
+    reconciled(&bed, "web").await;
+    let written = request_count(
         &bed,
         since,
         "deployments",
@@ -595,11 +607,11 @@ async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
     )
     .await;
     assert_eq!(written, 0);
-    let read = asked(&bed, since, "deployments", &["get"]).await;
+    let read = request_count(&bed, since, "deployments", &["get"]).await;
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
-/// An admission policy that changes written values is not fought: one apply a process, and no Event.
+/// The operator does not fight an admission policy that changes written values: one apply for each process, and no Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
     let bed = Bed::own_with(Options::default(), "admission").await;
@@ -648,7 +660,7 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     let spec = json!({ "size": 0, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "0.5", "memory": "1000m" } } });
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(
         pulls(&deployment(&bed, "web").await).as_deref(),
         Some("Always")
@@ -660,28 +672,28 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
         vec![add("/metadata/labels/team", "theirs")],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(
-        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        request_count(&bed, since, "deployments", &["patch", "update"]).await,
         0
     );
     operator.kill();
     operator.restart();
     operator.ready().await;
     for _ in 0..3 {
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
-    let applied = asked(&bed, since, "deployments", &["patch", "update"]).await;
+    let applied = request_count(&bed, since, "deployments", &["patch", "update"]).await;
     assert!(applied <= 2, "the hand-over and the apply: {applied}");
     let since = bed.plane.audit().mark().await.unwrap();
     operator.kill();
     operator.restart();
     operator.ready().await;
     for _ in 0..3 {
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
     assert_eq!(
-        asked(&bed, since, "deployments", &["patch", "update"]).await,
+        request_count(&bed, since, "deployments", &["patch", "update"]).await,
         1
     );
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
@@ -693,9 +705,9 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     assert_eq!(deployment(&bed, "web").await.labels()["team"], "theirs");
 }
 
-/// The kubelet takes the last of two variables of one name, so a repeated one changes the app.
+/// The kubelet uses the last of two variables with one name, so a duplicate changes the app.
 #[tokio::test]
-async fn variable_that_an_edit_repeats_is_corrected() {
+async fn duplicated_variable_is_corrected() {
     let bed = Bed::shared("repeated").await;
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     let env = json!([{ "name": "A", "value": "b" }, { "name": "B", "value": "c" }]);
@@ -715,10 +727,10 @@ async fn variable_that_an_edit_repeats_is_corrected() {
     };
     edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
     restored(&bed, &before).await;
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "),
-        "{words}"
+        message.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "),
+        "{message}"
     );
     // The edit also happens while no operator runs.
     operator.kill();
@@ -728,9 +740,9 @@ async fn variable_that_an_edit_repeats_is_corrected() {
     ready(&bed, "web").await;
 }
 
-/// Another manager adds a container port; then somebody removes the app's own, which consists of its number alone.
+/// Another manager adds a container port; then a user removes the app's own, which consists of its number alone.
 #[tokio::test]
-async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
+async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
     let bed = Bed::shared("ports").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -740,12 +752,12 @@ async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
     )
     .await;
     ready(&bed, "web").await;
-    let theirs = vec![add(
+    let foreign_patches = vec![add(
         &format!("{CONTAINER}/ports/-"),
         json!({ "containerPort": 9090 }),
     )];
-    edit::<Deployment>(&bed, "injector", theirs).await;
-    looked_at(&bed, "web").await;
+    edit::<Deployment>(&bed, "injector", foreign_patches).await;
+    reconciled(&bed, "web").await;
     edit::<Deployment>(
         &bed,
         "kubectl-edit",
@@ -773,13 +785,13 @@ async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
         numbers(deployment).contains(&80)
     })
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(numbers(&deployment(&bed, "web").await), [80, 9090].into());
 }
 
 /// Agents write annotations and labels of their own every minute.
 #[tokio::test]
-async fn stamp_of_an_agent_on_a_child_costs_no_request() {
+async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     let bed = Bed::shared("stamps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(
@@ -789,7 +801,7 @@ async fn stamp_of_an_agent_on_a_child_costs_no_request() {
     )
     .await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for stamp in 0..3 {
         let stamps = || {
@@ -800,16 +812,16 @@ async fn stamp_of_an_agent_on_a_child_costs_no_request() {
         };
         edit::<Deployment>(&bed, "agent", stamps()).await;
         edit::<Service>(&bed, "agent", stamps()).await;
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
     }
     for resource in ["deployments", "services"] {
         assert_eq!(
-            asked(&bed, since, resource, &["get", "patch", "update"]).await,
+            request_count(&bed, since, resource, &["get", "patch", "update"]).await,
             0,
             "{resource}"
         );
     }
-    // A label of the app's own is noticed.
+    // The operator notices a change of the app's own label.
     edit::<Deployment>(
         &bed,
         "agent",
@@ -822,7 +834,7 @@ async fn stamp_of_an_agent_on_a_child_costs_no_request() {
     .await;
 }
 
-/// Restarts the count of the proxy's cuts at each dry run: the second request after it to change the child is the apply.
+/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the apply.
 fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
     let left = Arc::new(AtomicUsize::new(0));
     let armed = Arc::clone(&left);
@@ -852,7 +864,7 @@ fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
 
 /// Without its labels no watch shows the Service again, so only this reconcile can notice the second change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn port_that_is_changed_while_labels_are_restored_is_corrected() {
+async fn port_that_changes_while_labels_are_restored_is_corrected() {
     let bed = Bed::shared("race").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
@@ -903,7 +915,7 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
         vec![add(&format!("{CONTAINER}/resources"), limits)],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let patches = cut_the_apply_after_a_dry_run(&proxy);
     spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec).await;
@@ -921,10 +933,10 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
             .resources
     );
     assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
-    let words = bed.event("web", "DriftCorrected").await;
+    let message = bed.event("web", "DriftCorrected").await;
     assert!(
-        words.contains("resources.limits of ") && words.contains("vertical-scaler"),
-        "{words}"
+        message.contains("resources.limits of ") && message.contains("vertical-scaler"),
+        "{message}"
     );
 }
 
@@ -945,7 +957,7 @@ async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
         vec![add(&format!("{CONTAINER}/resources"), resources.clone())],
     )
     .await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let dry_run = Match::verb(Verb::Create)
         .resource("deployments")
         .name("web");

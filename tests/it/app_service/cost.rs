@@ -1,15 +1,15 @@
-//! What an app costs.
+//! Requests that an app costs.
 
 use k8s_openapi::api::core::v1::Service;
 use qm_api::AppService;
 use serde_json::json;
 use testbed::Options;
 
-use super::{app, deployment, looked_at, not_ready, ready, service, writes};
+use super::{app, deployment, not_ready, ready, reconciled, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 #[tokio::test]
-async fn a_new_app_costs_three_writes_and_no_read() {
+async fn new_app_costs_three_writes_and_no_read() {
     let two = vec!["--service-node-port-range=30000-30001".into()];
     let bed = Bed::own_with(
         Options {
@@ -21,7 +21,7 @@ async fn a_new_app_costs_three_writes_and_no_read() {
     .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let ports = json!([{ "port": 80 }]);
-    // The watches begin with the first.
+    // The first app starts the watches.
     app(
         &bed,
         "first",
@@ -46,15 +46,15 @@ async fn a_new_app_costs_three_writes_and_no_read() {
     .await;
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed.plane.audit().requests(since).await.unwrap();
-    let mut ours: Vec<_> = requests
+    let mut operator_writes: Vec<_> = requests
         .iter()
         .map(|request| &request.subject)
         .filter(|it| it.user == operator && it.verb != "watch" && it.resource != "events")
         .map(|it| format!("{} {}", it.verb, it.resource))
         .collect();
-    ours.sort();
+    operator_writes.sort();
     assert_eq!(
-        ours,
+        operator_writes,
         [
             "create deployments",
             "create services",
@@ -62,15 +62,18 @@ async fn a_new_app_costs_three_writes_and_no_read() {
         ]
     );
 
-    // No port on the nodes is left for a third one, which has to wait for one.
+    // No node port is left for a third app, which has to wait for one.
     app(
         &bed,
         "late",
         json!({ "size": 1, "image": "i", "ports": ports }),
     )
     .await;
-    let words = not_ready(&bed, "late", "NodePortTaken").await;
-    assert!(words.contains("failed to allocate a nodePort"), "{words}");
+    let message = not_ready(&bed, "late", "NodePortTaken").await;
+    assert!(
+        message.contains("failed to allocate a nodePort"),
+        "{message}"
+    );
     bed.delete::<AppService>("web").await;
     bed.delete::<Service>("web").await;
     bed.until("late", "has its port", |app: &AppService| {
@@ -85,7 +88,7 @@ async fn a_new_app_costs_three_writes_and_no_read() {
 }
 
 #[tokio::test]
-async fn at_rest_nothing_is_written() {
+async fn operator_writes_nothing_at_rest() {
     let bed = Bed::shared("rest").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "size": 1, "image": "i", "ports": [{ "port": 80 }], "ingress": {}, "env": [{ "name": "A", "value": "b" }],
@@ -99,7 +102,7 @@ async fn at_rest_nothing_is_written() {
     app(&bed, "off", json!({ "size": 0, "image": "i" })).await;
     for name in ["web", "scaled", "off"] {
         ready(&bed, name).await;
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
     assert!(
         bed.api::<k8s_openapi::api::apps::v1::Deployment>()
@@ -119,16 +122,16 @@ async fn at_rest_nothing_is_written() {
     };
     let before = versions().await;
     for name in ["web", "scaled", "off", "suspended"] {
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
-    // What a new process finds is as it was left.
+    // A new process finds unchanged objects.
     operator.kill();
     operator.restart();
     operator.ready().await;
     for name in ["web", "scaled", "off", "suspended"] {
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
     }
     assert_eq!(versions().await, before);
-    let ours = writes(&bed, since).await;
-    assert!(ours.is_empty(), "{ours:?}");
+    let operator_writes = writes(&bed, since).await;
+    assert!(operator_writes.is_empty(), "{operator_writes:?}");
 }

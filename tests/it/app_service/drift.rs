@@ -1,4 +1,4 @@
-//! Whatever somebody else does to what an app has: what we say is put right, what others say stays.
+//! Drift of an app's children: the operator corrects its own fields and keeps those of others.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{app, looked_at, ready};
+use super::{app, ready, reconciled};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn spec() -> Value {
@@ -33,8 +33,8 @@ fn spec() -> Value {
     })
 }
 
-/// What we say of an object: its spec, and its marks.
-pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
+/// Returns the fields that the operator sets on an object: spec and ownership metadata.
+pub(super) fn operator_fields<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
     let mut metadata = object.meta().clone();
     metadata.managed_fields = None;
     metadata.resource_version = None;
@@ -47,8 +47,8 @@ pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Val
     json!({ "metadata": metadata, "spec": serde_json::to_value(object).unwrap()["spec"] })
 }
 
-/// Does each of `harm`, JSON patches, to the object, and waits until it is as it was.
-async fn put_right<K>(bed: &Bed, harm: &[Value])
+/// Applies each JSON patch of `harm` to the object, and waits until the operator has restored it.
+async fn assert_corrected<K>(bed: &Bed, harm: &[Value])
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -68,18 +68,22 @@ where
             .patch("web", &parameters, &Patch::<()>::Json(operations))
             .await;
         let harmed = harmed.unwrap_or_else(|error| panic!("{patch}: {error}"));
-        assert_ne!(said(&harmed), said(&before), "{patch} harms nothing");
+        assert_ne!(
+            operator_fields(&harmed),
+            operator_fields(&before),
+            "{patch} harms nothing"
+        );
         let mut last = json!(null);
-        let right = until(format!("{patch} is put right"), SOON, async || {
-            last = said(&api.get("web").await?);
-            Ok((last == said(&before)).then_some(()))
+        let right = until(format!("{patch} is corrected"), SOON, async || {
+            last = operator_fields(&api.get("web").await?);
+            Ok((last == operator_fields(&before)).then_some(()))
         });
         if let Err(error) = right.await {
             let app: AppService = bed.api().get("web").await.unwrap();
             panic!(
                 "{error:#}\n{:#}\n{last:#}\n{:#?}",
-                said(&before),
-                super::standing(&app)
+                operator_fields(&before),
+                super::ready_condition(&app)
             );
         }
     }
@@ -98,16 +102,16 @@ pub(super) fn remove(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_field_that_we_set() {
+async fn every_field_of_the_operator_is_corrected() {
     let bed = Bed::shared("drift").await;
-    // A tiny window: no correction is delayed, however many there are.
+    // A tiny window, so that no correction is delayed.
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
-    // Once the number of Pods is let go of, after the first pass.
-    looked_at(&bed, "web").await;
+    // By then the operator has released the field `replicas`, after the first reconcile.
+    reconciled(&bed, "web").await;
 
-    let marks = [
+    let ownership = [
         remove("/metadata/labels/app"),
         replace("/metadata/labels/app.kubernetes.io~1name", json!("x")),
         remove("/metadata/labels/quartermaster.dev~1owner-uid"),
@@ -117,12 +121,12 @@ async fn every_field_that_we_set() {
             "/metadata/annotations/quartermaster.dev~1owner",
             json!("x/y"),
         ),
-        remove("/metadata/annotations/quartermaster.dev~1applied"),
+        remove("/metadata/annotations/quartermaster.dev~1applied-digest"),
         remove("/metadata/ownerReferences"),
     ];
     let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
     let pod = |rest: &str| format!("/spec/template/spec/{rest}");
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace(&container("image"), json!("nginx:evil")),
         replace(&container("imagePullPolicy"), json!("Always")),
@@ -137,9 +141,9 @@ async fn every_field_that_we_set() {
         replace(&container("livenessProbe/httpGet/path"), json!("/x")),
         remove(&pod("imagePullSecrets")),
     ]);
-    put_right::<Deployment>(&bed, &harm).await;
+    assert_corrected::<Deployment>(&bed, &harm).await;
 
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/ports/0/port", json!(8080)),
         replace("/spec/ports/0/targetPort", json!(8080)),
@@ -149,7 +153,7 @@ async fn every_field_that_we_set() {
         remove("/spec/selector"),
         replace("/spec/type", json!("LoadBalancer")),
     ]);
-    // A removed port gets another one on the nodes.
+    // A removed port gets another node port.
     let ports = async || {
         let service: Service = bed.api().get("web").await.unwrap();
         let ports = service.spec.unwrap().ports.unwrap();
@@ -170,15 +174,15 @@ async fn every_field_that_we_set() {
     }
     super::respec(&bed, "web", with_ports).await;
     ready(&bed, "web").await;
-    put_right::<Service>(&bed, &harm).await;
+    assert_corrected::<Service>(&bed, &harm).await;
 
-    let mut harm = marks.to_vec();
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/maxReplicas", json!(30)),
         replace("/spec/scaleTargetRef/name", json!("other")),
     ]);
-    put_right::<HorizontalPodAutoscaler>(&bed, &harm).await;
-    let mut harm = marks.to_vec();
+    assert_corrected::<HorizontalPodAutoscaler>(&bed, &harm).await;
+    let mut harm = ownership.to_vec();
     harm.extend([
         replace("/spec/rules/0/host", json!("evil.example.com")),
         replace(
@@ -186,18 +190,18 @@ async fn every_field_that_we_set() {
             json!("evil"),
         ),
     ]);
-    put_right::<Ingress>(&bed, &harm).await;
+    assert_corrected::<Ingress>(&bed, &harm).await;
 
-    // Without an autoscaler the number of Pods is ours too.
+    // Without an autoscaler the operator owns the number of Pods too.
     let mut plain = spec();
     plain.as_object_mut().unwrap().remove("autoscaling");
     super::respec(&bed, "web", plain).await;
     ready(&bed, "web").await;
-    put_right::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
+    assert_corrected::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
 }
 
-/// Deletes it, and waits until there is another one.
-async fn again<K>(bed: &Bed)
+/// Deletes the object, and waits until another one exists.
+async fn assert_recreated<K>(bed: &Bed)
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -214,27 +218,27 @@ where
 }
 
 #[tokio::test]
-async fn a_child_that_is_deleted_comes_back() {
+async fn deleted_child_is_recreated() {
     let bed = Bed::shared("deleted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = spec();
     spec["imagePullSecrets"] = json!([]);
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    again::<Deployment>(&bed).await;
-    again::<Service>(&bed).await;
-    again::<Ingress>(&bed).await;
-    again::<HorizontalPodAutoscaler>(&bed).await;
+    assert_recreated::<Deployment>(&bed).await;
+    assert_recreated::<Service>(&bed).await;
+    assert_recreated::<Ingress>(&bed).await;
+    assert_recreated::<HorizontalPodAutoscaler>(&bed).await;
     ready(&bed, "web").await;
 }
 
-/// What others add stays: an annotation, a label, a sidecar, a field that we do not set.
-/// Also of an object that nothing was applied to since it was made, and where the same request harms what is ours.
+/// Additions of others stay: an annotation, a label, a sidecar, a field that the operator does not set. The same holds for
+/// an object without any apply since its creation, and where the same request changes the operator's fields.
 #[rstest]
 #[case::applied(true)]
-#[case::made(false)]
+#[case::created(false)]
 #[tokio::test]
-async fn what_others_own_stays(#[case] applied: bool) {
+async fn fields_of_others_stay(#[case] applied: bool) {
     let bed = Bed::shared("others").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let mut newer = spec();
@@ -243,13 +247,13 @@ async fn what_others_own_stays(#[case] applied: bool) {
     }
     app(&bed, "web", newer.clone()).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let by = PatchParams {
         field_manager: Some("somebody".into()),
         ..PatchParams::default()
     };
     let image = if applied { "nginx:1.7.9" } else { "httpd" };
-    let theirs = json!([
+    let foreign = json!([
         replace("/spec/template/spec/containers/0/image", json!(image)),
         add("/metadata/annotations/note", json!("theirs")),
         add("/metadata/labels/team", json!("theirs")),
@@ -267,7 +271,7 @@ async fn what_others_own_stays(#[case] applied: bool) {
         ),
         add("/spec/minReadySeconds", json!(1)),
     ]);
-    let operations = serde_json::from_value(theirs).unwrap();
+    let operations = serde_json::from_value(foreign).unwrap();
     let changed = bed
         .api::<Deployment>()
         .patch("web", &by, &Patch::<()>::Json(operations))
@@ -282,24 +286,24 @@ async fn what_others_own_stays(#[case] applied: bool) {
         .await
         .unwrap();
 
-    // Also when we write again.
+    // The same after another write of the operator.
     newer["image"] = json!("nginx:1.27");
     newer["ports"][0]["appProtocol"] = json!("http");
     super::respec(&bed, "web", newer).await;
     ready(&bed, "web").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let (deployment, service) = (
         super::deployment(&bed, "web").await,
         super::service(&bed, "web").await,
     );
-    let mut expected = said(&changed);
+    let mut expected = operator_fields(&changed);
     expected["spec"]["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
-    let mut now = said(&deployment);
+    let mut now = operator_fields(&deployment);
     for object in [&mut expected, &mut now] {
         object["metadata"]["annotations"]
             .as_object_mut()
             .unwrap()
-            .remove("quartermaster.dev/applied");
+            .remove("quartermaster.dev/applied-digest");
     }
     assert_eq!(now, expected);
     assert_eq!(service.annotations()["note"], "theirs");
@@ -309,9 +313,9 @@ async fn what_others_own_stays(#[case] applied: bool) {
     );
 }
 
-/// Whoever scales the Deployment itself is told, once, what to scale instead.
+/// A user who scales the Deployment itself learns once what to scale instead.
 #[tokio::test]
-async fn who_scales_the_deployment_is_named() {
+async fn external_scaler_is_named() {
     let bed = Bed::shared("scaled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let deployments = bed.api::<Deployment>();
@@ -341,14 +345,14 @@ async fn who_scales_the_deployment_is_named() {
                 |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
             bed.until(name, "has its size again", back).await;
         }
-        let words = bed.event(name, "DriftCorrected").await;
+        let message = bed.event(name, "DriftCorrected").await;
         let expected = format!(
             "corrected spec.replicas of Deployment {}/{name}, changed by {manager}: ",
             bed.namespace
         );
         assert!(
-            words.starts_with(&expected) && words.contains("scaleTargetRef"),
-            "{words}"
+            message.starts_with(&expected) && message.contains("scaleTargetRef"),
+            "{message}"
         );
         assert_eq!(bed.events(name, "DriftCorrected").await.len(), 1);
     }

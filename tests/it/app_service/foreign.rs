@@ -1,4 +1,4 @@
-//! What is not ours is never touched, until its owner hands it over.
+//! The operator never changes an unowned object until its owner allows the adoption.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -11,14 +11,14 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{app, deployment, looked_at, not_ready, ready, replica_sets, service, writes};
+use super::{app, deployment, not_ready, ready, reconciled, replica_sets, service, writes};
 use crate::support::{Bed, Operator, SOON, Settings};
 
 fn spec() -> Value {
     json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "port": 80, "targetPort": 80 }] })
 }
 
-/// What an object is beside its status, which its controller writes.
+/// Returns an object without its status, which another controller writes.
 fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
     let mut value = serde_json::to_value(object).unwrap();
     value.as_object_mut().unwrap().remove("status");
@@ -28,20 +28,18 @@ fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
     value
 }
 
-/// Objects are handed over one after the other, and the second one no later than the first.
+/// Two objects are adopted one after the other, and the second one no later than the first.
 #[rstest]
 #[case::deployment_first(["deployments.apps", "services"])]
 #[case::service_first(["services", "deployments.apps"])]
 #[tokio::test]
-async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(
-    #[case] order: [&str; 2],
-) {
+async fn second_of_two_foreign_objects_is_adopted_as_soon_as_the_first(#[case] order: [&str; 2]) {
     let bed = Bed::shared("two-foreign").await;
     let _operator = Operator::start(
         &bed,
         Settings::default()
-            .flag("--waiting-max=3s")
-            .flag("--resync=1h"),
+            .flag("--poll-max=3s")
+            .flag("--sync-period=1h"),
     )
     .await;
     bed.deployment("web", 1).await;
@@ -53,20 +51,20 @@ async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(
             "kubectl annotate {resource} web -n {} {adopt}",
             bed.namespace
         );
-        let words = not_ready(&bed, "web", "Conflict").await;
-        assert!(words.contains(&command), "{words}");
+        let message = not_ready(&bed, "web", "Conflict").await;
+        assert!(message.contains(&command), "{message}");
         if turn == 1 {
-            // The delays have grown to the longest, and the status no longer changes.
-            looked_at(&bed, "web").await;
+            // The backoff has reached its maximum, and the status no longer changes.
+            reconciled(&bed, "web").await;
             tokio::time::sleep(std::time::Duration::from_secs(8)).await;
         }
         bed.kubectl(&["annotate", resource, "web", &adopt]).await;
         let plain = format!("the app no longer says that {resource} are foreign");
         bed.until("web", &plain, |app: &AppService| {
-            let said = super::standing(app)
+            let message = super::ready_condition(app)
                 .and_then(|ready| ready.message.clone())
                 .unwrap_or_default();
-            !said.contains(&command)
+            !message.contains(&command)
         })
         .await;
     }
@@ -77,7 +75,7 @@ async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(
 #[case::deployment("deployments.apps")]
 #[case::service("services")]
 #[tokio::test]
-async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &str) {
+async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
     let bed = Bed::shared("foreign").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let is_deployment = resource == "deployments.apps";
@@ -96,13 +94,13 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     let before = look().await;
     let since = bed.plane.audit().mark().await.unwrap();
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
+    let message = not_ready(&bed, "web", "Conflict").await;
     let namespace = bed.namespace.clone();
     let command = format!(
         "kubectl annotate {resource} web -n {namespace} quartermaster.dev/adopt-by={namespace}/web"
     );
-    assert!(words.ends_with(&command), "{words}");
-    looked_at(&bed, "web").await;
+    assert!(message.ends_with(&command), "{message}");
+    reconciled(&bed, "web").await;
     let plural = resource.split('.').next().unwrap();
     let written = bed
         .plane
@@ -122,7 +120,7 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
         });
     assert_eq!(written.count(), 0);
     let mut after = look().await;
-    // Its own controller counts its revisions.
+    // The Deployment controller counts revisions.
     for object in [&mut after] {
         if before["metadata"].get("annotations").is_none() {
             object["metadata"]
@@ -132,7 +130,7 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
         }
     }
     assert_eq!(after, before);
-    let told = |app: &AppService| {
+    let names_command = |app: &AppService| {
         app.status
             .as_ref()
             .is_some_and(|status| status.replicas.is_some())
@@ -141,8 +139,8 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     let app = bed
         .until(
             "web",
-            "says nothing of what is not its own, and the rest",
-            told,
+            "the status leaves out foreign objects and names the rest",
+            names_command,
         )
         .await;
     let status = app.status.unwrap();
@@ -169,10 +167,10 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
 }
 
-/// All of it is named at once, with what hands it over, and nothing that it says is told as the app's own: not even where
-/// it names the app as its owner, which anybody may write.
+/// The status names all foreign objects at once, with the command that adopts each. The status of a foreign object is not
+/// shown as the app's own, not even if the object names the app as its owner, which anybody may write.
 #[tokio::test]
-async fn all_that_is_foreign_is_named() {
+async fn every_foreign_object_is_named() {
     let bed = Bed::shared("both").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let other = app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
@@ -187,13 +185,13 @@ async fn all_that_is_foreign_is_named() {
     };
     bed.until("web", "runs", runs).await;
     let web = format!("{}/web", bed.namespace);
-    let marks = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
+    let ownership = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
         "annotations": { "quartermaster.dev/owner": web } } });
-    bed.patch::<Deployment>("web", marks.clone()).await;
-    bed.patch::<Service>("web", marks).await;
+    bed.patch::<Deployment>("web", ownership.clone()).await;
+    bed.patch::<Service>("web", ownership).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
-    let commands: Vec<_> = words
+    let message = not_ready(&bed, "web", "Conflict").await;
+    let commands: Vec<_> = message
         .split("kubectl ")
         .skip(1)
         .map(|rest| rest.split(';').next().unwrap())
@@ -207,10 +205,10 @@ async fn all_that_is_foreign_is_named() {
     assert_eq!(
         commands,
         ["deployments.apps", "services"].map(hand_over),
-        "{words}"
+        "{message}"
     );
     // By then the watches have shown both.
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let status = bed
         .api::<AppService>()
         .get("web")
@@ -228,9 +226,9 @@ async fn all_that_is_foreign_is_named() {
     ready(&bed, "web").await;
 }
 
-/// What is foreign is said, and hides nothing of what is ours.
+/// A foreign object is reported, and does not hide the app's own objects.
 #[tokio::test]
-async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
+async fn foreign_autoscaler_or_ingress_is_unchanged() {
     let bed = Bed::shared("parts").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let target = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "else" });
@@ -257,17 +255,21 @@ async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
         };
         spec["resources"] = json!({ "requests": { "cpu": "100m" } });
         app(&bed, name, spec).await;
-        let words = not_ready(&bed, name, "Conflict").await;
+        let message = not_ready(&bed, name, "Conflict").await;
         assert!(
-            words.contains(&format!("kubectl annotate {resource} {name} ")),
-            "{words}"
+            message.contains(&format!("kubectl annotate {resource} {name} ")),
+            "{message}"
         );
-        bed.until(name, "says what is its own", |app: &AppService| {
-            let status = app.status.as_ref().unwrap();
-            status.available_replicas == Some(1) && status.cluster_ip.is_some()
-        })
+        bed.until(
+            name,
+            "the status names the app's own objects",
+            |app: &AppService| {
+                let status = app.status.as_ref().unwrap();
+                status.available_replicas == Some(1) && status.cluster_ip.is_some()
+            },
+        )
         .await;
-        // Not wanted any more, it is let alone too.
+        // The operator ignores the object also after the app no longer needs it.
         super::respec(&bed, name, self::spec()).await;
         ready(&bed, name).await;
     }
@@ -287,11 +289,11 @@ async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
 }
 
 #[tokio::test]
-async fn what_another_controls_cannot_be_handed_over() {
+async fn object_of_another_controller_is_not_adoptable() {
     let bed = Bed::shared("controlled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let other = app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
-    // It is really another's: what the document's program made of it, under a name of ours.
+    // The other app of the document's program really owns the object, under a name of this app.
     ready(&bed, "other").await;
     let mut owner = json!(other.controller_owner_ref(&()).unwrap());
     owner["kind"] = json!("Something");
@@ -304,16 +306,16 @@ async fn what_another_controls_cannot_be_handed_over() {
     bed.create::<Deployment>("web", json!({ "metadata": metadata, "spec": spec_of }))
         .await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "Conflict").await;
+    let message = not_ready(&bed, "web", "Conflict").await;
     assert!(
-        words.contains("is controlled by Something other") && !words.contains("kubectl"),
-        "{words}"
+        message.contains("is controlled by Something other") && !message.contains("kubectl"),
+        "{message}"
     );
 }
 
-/// The expected end of one whose both marks are stripped.
+/// Expected: an object without both ownership marks is unowned.
 #[tokio::test]
-async fn without_either_mark_it_is_not_ours() {
+async fn object_without_ownership_metadata_is_unowned() {
     let bed = Bed::shared("stripped").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
@@ -333,10 +335,10 @@ async fn without_either_mark_it_is_not_ours() {
         .patch("web", &by, &Patch::<()>::Json(operations))
         .await
         .unwrap();
-    let words = not_ready(&bed, "web", "Conflict").await;
-    assert!(words.starts_with("deployments.apps "), "{words}");
+    let message = not_ready(&bed, "web", "Conflict").await;
+    assert!(message.starts_with("deployments.apps "), "{message}");
     let since = bed.plane.audit().mark().await.unwrap();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;
     assert!(
         !written.iter().any(|write| write == "patch deployments"),
@@ -348,8 +350,8 @@ async fn without_either_mark_it_is_not_ours() {
     );
 }
 
-/// As it stands in a backup.
-fn afresh<K: Resource>(mut object: K) -> K {
+/// Returns an object in the form that a backup stores.
+fn as_backed_up<K: Resource>(mut object: K) -> K {
     let metadata = object.meta_mut();
     (
         metadata.uid,
@@ -359,10 +361,10 @@ fn afresh<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// A backup gives everything back under new UIDs: what carries our name is taken back. (Garbage collection, which runs on
-/// no such control plane here, goes by the UIDs of owner references.)
+/// A backup restores objects under new UIDs: the operator restores its ownership of those with the app's name. (The garbage
+/// collector, which does not run on this control plane, compares the UIDs of owner references.)
 #[tokio::test]
-async fn what_was_restored_is_taken_back() {
+async fn ownership_is_restored_after_a_backup() {
     let bed = Bed::bare("restored").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
@@ -376,7 +378,7 @@ async fn what_was_restored_is_taken_back() {
     api.delete("web", &DeleteParams::default()).await.unwrap();
     bed.delete::<Deployment>("web").await;
     bed.delete::<Service>("web").await;
-    until("all is gone", SOON, async || {
+    until("all objects are deleted", SOON, async || {
         let left = api.get_opt("web").await?.is_some();
         Ok((!left).then_some(()))
     })
@@ -387,8 +389,8 @@ async fn what_was_restored_is_taken_back() {
         field_manager: Some("velero".into()),
         ..PostParams::default()
     };
-    let old = bed.api().create(&by, &afresh(old)).await.unwrap();
-    let served = bed.api().create(&by, &afresh(served)).await.unwrap();
+    let old = bed.api().create(&by, &as_backed_up(old)).await.unwrap();
+    let served = bed.api().create(&by, &as_backed_up(served)).await.unwrap();
     let again = app(&bed, "web", spec()).await;
     operator.restart();
     bed.until("web", "is passed over", |app: &AppService| {
@@ -412,7 +414,7 @@ async fn what_was_restored_is_taken_back() {
             (1, again.uid().as_ref().unwrap())
         );
     }
-    // What is then dropped really goes.
+    // An object that the spec then drops is deleted.
     super::respec(
         &bed,
         "web",
@@ -426,15 +428,15 @@ async fn what_was_restored_is_taken_back() {
     .await;
 }
 
-/// An app that is made anew under its name, while the garbage collector has not yet come to what the one before had.
+/// An app is recreated under its name before the garbage collector deletes the children of its predecessor.
 #[tokio::test]
-async fn an_app_made_anew_restarts_nothing() {
+async fn recreated_app_restarts_nothing() {
     let bed = Bed::shared("anew").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let first = app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
     let before = replica_sets(&bed, "web").await;
-    // As kubectl replace --force --cascade=orphan does.
+    // The equivalent of kubectl replace --force --cascade=orphan.
     bed.api::<AppService>()
         .delete(
             "web",
@@ -445,7 +447,7 @@ async fn an_app_made_anew_restarts_nothing() {
         )
         .await
         .unwrap();
-    until("it is gone", SOON * 3, async || {
+    until("the app is deleted", SOON * 3, async || {
         Ok(bed
             .api::<AppService>()
             .get_opt("web")
@@ -465,14 +467,14 @@ async fn an_app_made_anew_restarts_nothing() {
     );
     assert_eq!(replica_sets(&bed, "web").await, before);
 
-    // Also in one breath, it is told of as if there had been none before.
+    // After a deletion and a creation in quick succession, messages read as if there had been no predecessor.
     operator.child().freeze().unwrap();
     bed.delete::<AppService>("web").await;
     let third = app(&bed, "web", spec()).await;
     operator.child().thaw().unwrap();
-    until("the third is told to be ready", SOON, async || {
-        let told = bed.events("web", "Ready").await;
-        Ok(told
+    until("the third Event reports ready", SOON, async || {
+        let names_command = bed.events("web", "Ready").await;
+        Ok(names_command
             .into_iter()
             .find(|event| event.regarding.as_ref().unwrap().uid == third.uid()))
     })
@@ -481,7 +483,7 @@ async fn an_app_made_anew_restarts_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_leads_to_a_foreign_service() {
+async fn ingress_never_routes_to_a_foreign_service() {
     let bed = Bed::shared("published").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.service("web", json!([{ "port": 8080 }])).await;
@@ -489,40 +491,40 @@ async fn nothing_leads_to_a_foreign_service() {
     spec["ingress"] = json!({ "host": "app.example.com" });
     app(&bed, "web", spec).await;
     not_ready(&bed, "web", "Conflict").await;
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
     bed.delete::<Service>("web").await;
-    bed.until("web", "leads to its own", |_: &Ingress| true)
+    bed.until("web", "routes to the app's own Service", |_: &Ingress| true)
         .await;
 }
 
-/// Its selector can never be ours: were it claimed, it would go with the app that has no use for it.
+/// The selector cannot be changed: an adopted object would be deleted with an app that cannot use it.
 #[tokio::test]
-async fn one_that_can_never_be_as_it_is_wanted_is_not_taken_over() {
+async fn object_with_an_immutable_difference_is_not_adopted() {
     let bed = Bed::shared("selector").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let labels = json!({ "run": "web" });
     let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "web", "image": "i" }] } });
     let annotations = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
-    let theirs = json!({ "metadata": { "annotations": annotations },
+    let foreign = json!({ "metadata": { "annotations": annotations },
         "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
-    let theirs: Deployment = bed.create("web", theirs).await;
+    let foreign: Deployment = bed.create("web", foreign).await;
     app(&bed, "web", spec()).await;
-    let words = not_ready(&bed, "web", "WriteRejected").await;
+    let message = not_ready(&bed, "web", "WriteRejected").await;
     assert!(
-        words.contains("spec.selector") && words.contains("field is immutable"),
-        "{words}"
+        message.contains("spec.selector") && message.contains("field is immutable"),
+        "{message}"
     );
     let after = deployment(&bed, "web").await;
     assert_eq!(
         (after.metadata.owner_references, after.metadata.labels),
-        (None, theirs.metadata.labels)
+        (None, foreign.metadata.labels)
     );
 }
 
-/// Who deletes an app in the foreground waits for what it has.
+/// A foreground deletion of an app waits for its children.
 #[tokio::test]
-async fn deleted_in_the_foreground_it_waits_for_its_children() {
+async fn foreground_deletion_waits_for_children() {
     let bed = Bed::shared("foreground").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
@@ -549,7 +551,7 @@ async fn deleted_in_the_foreground_it_waits_for_its_children() {
     );
     bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    until("the app is gone", SOON, async || {
+    until("the app is deleted", SOON, async || {
         Ok(bed
             .api::<AppService>()
             .get_opt("web")

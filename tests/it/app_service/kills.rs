@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes, and loses answers: all ends as if nothing had happened.
+//! The operator is killed at each of its writes, and answers are lost: the end state is the same as without faults.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -7,28 +7,28 @@ use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
-use super::{app, original, respec, standing};
+use super::{app, create_original_children, ready_condition, respec};
 use crate::support::{Bed, Operator, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing() {
-    // Before a write is as good as after the one before.
+async fn kill_at_any_write_keeps_the_end_state() {
+    // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = Box::pin(at_each_write(&points, async |point, write| {
         Box::pin(run(point, write)).await
     }))
     .await;
-    // The annotation; two to take over each of two objects; the autoscaler comes, and goes; the Deployment, again; the
-    // Service goes; a status for each spec.
+    // At least: the annotation; two adoption writes for each of two objects; the autoscaler's creation and deletion; the
+    // Deployment again; the Service's deletion; a status for each spec.
     assert!(
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
     );
-    answers_that_are_lost().await;
+    run_with_lost_answers().await;
 }
 
-/// What the document's program made is taken over with another spec, and that is changed once more, while the operator is
-/// killed at that write. Says whether it came to that, and how all of it ends.
+/// The app adopts objects of the document's program with another spec, which then changes once more; the operator is killed
+/// at that write. Returns whether that write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = Bed::bare("kills").await;
     let mut spec = json!({ "size": 3, "image": "nginx:1.7.9", "ports": [
@@ -38,7 +38,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     let old = app(&bed, "web", spec.clone()).await;
     let annotated = json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } } });
     bed.patch::<AppService>("web", annotated).await;
-    original(&bed, &old, json!({})).await;
+    create_original_children(&bed, &old, json!({})).await;
     spec["ports"].as_array_mut().unwrap().remove(1);
     spec["size"] = json!(1);
     spec["autoscaling"] = json!({ "max": 5 });
@@ -46,7 +46,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     respec(&bed, "web", spec.clone()).await;
 
     let changes = async {
-        let first = said(&bed).await;
+        let first = end_state(&bed).await;
         assert_eq!(
             first["deployment"]["replicas"], 3,
             "the running count stays"
@@ -54,7 +54,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
         spec["autoscaling"] = Value::Null;
         spec["ports"] = json!([]);
         respec(&bed, "web", spec.clone()).await;
-        said(&bed).await
+        end_state(&bed).await
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
@@ -69,12 +69,12 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     .await
 }
 
-/// What there is once the status speaks of the present spec: nobody runs its Pods here.
-async fn said(bed: &Bed) -> Value {
+/// Returns the end state once the status has the present generation. No kubelet runs Pods here.
+async fn end_state(bed: &Bed) -> Value {
     let says = |app: &AppService| {
-        standing(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
+        ready_condition(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))
     };
-    let app = bed.until("web", "says that it is on its way", says).await;
+    let app = bed.until("web", "is progressing", says).await;
     let deployment = bed.api::<Deployment>().get("web").await.unwrap();
     let service = bed.api::<Service>().get_opt("web").await.unwrap();
     let scaler = bed
@@ -97,8 +97,8 @@ async fn said(bed: &Bed) -> Value {
     })
 }
 
-/// It is made, and nobody learns of it: it is found, and not made again.
-async fn answers_that_are_lost() {
+/// The child is created and the answer is lost: the operator finds the child, and does not create it again.
+async fn run_with_lost_answers() {
     let bed = Bed::bare("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
@@ -113,7 +113,7 @@ async fn answers_that_are_lost() {
         json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "nodePort": 30_021 }] }),
     )
     .await;
-    let state = said(&bed).await;
+    let state = end_state(&bed).await;
     assert_eq!(state["service"], true);
     assert_eq!(lost.hits(), 2);
 }

@@ -12,6 +12,7 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
+mod adoption;
 mod changes;
 mod corrections;
 mod cost;
@@ -22,16 +23,15 @@ mod restarts;
 mod restricted;
 mod scaling;
 mod stale;
-mod standing;
-mod taking_over;
+mod status;
 mod walkthrough;
 
-/// An app with this spec.
+/// Creates an app with this spec.
 async fn app(bed: &Bed, name: &str, spec: Value) -> AppService {
     bed.create(name, json!({ "spec": spec })).await
 }
 
-/// Gives an app another spec, whole.
+/// Replaces an app's whole spec.
 async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
     let spec = serde_json::from_value(spec).unwrap();
     let written = until("the spec is written", SOON, async || {
@@ -45,30 +45,29 @@ async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
     written.await.unwrap()
 }
 
-/// The app's condition `Ready`, once it speaks of the present generation.
-fn standing(app: &AppService) -> Option<&AppCondition> {
+/// Returns the app's condition `Ready` once its observed generation is the present one.
+fn ready_condition(app: &AppService) -> Option<&AppCondition> {
     let status = app.status.as_ref()?;
     (status.observed_generation == app.metadata.generation).then(|| status.condition("Ready"))?
 }
 
-/// Waits until the app is ready.
 async fn ready(bed: &Bed, name: &str) -> AppService {
     bed.until(name, "is ready", |app| {
-        standing(app).is_some_and(|ready| ready.status == "True")
+        ready_condition(app).is_some_and(|ready| ready.status == "True")
     })
     .await
 }
 
-/// Waits until the app is not ready for this reason; gives the words.
+/// Waits until the app is not ready for this reason; returns the message.
 async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
     let app = bed
         .until(name, reason, |app| {
-            standing(app).is_some_and(|ready| {
+            ready_condition(app).is_some_and(|ready| {
                 ready.status == "False" && ready.reason.as_deref() == Some(reason)
             })
         })
         .await;
-    standing(&app).unwrap().message.clone().unwrap()
+    ready_condition(&app).unwrap().message.clone().unwrap()
 }
 
 async fn deployment(bed: &Bed, name: &str) -> Deployment {
@@ -79,7 +78,8 @@ async fn service(bed: &Bed, name: &str) -> Service {
     bed.api().get(name).await.unwrap()
 }
 
-/// The name of a `ReplicaSet` is a digest of the Pods' template: what Pods there are, and of which template.
+/// Returns the names of the app's `ReplicaSet`s. A name has a digest of the Pod template, so names tell which templates
+/// were used.
 async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
     let all: ObjectList<ReplicaSet> = bed
         .api()
@@ -89,9 +89,13 @@ async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
     all.iter().map(ResourceExt::name_any).collect()
 }
 
-/// What the document's program makes of an app, as it makes it: with a plain POST under another manager's name. `more` is
+/// Creates an app's children as the document's program does: with a plain POST under another manager's name. `more` is
 /// merged into the metadata of both.
-async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Service) {
+async fn create_original_children(
+    bed: &Bed,
+    app: &AppService,
+    more: Value,
+) -> (Deployment, Service) {
     let name = app.name_any();
     let mut metadata = json!(ObjectMeta {
         name: Some(name.clone()),
@@ -144,8 +148,8 @@ async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Serv
     (deployment, service)
 }
 
-/// The operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, but for the markers of
-/// [`looked_at`].
+/// Returns the operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, without those to the
+/// markers of [`looked_at`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed
@@ -168,14 +172,15 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<St
         .collect()
 }
 
-/// What the names of markers begin with.
+/// Prefix of the markers' names.
 const MARKER: &str = "marker-";
 
-/// Has the operator look at the app again, and waits until it has: a pass over another one, asked for later, is done.
-async fn looked_at(bed: &Bed, name: &str) {
+/// Triggers a reconcile of the app and waits for its end: a reconcile of a marker, requested later, has ended.
+async fn reconciled(bed: &Bed, name: &str) {
     let now = uuid::Uuid::new_v4().to_string();
-    let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-    bed.patch::<AppService>(name, asked).await;
+    let annotation =
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
+    bed.patch::<AppService>(name, annotation).await;
     let marker = format!("{MARKER}{}", &now[..8]);
     app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
     bed.until(&marker, "is passed over", |app: &AppService| {

@@ -1,4 +1,4 @@
-//! What a new process makes of children that changed while no operator ran.
+//! A new process and children that changed while no operator ran.
 
 use kube::api::{Patch, PatchParams};
 
@@ -23,10 +23,10 @@ fn sized(size: i32) -> impl Fn(&Deployment) -> bool {
     move |deployment| deployment.spec.as_ref().unwrap().replicas == Some(size)
 }
 
-/// Only the second correction and those after it wait for their turn, an hour each: what somebody asks for meanwhile does
-/// not, and the statuses of all apps are written.
+/// Only the second correction and later ones are delayed, by an hour each. A user's change is not delayed, and the operator
+/// writes the statuses of all apps.
 #[tokio::test]
-async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
+async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
     let bed = Bed::shared("turns").await;
     let mut operator =
         Operator::start(&bed, Settings::default().flag("--confirmation-period=1h")).await;
@@ -51,7 +51,7 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
     let mut waiting = Vec::new();
     for name in names {
         until(
-            format!("{name} is corrected, or its status is written"),
+            format!("{name} is corrected or has a new status"),
             SOON,
             async || {
                 let app: AppService = bed.api().get(name).await?;
@@ -66,7 +66,7 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
         }
     }
     let [respecced, requested, edited, labelled] = waiting[..] else {
-        panic!("not one was corrected: {waiting:?}")
+        panic!("no app was corrected: {waiting:?}")
     };
 
     let image = |deployment: &Deployment| {
@@ -111,7 +111,7 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
     })
     .await;
 
-    // The last one waits: waking it costs no request about its Deployment.
+    // The last app waits: waking it causes no request about its Deployment.
     let since = bed.plane.audit().mark().await.unwrap();
     bed.kubectl(&["label", "appsvc", labelled, "team=theirs"])
         .await;
@@ -130,18 +130,18 @@ async fn change_arrives_at_once_while_other_children_wait_to_be_confirmed() {
         .unwrap()
         .into_iter()
         .map(|request| request.subject);
-    let asked: Vec<_> = requests
+    let sent_requests: Vec<_> = requests
         .filter(|it| it.user == operator && it.resource == "deployments" && it.name == labelled)
         .map(|it| it.verb)
         .collect();
-    assert!(asked.is_empty(), "{asked:?}");
+    assert!(sent_requests.is_empty(), "{sent_requests:?}");
     assert!(
         sized(2)(&deployment(&bed, labelled).await),
         "{labelled} still waits"
     );
 }
 
-/// A restart neither ends the contest in the status nor tells of it again.
+/// A restart neither ends the contest in the status nor emits its Event again.
 #[tokio::test]
 async fn app_stays_contested_over_a_restart_without_an_event() {
     let bed = Bed::shared("recontested").await;
@@ -158,32 +158,32 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     }
     not_ready(&bed, "web", "DriftContested").await;
     let condition = async || {
-        let ready = standing(&bed.api::<AppService>().get("web").await.unwrap())
+        let ready = ready_condition(&bed.api::<AppService>().get("web").await.unwrap())
             .cloned()
             .unwrap();
         (ready.reason, ready.message, ready.last_transition_time)
     };
     let before = condition().await;
-    let told = async || {
-        let mut told = Vec::new();
+    let corrections = async || {
+        let mut corrections = Vec::new();
         for reason in ["Ready", "DriftContested", "DriftCorrected"] {
             let events = bed.events("web", reason).await;
-            told.push(
+            corrections.push(
                 events
                     .iter()
                     .map(|it| 1 + it.series.as_ref().map_or(0, |series| series.count))
                     .sum::<i32>(),
             );
         }
-        told
+        corrections
     };
     bed.event("web", "DriftContested").await;
-    let events = told().await;
+    let events = corrections().await;
     for _ in 0..2 {
         operator.kill();
         operator.restart();
         operator.ready().await;
-        looked_at(&bed, "web").await;
+        reconciled(&bed, "web").await;
         assert_eq!(condition().await, before);
     }
 
@@ -193,12 +193,12 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     operator.ready().await;
     scale(&bed, "web", 5).await;
     bed.until("web", "has its size again", sized(0)).await;
-    // A reconcile of another app, asked for later, is over: so is this one's.
+    // A reconcile of another app, requested later, has ended: so has this one's.
     app(&bed, "marker-last", json!({ "size": 0, "image": "i" })).await;
     bed.until("marker-last", "is passed over", |app: &AppService| {
         app.status.is_some()
     })
     .await;
     assert_eq!(condition().await, before);
-    assert_eq!(told().await, events);
+    assert_eq!(corrections().await, events);
 }

@@ -24,7 +24,7 @@ async fn app_runs_in_a_restricted_namespace_when_it_asks_for_the_profile() {
         .await
         .unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
-    // Without the field the template is as the original program has it, and the profile takes none of its Pods.
+    // Without the field the template equals the original program's, and the profile rejects its Pods.
     app(&bed, "plain", json!({ "size": 1, "image": "nginx" })).await;
     app(
         &bed,

@@ -1,4 +1,4 @@
-//! How many Pods run: by hand, by an autoscaler on the app, by one of its own.
+//! The number of Pods: set by a user, by an autoscaler on the app, or by the app's own autoscaler.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use testbed::wait::until;
 use tokio::task::JoinHandle;
 
-use super::{app, deployment, looked_at, ready, respec};
+use super::{app, deployment, ready, reconciled, respec};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// Every number of Pods that a Deployment was ever to have.
+/// Every number of replicas that a Deployment had in its spec.
 struct Counts {
     seen: Arc<Mutex<Vec<i32>>>,
     task: JoinHandle<()>,
@@ -28,9 +28,9 @@ impl Counts {
         let (api, into) = (bed.api::<Deployment>(), Arc::clone(&seen));
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let task = tokio::spawn(async move {
-            let mut shown = std::pin::pin!(watcher(api, config).applied_objects());
-            while let Some(shown) = shown.next().await {
-                let replicas = shown.unwrap().spec.unwrap().replicas.unwrap();
+            let mut objects = std::pin::pin!(watcher(api, config).applied_objects());
+            while let Some(objects) = objects.next().await {
+                let replicas = objects.unwrap().spec.unwrap().replicas.unwrap();
                 let mut seen = into.lock().unwrap();
                 if seen.last() != Some(&replicas) {
                     seen.push(replicas);
@@ -40,7 +40,7 @@ impl Counts {
         Self { seen, task }
     }
 
-    /// Waits until it ends so.
+    /// Waits until the recorded numbers are the expected ones.
     async fn are(&self, expected: &[i32]) {
         let seen = until(format!("the counts are {expected:?}"), SOON, async || {
             let seen = self.seen.lock().unwrap().clone();
@@ -61,7 +61,7 @@ fn sized(size: i32) -> Value {
     json!({ "size": size, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "100m" } } })
 }
 
-/// As an autoscaler writes it.
+/// Scales as an autoscaler does.
 async fn scale(bed: &Bed, name: &str, replicas: i32) {
     let by = PatchParams {
         field_manager: Some("kube-controller-manager".into()),
@@ -75,7 +75,7 @@ async fn scale(bed: &Bed, name: &str, replicas: i32) {
 }
 
 #[tokio::test]
-async fn by_hand_down_to_nothing_and_back() {
+async fn app_scales_to_zero_and_back() {
     let bed = Bed::shared("scale").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(1)).await;
@@ -91,21 +91,21 @@ async fn by_hand_down_to_nothing_and_back() {
         assert_eq!(app.spec.size.to_string(), size);
     }
     counts.are(&[1, 3, 0, 2]).await;
-    // Of the Deployment alone it is put right.
+    // The operator corrects a change of the Deployment alone.
     scale(&bed, "web", 5).await;
     counts.are(&[1, 3, 0, 2, 5, 2]).await;
-    let told = bed.kubectl(&[
+    let event = bed.kubectl(&[
         "get",
         "appsvc/web",
         "--subresource=scale",
         "-o",
         "jsonpath={.spec.replicas} {.status.selector}",
     ]);
-    assert_eq!(told.await, "2 app=web");
+    assert_eq!(event.await, "2 app=web");
 }
 
 #[tokio::test]
-async fn by_an_autoscaler_on_the_app() {
+async fn autoscaler_on_the_app_scales() {
     let bed = Bed::shared("hpa").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(1)).await;
@@ -125,7 +125,7 @@ async fn by_an_autoscaler_on_the_app() {
         deployment(&bed, "web").await.spec.unwrap().replicas,
         Some(2)
     );
-    // It found the Pods: it asks for their metrics, which this cluster does not have.
+    // The autoscaler found the Pods: it requests their metrics, which this cluster does not have.
     let asks = |scaler: &HorizontalPodAutoscaler| {
         let conditions = scaler
             .status
@@ -140,7 +140,7 @@ async fn by_an_autoscaler_on_the_app() {
 }
 
 #[tokio::test]
-async fn by_an_autoscaler_of_its_own() {
+async fn own_autoscaler_keeps_the_running_count() {
     let bed = Bed::shared("autoscaling").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", sized(2)).await;
@@ -148,13 +148,13 @@ async fn by_an_autoscaler_of_its_own() {
     let counts = Counts::of(&bed, "web");
     counts.are(&[2]).await;
 
-    // On: the running count stays, whatever the size says, until somebody else says otherwise.
+    // On: the running count stays, whatever the size is, until another client changes the count.
     let mut on = sized(4);
     on["autoscaling"] = json!({ "min": 1, "max": 5 });
     respec(&bed, "web", on.clone()).await;
     let scalers: Api<HorizontalPodAutoscaler> = bed.api();
     let scaler = bed
-        .until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+        .until("web", "exists", |_: &HorizontalPodAutoscaler| true)
         .await;
     assert_eq!(scaler.spec.unwrap().scale_target_ref.name, "web");
     ready(&bed, "web").await;
@@ -167,7 +167,7 @@ async fn by_an_autoscaler_of_its_own() {
     ready(&bed, "web").await;
     operator.kill();
     operator.restart();
-    looked_at(&bed, "web").await;
+    reconciled(&bed, "web").await;
     assert_eq!(*counts.seen.lock().unwrap(), [2, 3]);
 
     // Off: one write from the running count to the size.
@@ -178,9 +178,9 @@ async fn by_an_autoscaler_of_its_own() {
     ready(&bed, "web").await;
     counts.are(&[2, 3, 2]).await;
     assert!(scalers.get_opt("web").await.unwrap().is_none());
-    let words = bed.event("web", "AutoscalingDisabled").await;
+    let message = bed.event("web", "AutoscalingDisabled").await;
     assert_eq!(
-        words,
+        message,
         "autoscaling is off: the autoscaler wanted 3 Pods, and spec.size is 2"
     );
     scale(&bed, "web", 5).await;
@@ -189,7 +189,7 @@ async fn by_an_autoscaler_of_its_own() {
     // On again, and off without a change.
     on["size"] = json!(2);
     respec(&bed, "web", on).await;
-    bed.until("web", "is there", |_: &HorizontalPodAutoscaler| true)
+    bed.until("web", "exists", |_: &HorizontalPodAutoscaler| true)
         .await;
     ready(&bed, "web").await;
     respec(&bed, "web", sized(2)).await;
@@ -198,9 +198,9 @@ async fn by_an_autoscaler_of_its_own() {
     assert!(scalers.get_opt("web").await.unwrap().is_none());
 }
 
-/// A new one begins with its size, within the bounds: never with one Pod because nothing was said.
+/// A new app starts with its size, within the bounds, and never with the default of one Pod.
 #[tokio::test]
-async fn an_autoscaled_app_begins_within_its_bounds() {
+async fn autoscaled_app_starts_within_its_bounds() {
     let bed = Bed::shared("begins").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     for (name, size, begins) in [("low", 0, 2), ("mid", 3, 3), ("high", 9, 4)] {
@@ -209,7 +209,7 @@ async fn an_autoscaled_app_begins_within_its_bounds() {
         spec["autoscaling"] = json!({ "min": 2, "max": 4 });
         let app = app(&bed, name, spec).await;
         ready(&bed, name).await;
-        looked_at(&bed, name).await;
+        reconciled(&bed, name).await;
         counts.are(&[begins]).await;
         let scaler: HorizontalPodAutoscaler = bed.api().get(name).await.unwrap();
         assert_eq!(scaler.owner_references()[0].uid, app.uid().unwrap());
@@ -218,7 +218,7 @@ async fn an_autoscaled_app_begins_within_its_bounds() {
 
 /// The test cluster has no metrics server, so an app's own autoscaler never scales.
 #[tokio::test]
-async fn an_app_is_not_ready_once_its_autoscaler_has_been_inactive_for_the_grace_period() {
+async fn app_is_not_ready_after_its_autoscaler_was_inactive_for_the_grace_period() {
     let bed = Bed::shared("inactive").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     let mut spec = sized(1);

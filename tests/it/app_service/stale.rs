@@ -1,4 +1,4 @@
-//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+//! Stale objects: an app's watch may have fallen silent.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use testbed::proxy::{Match, Proxy, Verb};
@@ -8,13 +8,13 @@ use crate::support::{Operator, Settings};
 
 const UID: &str = "quartermaster.dev/owner-uid";
 
-/// An app that has a Service.
+/// Returns the spec of an app that has a Service.
 fn served() -> Value {
     json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })
 }
 
-/// An app that is known, and whose watch says nothing any more, where no garbage collector runs.
-async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
+/// Creates an app that the operator knows, freezes its watch, on a control plane without garbage collector.
+async fn known_app(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
     let bed = Bed::bare(name).await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
@@ -23,12 +23,14 @@ async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
     (bed, proxy, operator)
 }
 
-/// Waits until the operator has asked whether the app that it knows is there.
-async fn asked(proxy: &Proxy) {
-    let asked = Match::verb(Verb::Get).resource("appservices").name("web");
-    until("it asks whether the app is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0).then_some(()))
-    })
+/// Waits until the operator has read whether the app in its cache still exists.
+async fn existence_checked(proxy: &Proxy) {
+    let existence_read = Match::verb(Verb::Get).resource("appservices").name("web");
+    until(
+        "the operator reads whether the app exists",
+        SOON,
+        async || Ok((proxy.count(&existence_read) > 0).then_some(())),
+    )
     .await
     .unwrap();
 }
@@ -37,36 +39,37 @@ async fn owners(bed: &Bed) -> Vec<OwnerReference> {
     deployment(bed, "web").await.owner_references().to_vec()
 }
 
-/// Nobody has the UID that the Deployment bears, as far as the cache shows.
+/// In the cache, no app has the UID of the Deployment's owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_takes_nothing_back() {
-    let (bed, proxy, _operator) = known("app-restored", served()).await;
+async fn stale_app_restores_no_ownership() {
+    let (bed, proxy, _operator) = known_app("app-restored", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     let new = app(&bed, "web", served()).await;
-    let mut theirs = owners(&bed).await;
-    theirs[0].uid = new.uid().unwrap();
+    let mut former_owners = owners(&bed).await;
+    former_owners[0].uid = new.uid().unwrap();
     proxy.forget();
-    let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": theirs });
+    let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": former_owners });
     bed.patch::<Deployment>("web", json!({ "metadata": metadata }))
         .await;
-    asked(&proxy).await;
-    assert_eq!(owners(&bed).await, theirs);
+    existence_checked(&proxy).await;
+    assert_eq!(owners(&bed).await, former_owners);
     silent.take_back();
-    // Those of the one before are taken back from it: it is gone.
-    until("it has its Service", SOON, async || {
+    // The children of the deleted app get the new owner.
+    until("the app has a Service", SOON, async || {
         Ok((service(&bed, "web").await.labels().get(UID) == new.uid().as_ref()).then_some(()))
     })
     .await
     .unwrap();
-    assert_eq!(owners(&bed).await, theirs);
+    assert_eq!(owners(&bed).await, former_owners);
 }
 
-/// Nor is deleted what the one before did not have.
+/// The operator does not delete objects that the deleted app did not have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_deletes_nothing() {
-    let (bed, proxy, _operator) = known("app-unserved", json!({ "size": 1, "image": "i" })).await;
+async fn stale_app_deletes_nothing() {
+    let (bed, proxy, _operator) =
+        known_app("app-unserved", json!({ "size": 1, "image": "i" })).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
@@ -76,30 +79,30 @@ async fn an_app_of_the_past_deletes_nothing() {
         controller: Some(true),
         ..new.owner_ref(&()).unwrap()
     };
-    let marks = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
+    let ownership = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
     let made = bed
         .create::<Service>(
             "web",
-            json!({ "metadata": marks, "spec": { "ports": [{ "port": 80 }] } }),
+            json!({ "metadata": ownership, "spec": { "ports": [{ "port": 80 }] } }),
         )
         .await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert_eq!(service(&bed, "web").await.metadata, made.metadata);
     silent.take_back();
     not_ready(&bed, "web", "Progressing").await;
     assert_eq!(service(&bed, "web").await.uid(), made.uid());
 }
 
-/// Nor is made again what went with it: that would go again, and so on.
+/// The operator does not recreate children of a deleted app: they would be deleted again, and so on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn for_an_app_that_is_gone_nothing_is_made() {
-    let (bed, proxy, _operator) = known("app-gone", served()).await;
+async fn deleted_app_creates_nothing() {
+    let (bed, proxy, _operator) = known_app("app-gone", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
     bed.delete::<AppService>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     proxy.forget();
     bed.delete::<Deployment>("web").await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert_eq!(
         proxy.count(&Match::verb(Verb::Create).resource("deployments")),
         0

@@ -10,25 +10,25 @@ const SAMPLE: &str = concat!(
 );
 
 #[tokio::test]
-async fn document_002() {
+async fn document_002_works_as_printed() {
     let bed = Bed::own("walkthrough").await;
     let _operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let columns = async |arguments: &[&str]| {
         let table = kubectl(arguments).await;
-        let words: Vec<_> = table
+        let message: Vec<_> = table
             .lines()
             .last()
             .unwrap()
             .split_whitespace()
             .map(str::to_owned)
             .collect();
-        words
+        message
     };
 
-    let said = kubectl(&["apply", "-f", SAMPLE]).await;
+    let output = kubectl(&["apply", "-f", SAMPLE]).await;
     assert_eq!(
-        said.trim(),
+        output.trim(),
         "appservice.kosmos.io/appservice-sample created"
     );
     kubectl(&[
@@ -59,13 +59,13 @@ async fn document_002() {
     ])
     .await;
 
-    let said = kubectl(&["delete", "-f", SAMPLE]).await;
+    let output = kubectl(&["delete", "-f", SAMPLE]).await;
     assert!(
-        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
-        "{said}"
+        output.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{output}"
     );
-    // The garbage collector looks for new kinds every 30 s only.
-    until("what it had is gone", SOON * 3, async || {
+    // The garbage collector discovers new kinds only every 30 s.
+    until("the app's children are deleted", SOON * 3, async || {
         let left = kubectl(&[
             "get",
             "deploy,svc,rs,pods",

@@ -22,7 +22,7 @@ async fn shows(operator: &Operator, policy: &str, in_force: u8) {
             .metrics()
             .await
             .lines()
-            .any(|shown| shown == line)
+            .any(|printed| printed == line)
             .then_some(()))
     })
     .await

@@ -17,7 +17,7 @@ fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
 }
 
-/// The documents' programs leave copies and a Pod without a mark, and a load balancer with their tag.
+/// The documents' programs leave copies and a Pod without ownership label, and a load balancer with their tag.
 #[tokio::test]
 async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let bed = Bed::shared("adopt").await;
@@ -48,7 +48,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
     far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } }))
         .await;
-    // Two resources need this one.
+    // Two resources need this object.
     for (name, source) in [("one", "settings"), ("other", "theirs")] {
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": source,
             "destinationName": "both" });
@@ -61,7 +61,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         .create("app", json!({ "spec": { "image": "nginx:latest" } }))
         .await;
     let spec = json!({ "containers": [{ "name": "app", "image": "nginx:latest" }] });
-    bed.takes_pods().await;
+    bed.accepts_pods().await;
     let pod: Pod = bed
         .create(
             "app-pod",
@@ -92,13 +92,12 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     }
     aws.clear();
 
-    // Before the operator first starts, the plan is shown and nothing is changed.
-    let shown = run.ends(0, &["adopt", "-n", here]).await;
+    // Before the operator first starts, the command prints the plan and changes nothing.
+    let plan = run.ends(0, &["adopt", "-n", here]).await;
     let line = |what: &str| {
-        shown
-            .lines()
+        plan.lines()
             .find(|line| line.contains(what))
-            .unwrap_or_else(|| panic!("{shown}"))
+            .unwrap_or_else(|| panic!("{plan}"))
             .to_owned()
     };
     let offered = |what: &str| !line(what).starts_with("  ");
@@ -106,41 +105,41 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         offered(&format!("configmap {there}/settings"))
             && line("/settings")
                 .contains("differs from its source, whose content replaces its own"),
-        "{shown}"
+        "{plan}"
     );
     assert!(
         offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"),
-        "{shown}"
+        "{plan}"
     );
     assert!(
         !offered(&format!("configmap {there}/theirs"))
             && line("/theirs").ends_with(r"it belongs to x/y\nto do so: rm"),
-        "{shown}"
+        "{plan}"
     );
-    assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
+    assert!(line("/chart").ends_with("it is managed by Helm"), "{plan}");
     assert!(
         line("/stamped").ends_with("it belongs to the resource with the UID u"),
-        "{shown}"
+        "{plan}"
     );
     assert!(
         line("/app-pod").ends_with("keeps running as it is"),
-        "{shown}"
+        "{plan}"
     );
     let why = "its image is redis, and is to be nginx:latest: the operator deletes and recreates it; only if you name the resource";
-    assert!(line("/old-pod").ends_with(why), "{shown}");
+    assert!(line("/old-pod").ends_with(why), "{plan}");
     let want = format!(
         "configmapsync/one in {here} and configmapsync/other in {here} need it: name the one that adopts it"
     );
-    assert_eq!(shown.matches(&want).count(), 2, "{shown}");
+    assert_eq!(plan.matches(&want).count(), 2, "{plan}");
     assert!(
         line("load balancer tf-alb").ends_with("it is managed by terraform"),
-        "{shown}"
+        "{plan}"
     );
     let named = format!(
         "2 objects may change on adoption, so name their resources: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
     let can = format!("2 objects can be adopted: quartermaster adopt --yes -n {here}\n");
-    assert!(shown.ends_with(&format!("{can}{named}")), "{shown}");
+    assert!(plan.ends_with(&format!("{can}{named}")), "{plan}");
     assert!(aws.calls().iter().all(|call| call.is_read()));
     assert_eq!(
         far.api::<ConfigMap>()
@@ -162,7 +161,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
             .resource_version(),
         copy.resource_version()
     );
-    // The printed command works as it stands; a name decides between two resources.
+    // The printed command works unchanged; a name decides between two resources.
     let (_, command) = named.trim_end().split_once(": ").unwrap();
     let done = Run::on(&bed)
         .aws(&aws)
@@ -179,14 +178,14 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         )),
         "{done}"
     );
-    let said = run
+    let output = run
         .ends(1, &["adopt", "-n", here, "--yes", "cmsync/none"])
         .await;
     assert!(
-        said.contains(&format!(
+        output.contains(&format!(
             "there is no configmapsync/none in namespace {here}"
         )),
-        "{said}"
+        "{output}"
     );
     let again = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
     let (cluster, rest) = again.split_once("\n\n").unwrap();
@@ -200,9 +199,9 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let _operator = Operator::start(&bed, Settings::default().aws(&aws).flag(&flag)).await;
     let synced = |sync: &ConfigMapSync| reads(&json!(sync.status), "Synced");
     bed.until("settings", "is synced", synced).await;
-    let taken = far.api::<ConfigMap>().get("settings").await.unwrap();
+    let adopted = far.api::<ConfigMap>().get("settings").await.unwrap();
     assert_eq!(
-        (taken.uid(), taken.data.as_ref().unwrap()["a"].as_str()),
+        (adopted.uid(), adopted.data.as_ref().unwrap()["a"].as_str()),
         (copy.uid(), "1")
     );
     bed.until("app", "has its Pod", |app: &MyApp| {
@@ -211,17 +210,17 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
             .is_some_and(|status| status.pod_name.is_some())
     })
     .await;
-    let taken: Pod = bed.api().get("app-pod").await.unwrap();
-    assert_eq!(taken.uid(), pod.uid());
+    let adopted: Pod = bed.api().get("app-pod").await.unwrap();
+    assert_eq!(adopted.uid(), pod.uid());
     assert_eq!(
-        taken.meta().owner_references.as_ref().unwrap()[0].uid,
+        adopted.meta().owner_references.as_ref().unwrap()[0].uid,
         app.uid().unwrap()
     );
     let made = |pod: &Pod| {
         pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("nginx:latest")
     };
-    let anew: Pod = bed.until("old-pod", "is made anew", made).await;
-    assert_ne!(anew.uid(), old.uid());
+    let recreated: Pod = bed.until("old-pod", "is recreated", made).await;
+    assert_ne!(recreated.uid(), old.uid());
     assert_eq!(
         far.api::<ConfigMap>().get("both").await.unwrap().uid(),
         both.uid()
@@ -289,21 +288,21 @@ async fn missing_permission_is_named_and_the_rest_is_adopted() {
         .await
         .unwrap();
     let run = Run::on(&bed).kubeconfig(few);
-    let said = run
+    let output = run
         .ends(1, &["adopt", "-n", here, "--yes", "cmsync/s"])
         .await;
     assert!(
-        said.contains(&format!(
+        output.contains(&format!(
             "allowed configmapsync/s in {here} to adopt configmap {here}/copy\n"
         )),
-        "{said}"
+        "{output}"
     );
     assert!(
-        said.contains("could not be read: configmaps \"copy\" is forbidden"),
-        "{said}"
+        output.contains("could not be read: configmaps \"copy\" is forbidden"),
+        "{output}"
     );
     let maps: Api<ConfigMap> = bed.api();
-    bed.until("copy", "is taken over", |map: &ConfigMap| {
+    bed.until("copy", "is adopted", |map: &ConfigMap| {
         map.data.as_ref().is_some_and(|data| !data.is_empty())
     })
     .await;
@@ -357,7 +356,7 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
     let source = Match::verb(Verb::Get)
         .resource("configmaps")
         .namespace(here);
-    for (fault, words) in [
+    for (fault, expected) in [
         (
             None,
             format!(
@@ -370,32 +369,32 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
         ),
     ] {
         let order = fault.map(|fault| proxy.inject(source.clone(), Times::Always, fault));
-        let said = run.ends(1, &["adopt", "-n", there, "--yes"]).await;
-        let line = said
+        let output = run.ends(1, &["adopt", "-n", there, "--yes"]).await;
+        let line = output
             .lines()
             .find(|line| line.contains(&format!("configmap {there}/settings")))
             .unwrap();
         assert!(
-            line.contains(&words) && line.ends_with("; only if you name the resource"),
-            "{said}"
+            line.contains(&expected) && line.ends_with("; only if you name the resource"),
+            "{output}"
         );
         assert!(
-            !said.contains("allowed configmapsync")
-                && said.contains("adopt --yes configmapsync/s -n"),
-            "{said}"
+            !output.contains("allowed configmapsync")
+                && output.contains("adopt --yes configmapsync/s -n"),
+            "{output}"
         );
         let live = far.api::<ConfigMap>().get("settings").await.unwrap();
-        assert_eq!(live.resource_version(), copy.resource_version(), "{said}");
-        assert!(order.is_none_or(|order| order.hits() == 1), "{said}");
+        assert_eq!(live.resource_version(), copy.resource_version(), "{output}");
+        assert!(order.is_none_or(|order| order.hits() == 1), "{output}");
     }
     // Naming the resource is consent.
-    let said = run
+    let output = run
         .ends(1, &["adopt", "-n", there, "--yes", "cmsync/s"])
         .await;
     assert!(
-        said.contains(&format!(
+        output.contains(&format!(
             "allowed configmapsync/s in {there} to adopt configmap {there}/settings\n"
         )),
-        "{said}"
+        "{output}"
     );
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use qm_api::ContactPoint;
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::json;
 use testbed::process::Folder;
 use testbed::proxy::{Fault, Match, Proxy, Refusal, Times, Verb};
@@ -46,17 +46,17 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
 
     bed.webhook("first", "http://127.0.0.1:1").await;
     let mut watch = run.start(&["status", "--watch", "--interval=50ms"]);
-    watch.says("contactpoint/first").await;
+    watch.prints("contactpoint/first").await;
     proxy.inject(
         Match::verb(Verb::List).resource("trackedfields"),
         Times::First(2),
         away(),
     );
     watch
-        .says("the cluster does not answer; will retry: the trackedfields could not be listed")
+        .prints("the cluster does not answer; will retry: the trackedfields could not be listed")
         .await;
     bed.webhook("second", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/second").await;
+    watch.prints("contactpoint/second").await;
     drop(watch);
 
     // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.
@@ -68,35 +68,35 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     };
     let lists = || Match::verb(Verb::List).resource("trackedfields");
     let bound = ["uninstall", "--yes", "--timeout=5s"];
-    for (fault, words) in [
+    for (fault, expected) in [
         (busy(), "the cluster does not answer; will retry: "),
         (Fault::Hang, ""),
     ] {
         let began = Instant::now();
         let order = proxy.inject(lists(), Times::Always, fault);
-        let said = run.ends(1, &bound).await;
+        let output = run.ends(1, &bound).await;
         assert!(
-            said.contains(words) && said.contains("the cluster did not answer within 5s"),
-            "{said}"
+            output.contains(expected) && output.contains("the cluster did not answer within 5s"),
+            "{output}"
         );
         assert!(
             began.elapsed() < SOON && order.hits() > 0,
-            "{:?}: {said}",
+            "{:?}: {output}",
             began.elapsed()
         );
         order.take_back();
     }
     let began = Instant::now();
     let order = proxy.inject(lists(), Times::First(1), busy());
-    let said = run.ends(1, &["status"]).await;
+    let output = run.ends(1, &["status"]).await;
     assert!(
-        said.contains("the trackedfields could not be listed") && began.elapsed() < SOON,
-        "{said}"
+        output.contains("the trackedfields could not be listed") && began.elapsed() < SOON,
+        "{output}"
     );
     assert_eq!(order.hits(), 1);
     // The pause after a slow round, twice as long as the round, ends at --timeout, too.
-    let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
-    bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"]))
+    let with_finalizers = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
+    bed.patch::<ContactPoint>("first", with_finalizers(&["example.com/theirs"]))
         .await;
     let slow = proxy.inject(
         lists(),
@@ -104,16 +104,16 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         Fault::Delay(Duration::from_secs(12)),
     );
     let began = Instant::now();
-    let said = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
+    let output = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
     assert!(
-        said.contains("1 object is left") && began.elapsed() < Duration::from_secs(34),
-        "{said}"
+        output.contains("1 object is left") && began.elapsed() < Duration::from_secs(34),
+        "{output}"
     );
     assert_eq!(slow.hits(), 1);
     // An interrupt before the question is no confirmation.
     let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
     let asked = run.start(&["uninstall"]);
-    until("it looks", SOON, async || {
+    until("the command reads the cluster", SOON, async || {
         Ok((hangs.hits() > 0).then_some(()))
     })
     .await
@@ -126,11 +126,12 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
             .ends_with("Interrupted: nothing was deleted.\n")
     );
     hangs.take_back();
-    bed.patch::<ContactPoint>("first", theirs(&[])).await;
+    bed.patch::<ContactPoint>("first", with_finalizers(&[]))
+        .await;
     let order = proxy.inject(lists(), Times::First(2), busy());
 
     // The command reads each CRD once before it begins.
-    let kinds = u64::try_from(registry::KINDS.len()).unwrap();
+    let kinds = u64::try_from(kinds::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
     let read = proxy.inject(
         Match::verb(Verb::Get).resource(crds),
@@ -142,16 +143,16 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         Times::First(1),
         away(),
     );
-    let said = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
+    let output = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
     assert!(
-        said.contains("the cluster does not answer; will retry: "),
-        "{said}"
+        output.contains("the cluster does not answer; will retry: "),
+        "{output}"
     );
     assert!(
-        said.contains("\nCluster: context ") && said.contains(&proxy.url()),
-        "{said}"
+        output.contains("\nCluster: context ") && output.contains(&proxy.url()),
+        "{output}"
     );
-    assert!(said.ends_with("All is gone.\n"), "{said}");
+    assert!(output.ends_with("All is gone.\n"), "{output}");
     assert_eq!((order.hits(), read.hits(), delete.hits()), (2, 1, 1));
     assert_eq!(bed.kubectl(&["get", "crds", "-o", "name"]).await, "");
 }

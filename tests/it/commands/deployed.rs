@@ -1,4 +1,4 @@
-//! `kubectl delete -f deploy/` while objects of every kind exist, and the one command that frees what is left.
+//! `kubectl delete -f deploy/` while objects of every kind exist, and the one command that frees the remaining objects.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject};
 use qm_api::{ConfigMapSync, MyIngress};
-use quartermaster::registry;
+use quartermaster::kinds;
 use testbed::ControlPlane;
 use testbed::wait::until;
 
@@ -27,7 +27,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
     kubectl(&["apply", "-f", folder]).await.unwrap();
     let client = plane.client().await.unwrap();
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         let served = async || Ok(Some(api.list(&Default::default()).await?));
         until(format!("{} are served", kind.crd_name()), SOON, served)
@@ -53,8 +53,8 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     set.extend(outside.iter().map(String::as_str));
     kubectl(&set).await.unwrap();
     let mut operators = Operator::installed(&plane, SYSTEM, DEPLOYMENT).await;
-    scene.well().await;
-    assert_eq!(scene.left().await.len(), registry::KINDS.len());
+    scene.all_ready().await;
+    assert_eq!(scene.remaining().await.len(), kinds::KINDS.len());
 
     // kubectl deletes everything at once, and then waits for finalizers that nobody removes: the operators are frozen.
     for operator in &mut operators {
@@ -62,14 +62,14 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     }
     // The operators lose their permissions before they end.
     plane.audit().expect_refusals().unwrap();
-    let said = async {
-        let said = kubectl(&["delete", "-f", folder, "--timeout=10s"]).await;
-        said.unwrap_err().to_string()
+    let output = async {
+        let output = kubectl(&["delete", "-f", folder, "--timeout=10s"]).await;
+        output.unwrap_err().to_string()
     };
     let ended = async {
         let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM);
-        // As a kubelet does.
-        until("its Pods go", SOON, async || {
+        // The equivalent of a kubelet's work.
+        until("the Pods end", SOON, async || {
             let all = pods.list(&Default::default()).await?;
             Ok(all
                 .iter()
@@ -80,19 +80,19 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
         .unwrap();
         drop(operators);
     };
-    let (said, ()) = tokio::join!(said, ended);
+    let (output, ()) = tokio::join!(output, ended);
     // The message depends on the request that failed.
     assert!(
         ["timed out waiting for the condition", "context deadline"]
             .iter()
-            .any(|it| said.contains(it)),
-        "{said}"
+            .any(|it| output.contains(it)),
+        "{output}"
     );
     until(
-        "two are left, and the namespace is gone",
+        "two objects are left, and the namespace is deleted",
         SOON * 4,
         async || {
-            let mut left = scene.left().await;
+            let mut left = scene.remaining().await;
             left.sort();
             let there = kubectl(&["get", "namespace", SYSTEM, "--ignore-not-found"]).await?;
             Ok(
@@ -106,12 +106,12 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
 
     // Without flags, uninstall prints the one command.
     let run = Run::on(&scene.bed);
-    let said = run
+    let output = run
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
-    let (_, command) = said
+    let (_, command) = output
         .split_once("remove its finalizers: ")
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     let command = command
         .split(" (the namespace")
         .next()
@@ -142,15 +142,15 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
         .arn
         .unwrap();
     let shell = Run::on(&scene.bed).shell(&scene.bed);
-    let said = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
+    let output = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
     for named in [
         format!("quartermaster.dev/owner-uid={uid}"),
         format!("--load-balancer-arn {arn}"),
     ] {
-        assert!(said.contains(&named), "{said}");
+        assert!(output.contains(&named), "{output}");
     }
     assert_eq!(kubectl(&["get", "crds", "-o", "name"]).await.unwrap(), "");
-    assert_eq!(scene.left().await, [""; 0]);
+    assert_eq!(scene.remaining().await, [""; 0]);
     let everything = "clusterroles,clusterrolebindings,validatingadmissionpolicies,namespaces";
     assert!(
         !kubectl(&["get", everything, "-o", "name"])

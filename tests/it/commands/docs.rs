@@ -70,8 +70,8 @@ fn page_shows_valid_commands() {
         .filter_map(|line| line.strip_prefix("$ quartermaster "));
     for line in lines {
         let arguments = line.split(" | ").next().unwrap().split(' ');
-        let said = Cli::try_parse_from(["quartermaster"].into_iter().chain(arguments));
-        said.unwrap_or_else(|error| panic!("{line}: {error}"));
+        let output = Cli::try_parse_from(["quartermaster"].into_iter().chain(arguments));
+        output.unwrap_or_else(|error| panic!("{line}: {error}"));
         shown += 1;
     }
     assert!(shown >= 6, "{shown}");

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 use qm_api::{AppService, ConfigMapSync};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 
 use super::Run;
@@ -10,7 +10,7 @@ use crate::support::Bed;
 
 /// Returns the name of the CRD of a controller.
 fn named(controller: &str) -> String {
-    registry::KINDS
+    kinds::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
         .unwrap()
@@ -26,10 +26,10 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     let bed = Bed::own_with(options, "foreign").await;
     let run = Run::on(&bed);
     // Document 002's program installs a CRD without the annotation; another version of this program sets another value.
-    let (theirs, older) = (named("appservice"), named("myapp"));
-    let (theirs, older) = (theirs.as_str(), older.as_str());
+    let (foreign, older) = (named("appservice"), named("myapp"));
+    let (foreign, older) = (foreign.as_str(), older.as_str());
     let mark = "quartermaster.dev/schema";
-    bed.kubectl(&["annotate", "crd", theirs, &format!("{mark}-")])
+    bed.kubectl(&["annotate", "crd", foreign, &format!("{mark}-")])
         .await;
     bed.kubectl(&[
         "annotate",
@@ -46,7 +46,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
 
     let text = run.ends(0, &["status"]).await;
     assert!(text.contains(&format!(
-        "\nNot served: {theirs} is not this program's: install its CRDs (quartermaster crds"
+        "\nNot served: {foreign} is not this program's: install its CRDs (quartermaster crds"
     )));
     assert!(
         text.contains(&format!("\nNot served: {older} has schema 0-abc, not ")),
@@ -60,7 +60,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
         .iter()
         .map(|it| it["name"].as_str().unwrap())
         .collect();
-    assert_eq!(names, [older, theirs], "{report}");
+    assert_eq!(names, [older, foreign], "{report}");
     assert_eq!(
         (
             &report["summary"]["notObserved"],
@@ -98,45 +98,45 @@ async fn foreign_crd_is_reported_and_not_deleted() {
         .await;
     bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}-")])
         .await;
-    let said = run.ends(1, &["uninstall", "--purge", "--yes"]).await;
+    let output = run.ends(1, &["uninstall", "--purge", "--yes"]).await;
     assert!(
-        said.contains(&format!("CRD {synced} is not this program's"))
-            && said.contains("Nothing was deleted."),
-        "{said}"
+        output.contains(&format!("CRD {synced} is not this program's"))
+            && output.contains("Nothing was deleted."),
+        "{output}"
     );
-    assert!(said.contains("--force-conflicts -f -"), "{said}");
+    assert!(output.contains("--force-conflicts -f -"), "{output}");
     bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } }))
         .await;
     bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")])
         .await;
 
-    let alone = format!("Left alone, with its objects: CRD {theirs}, which is not this program's");
-    let said = run.ends(2, &["uninstall", "--purge"]).await;
+    let alone = format!("Left alone, with its objects: CRD {foreign}, which is not this program's");
+    let output = run.ends(2, &["uninstall", "--purge"]).await;
     assert!(
-        said.contains(&alone) && !said.contains("AppService"),
-        "{said}"
+        output.contains(&alone) && !output.contains("AppService"),
+        "{output}"
     );
-    let said = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
-    assert!(said.ends_with("All is gone.\n"), "{said}");
+    let output = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
+    assert!(output.ends_with("All is gone.\n"), "{output}");
     assert_eq!(
         bed.kubectl(&["get", "crds", "-o", "name"]).await.trim(),
-        format!("customresourcedefinition.apiextensions.k8s.io/{theirs}")
+        format!("customresourcedefinition.apiextensions.k8s.io/{foreign}")
     );
     let app = bed.api::<AppService>().get("app").await.unwrap();
     assert_eq!(app.metadata.deletion_timestamp, None);
-    let said = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
-    assert_eq!(said.lines().next(), Some("There is nothing to delete."));
-    assert!(said.contains(&alone), "{said}");
+    let output = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
+    assert_eq!(output.lines().next(), Some("There is nothing to delete."));
+    assert!(output.contains(&alone), "{output}");
 
     // No command is recommended that needs a missing CRD.
-    let said = run
+    let output = run
         .ends(1, &["history", "tf/any", "-n", &bed.namespace])
         .await;
     assert!(
-        said.contains(
+        output.contains(
             "the CRD of TrackedFields is not installed (quartermaster crds | kubectl apply"
         ),
-        "{said}"
+        "{output}"
     );
     let text = run.ends(0, &["status", "-n", "default"]).await;
     assert!(

@@ -18,12 +18,12 @@ async fn keep_children_waits_for_a_frozen_leader() {
     let flags = [
         "--leader-elect",
         "--leader-election-id=frozen",
-        "--lease-duration=10m",
-        "--lease-renew-deadline=9m",
+        "--leader-elect-lease-duration=10m",
+        "--leader-elect-renew-deadline=9m",
     ];
     let settings = flags.into_iter().fold(scene.settings(), Settings::flag);
     let mut operator = Operator::start(&scene.bed, settings).await;
-    scene.well().await;
+    scene.all_ready().await;
     let here = scene.bed.namespace.as_str();
     let run = Run::on(&scene.bed);
     let arguments = [
@@ -44,14 +44,14 @@ async fn keep_children_waits_for_a_frozen_leader() {
     operator.child().freeze().unwrap();
 
     // Longer than --stalled-after, which does not apply while a Lease is valid.
-    let said = run
+    let output = run
         .ends(1, &[&arguments[..], &["--timeout=40s"]].concat())
         .await;
     for title in ["myapp/banner", "appservice/app"] {
         let waits = format!(
             "waiting for {title} in {here}: the operator has not observed spec.suspend yet\n"
         );
-        assert!(said.contains(&waits), "{said}");
+        assert!(output.contains(&waits), "{output}");
     }
     let app: AppService = scene.bed.api().get("app").await.unwrap();
     let pod: MyApp = scene.bed.api().get("banner").await.unwrap();
@@ -61,17 +61,17 @@ async fn keep_children_waits_for_a_frozen_leader() {
             pod.metadata.deletion_timestamp
         ),
         (None, None),
-        "{said}"
+        "{output}"
     );
     assert_eq!(
         (app.spec.suspend, pod.spec.suspend),
         (Some(true), Some(true))
     );
     // The changes until then are listed, and nothing else, with one command that undoes them.
-    let (_, changed) = said
+    let (_, changed) = output
         .split_once("\nChanged, but not deleted. To undo the changes:\n")
-        .unwrap_or_else(|| panic!("{said}"));
-    assert_eq!(changed.trim(), undo(&apps), "{said}");
+        .unwrap_or_else(|| panic!("{output}"));
+    assert_eq!(changed.trim(), undo(&apps), "{output}");
     let suspended = async || {
         let app: AppService = scene.bed.api().get("app").await.unwrap();
         let pod: MyApp = scene.bed.api().get("banner").await.unwrap();
@@ -88,14 +88,14 @@ async fn keep_children_waits_for_a_frozen_leader() {
     for signal in ["INT", "TERM"] {
         let mut started = run.start(&arguments);
         started
-            .says(&format!("waiting for myapp/banner in {here}"))
+            .prints(&format!("waiting for myapp/banner in {here}"))
             .await;
         started.signal(signal).await;
-        let said = started.ends(1).await;
+        let output = started.ends(1).await;
         let undo = undo(&apps[1..]);
         assert!(
-            said.contains("\nInterrupted: run it again") && said.contains(&undo),
-            "{signal}: {said}"
+            output.contains("\nInterrupted: run it again") && output.contains(&undo),
+            "{signal}: {output}"
         );
         shell.ends(0, &["-c", &undo]).await;
         assert_eq!(suspended().await, (Some(true), None));
@@ -104,12 +104,12 @@ async fn keep_children_waits_for_a_frozen_leader() {
     // Once the operator continues, the command finishes.
     let mut started = run.start(&arguments);
     started
-        .says(&format!("waiting for myapp/banner in {here}"))
+        .prints(&format!("waiting for myapp/banner in {here}"))
         .await;
     operator.child().thaw().unwrap();
     started.ends(0).await;
     assert_eq!(
-        (scene.left().await, scene.children().await),
+        (scene.remaining().await, scene.children().await),
         (vec![], ALL.to_vec())
     );
     let app: Deployment = scene.bed.api().get("app").await.unwrap();

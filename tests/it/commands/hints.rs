@@ -1,4 +1,4 @@
-//! Printed commands, run as they stand: they select the cluster of the command that printed them.
+//! Printed commands, run unchanged: they select the cluster of the command that printed them.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
@@ -36,17 +36,17 @@ async fn printed_commands_are_for_the_same_cluster() {
     let spec = json!({ "sourceNamespace": here, "destinationNamespace": far.namespace, "configMapName": "settings" });
     bed.create::<ConfigMapSync>("settings", json!({ "spec": spec }))
         .await;
-    let said = run
+    let output = run
         .ends(0, &[&["adopt", "-n", here], &there[..]].concat())
         .await;
     assert!(
-        said.starts_with("Cluster: context the staging, https://127.0.0.1:"),
-        "{said}"
+        output.starts_with("Cluster: context the staging, https://127.0.0.1:"),
+        "{output}"
     );
-    let (_, command) = said
+    let (_, command) = output
         .trim_end()
         .split_once("can be adopted: ")
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     shell.ends(0, &["-c", command]).await;
     let copy: ConfigMap = far.api().get("settings").await.unwrap();
     assert_eq!(
@@ -63,15 +63,15 @@ async fn printed_commands_are_for_the_same_cluster() {
         "--stalled-after=1s",
         "--leader-election-id=nobody",
     ];
-    let said = run
+    let output = run
         .ends(
             1,
             &[&["uninstall", "-n", here, "--yes"], &way[..], &there[..]].concat(),
         )
         .await;
-    let (_, command) = said
+    let (_, command) = output
         .split_once("that program is gone: ")
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     shell
         .ends(0, &["-c", command.lines().next().unwrap()])
         .await;
@@ -86,18 +86,18 @@ async fn printed_commands_are_for_the_same_cluster() {
     );
 
     // The printed command works once the user adds the operator's namespace.
-    let (_, command) = said
+    let (_, command) = output
         .split_once("remove its finalizers: ")
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     let command = command
         .split(" (the namespace")
         .next()
         .unwrap()
         .replace("=NAMESPACE", "=quartermaster-system");
-    let said = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
-    let (_, copies) = said
+    let output = shell.ends(0, &["-c", &format!("{command} --yes")]).await;
+    let (_, copies) = output
         .split_once(": kubectl ")
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{output}"));
     let copies = copies.lines().next().unwrap();
     shell.ends(0, &["-c", &format!("kubectl {copies}")]).await;
 }

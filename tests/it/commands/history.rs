@@ -60,20 +60,20 @@ async fn history_draws_a_timeline() {
         (&"4".into(), &"web".into())
     );
 
-    let said = run.ends(1, &["history", "tf/replica", "-n", here]).await;
+    let output = run.ends(1, &["history", "tf/replica", "-n", here]).await;
     assert!(
-        said.contains("there is no TrackedField replica in namespace")
-            && said.contains("there is replicas"),
-        "{said}"
+        output.contains("there is no TrackedField replica in namespace")
+            && output.contains("there is replicas"),
+        "{output}"
     );
-    let said = run
+    let output = run
         .ends(1, &["history", "tf/replicas", "-n", "default"])
         .await;
     assert!(
-        said.contains("no TrackedField replicas in namespace default")
-            && said.contains(&format!("-n {here}")),
-        "{said}"
+        output.contains("no TrackedField replicas in namespace default")
+            && output.contains(&format!("-n {here}")),
+        "{output}"
     );
-    let said = run.ends(2, &["history", "cp/hook", "-n", here]).await;
-    assert!(said.contains("only these have a history"), "{said}");
+    let output = run.ends(2, &["history", "cp/hook", "-n", here]).await;
+    assert!(output.contains("only these have a history"), "{output}");
 }

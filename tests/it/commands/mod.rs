@@ -27,12 +27,12 @@ mod uninstall;
 mod unread;
 mod without_operator;
 
-/// How long a command may take to end.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Maximum duration of a command.
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// The result of a command.
 #[derive(Debug)]
-struct Came {
+struct CommandResult {
     code: i32,
     out: String,
     err: String,
@@ -117,14 +117,14 @@ impl Run {
     }
 
     /// Runs a command to its end.
-    async fn run(&self, arguments: &[&str]) -> Came {
+    async fn run(&self, arguments: &[&str]) -> CommandResult {
         let child = self.command(arguments).spawn().unwrap();
-        let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        let ended = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await;
         let output = ended
             .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
             .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Came {
+        CommandResult {
             code: output.status.code().unwrap(),
             out: text(output.stdout),
             err: text(output.stderr),
@@ -132,10 +132,10 @@ impl Run {
     }
 
     /// Runs a command to its end with a closed standard output.
-    async fn unread(&self, arguments: &[&str]) -> i32 {
+    async fn run_unread(&self, arguments: &[&str]) -> i32 {
         let mut child = self.command(arguments).spawn().unwrap();
         drop(child.stdout.take());
-        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        let ended = tokio::time::timeout(TIMEOUT, child.wait()).await;
         ended
             .unwrap_or_else(|_| panic!("{arguments:?} does not end"))
             .unwrap()
@@ -156,13 +156,13 @@ impl Run {
 
     /// Runs a command, checks its exit code, and returns what it printed.
     async fn ends(&self, code: i32, arguments: &[&str]) -> String {
-        let came = self.run(arguments).await;
-        assert_eq!(came.code, code, "{arguments:?}: {came:#?}");
+        let result = self.run(arguments).await;
+        assert_eq!(result.code, code, "{arguments:?}: {result:#?}");
         assert!(
-            !came.out.contains('\u{1b}') && !came.err.contains('\u{1b}'),
-            "no colours but on a terminal: {came:#?}"
+            !result.out.contains('\u{1b}') && !result.err.contains('\u{1b}'),
+            "no colours but on a terminal: {result:#?}"
         );
-        format!("{}{}", came.out, came.err)
+        format!("{}{}", result.out, result.err)
     }
 }
 
@@ -175,8 +175,8 @@ struct Started {
 
 impl Started {
     /// Waits until the command prints a line with this text.
-    async fn says(&mut self, what: &str) {
-        let said = async {
+    async fn prints(&mut self, what: &str) {
+        let found = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
                 self.text.push_str(&line);
                 self.text.push('\n');
@@ -184,10 +184,10 @@ impl Started {
                     return;
                 }
             }
-            panic!("it ended without {what}: {}", self.text);
+            panic!("the command ended without {what}: {}", self.text);
         };
-        let said = tokio::time::timeout(SOON, said).await;
-        assert!(said.is_ok(), "no {what}: {}", self.text);
+        let found = tokio::time::timeout(SOON, found).await;
+        assert!(found.is_ok(), "no {what}: {}", self.text);
     }
 
     /// Waits for the end, checks the exit code, and returns everything printed.
@@ -199,9 +199,9 @@ impl Started {
             }
             self.child.wait().await.unwrap()
         };
-        let status = tokio::time::timeout(PATIENCE, rest)
+        let status = tokio::time::timeout(TIMEOUT, rest)
             .await
-            .unwrap_or_else(|_| panic!("it does not end"));
+            .unwrap_or_else(|_| panic!("the command does not end"));
         assert_eq!(status.code(), Some(code), "{}", self.text);
         self.text
     }

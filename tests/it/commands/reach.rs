@@ -34,14 +34,14 @@ async fn unreachable_cluster_is_named_with_the_cause() {
         &["adopt"],
         &["uninstall", "--yes"],
     ] {
-        let said = Run::on(&bed)
+        let output = Run::on(&bed)
             .kubeconfig(shut.clone())
             .ends(1, command)
             .await;
         let cause = "http://127.0.0.1:1 could not be asked: Connection refused (os error 111)\n";
         assert!(
-            said.starts_with("error: ") && said.ends_with(cause),
-            "{command:?}: {said}"
+            output.starts_with("error: ") && output.ends_with(cause),
+            "{command:?}: {output}"
         );
     }
     // A server that is no apiserver must not pass for a cluster without Quartermaster's kinds.
@@ -49,13 +49,13 @@ async fn unreachable_cluster_is_named_with_the_cause() {
     receiver.always(Reply::status(http::StatusCode::NOT_FOUND));
     let other = leads_to(&bed, &folder, &receiver.url()).await;
     for command in [&["status"][..], &["uninstall", "--yes"]] {
-        let said = Run::on(&bed)
+        let output = Run::on(&bed)
             .kubeconfig(other.clone())
             .ends(1, command)
             .await;
         assert!(
-            said.contains("the server is not a Kubernetes apiserver"),
-            "{command:?}: {said}"
+            output.contains("the server is not a Kubernetes apiserver"),
+            "{command:?}: {output}"
         );
     }
     // A missing file is skipped, as in kubectl.
@@ -92,23 +92,23 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
         .await
         .unwrap();
     let run = Run::on(&bed).kubeconfig(few);
-    let said = run.ends(1, &["status", "-n", here]).await;
+    let output = run.ends(1, &["status", "-n", here]).await;
     assert!(
-        said.contains("contactpoint/hook") && said.contains("\n1 object: "),
-        "{said}"
+        output.contains("contactpoint/hook") && output.contains("\n1 object: "),
+        "{output}"
     );
-    let missing = said
+    let missing = output
         .lines()
         .filter(|line| line.starts_with("Not shown: "))
         .collect::<Vec<_>>();
-    assert_eq!(missing.len(), 5, "{said}");
+    assert_eq!(missing.len(), 5, "{output}");
     assert!(
         missing[0].contains("cannot list resource \"") && !missing[0].contains("contactpoints"),
-        "{said}"
+        "{output}"
     );
-    let said = run.ends(1, &["status", "-n", here, "-o", "json"]).await;
+    let output = run.ends(1, &["status", "-n", here, "-o", "json"]).await;
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(&said).unwrap()["forbiddenKinds"]
+        serde_json::from_str::<serde_json::Value>(&output).unwrap()["forbiddenKinds"]
             .as_array()
             .unwrap()
             .len(),
@@ -117,10 +117,10 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
 
     // The message names the flag for a user with permissions in one namespace.
     for command in [&["status"][..], &["adopt"], &["uninstall"]] {
-        let said = run.ends(1, command).await;
+        let output = run.ends(1, command).await;
         assert!(
-            said.ends_with("at the cluster scope; for one namespace: -n NAMESPACE\n"),
-            "{command:?}: {said}"
+            output.ends_with("at the cluster scope; for one namespace: -n NAMESPACE\n"),
+            "{command:?}: {output}"
         );
     }
 }

@@ -14,7 +14,7 @@ async fn completions_complete() {
             "{shell}: {script}"
         );
     }
-    // As bash does for the Tab key.
+    // bash runs this for the Tab key.
     let ask = "eval \"$(quartermaster completions bash)\"\n\
                complete -p quartermaster\n\
                COMP_WORDS=($1) COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))\n\
@@ -25,14 +25,14 @@ async fn completions_complete() {
         ("quartermaster unin", "uninstall"),
         ("quartermaster adopt --y", "--yes"),
     ] {
-        let said = bash.ends(0, &["-c", ask, "bash", typed]).await;
-        let mut lines = said.lines();
+        let output = bash.ends(0, &["-c", ask, "bash", typed]).await;
+        let mut lines = output.lines();
         assert!(
             lines
                 .next()
                 .unwrap()
                 .ends_with(" -F _quartermaster quartermaster"),
-            "{said}"
+            "{output}"
         );
         assert_eq!(lines.collect::<Vec<_>>(), [offered], "{typed}");
     }
@@ -52,14 +52,18 @@ async fn terminal_has_colours_unless_no_color_is_set() {
         let run = value
             .into_iter()
             .fold(run, |run, value| run.env("NO_COLOR", value));
-        let came = run.run(&arguments).await;
-        assert_eq!(came.code, 0, "{came:#?}");
-        assert!(came.out.contains("contactpoint/hook"), "{came:#?}");
+        let result = run.run(&arguments).await;
+        assert_eq!(result.code, 0, "{result:#?}");
+        assert!(result.out.contains("contactpoint/hook"), "{result:#?}");
         assert_eq!(
-            came.out.contains("\u{1b}[33mNotObserved\u{1b}[0m"),
+            result.out.contains("\u{1b}[33mNotObserved\u{1b}[0m"),
             colours,
-            "{value:?}: {came:#?}"
+            "{value:?}: {result:#?}"
         );
-        assert_eq!(came.out.contains('\u{1b}'), colours, "{value:?}: {came:#?}");
+        assert_eq!(
+            result.out.contains('\u{1b}'),
+            colours,
+            "{value:?}: {result:#?}"
+        );
     }
 }

@@ -59,11 +59,11 @@ async fn status_shows_every_object_and_its_problem() {
     receiver.always(Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
-    let shown = until("two changes wait", SOON, async || {
+    let printed = until("two changes wait", SOON, async || {
         let report = report(&run, here).await;
         Ok((report["summary"]["undelivered"] == 2).then_some(report))
     });
-    let report = shown.await.unwrap();
+    let report = printed.await.unwrap();
     assert_eq!(
         report["summary"]["oldestUndelivered"],
         format!("{here}/replicas")
@@ -116,15 +116,15 @@ async fn status_shows_every_object_and_its_problem() {
     );
 
     // Errors are escaped, too.
-    let said = run
+    let output = run
         .ends(1, &["status", "--context", "no\u{1b}[2Jsuch"])
         .await;
     assert!(
-        said.starts_with("error: ") && said.contains(r"no\u{1b}[2Jsuch"),
-        "{said}"
+        output.starts_with("error: ") && output.contains(r"no\u{1b}[2Jsuch"),
+        "{output}"
     );
 
-    // As a plugin of kubectl, by either name.
+    // The program as a plugin of kubectl, by either name.
     let (folder, link) = plugin();
     let help = run.program(&link).ends(0, &["status", "--help"]).await;
     assert!(
@@ -191,11 +191,11 @@ async fn status_watch_shows_changes() {
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
     let mut watch = run.start(&arguments);
-    watch.says("There is nothing").await;
+    watch.prints("There is nothing").await;
     bed.webhook("first", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/first").await;
+    watch.prints("contactpoint/first").await;
     bed.webhook("second", "http://127.0.0.1:1").await;
-    watch.says("contactpoint/second").await;
+    watch.prints("contactpoint/second").await;
 }
 
 /// CRDs and the leader belong to the whole cluster, so the test has its own.
@@ -214,7 +214,7 @@ async fn status_shows_missing_crds_and_the_leader() {
         Settings::default().flag("--leader-elect").whole_cluster(),
     )
     .await;
-    until("it leads", SOON, async || {
+    until("the operator leads", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(text.contains("The operator runs: ").then_some(()))
     })
@@ -227,7 +227,7 @@ async fn status_shows_missing_crds_and_the_leader() {
     );
     drop(operator);
     // The operator has died, which shows before it is certain.
-    until("it is late", SOON, async || {
+    until("the Lease is overdue", SOON, async || {
         let text = run.ends(0, &["status"]).await;
         Ok(
             (text.contains("The operator runs: ") && text.contains(" leads, last renewed "))
@@ -239,9 +239,9 @@ async fn status_shows_missing_crds_and_the_leader() {
 
     // The message names the missing permission.
     let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
-    let said = nobody.ends(1, &["status"]).await;
+    let output = nobody.ends(1, &["status"]).await;
     assert!(
-        said.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
-        "{said}"
+        output.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
+        "{output}"
     );
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams};
 use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
 use testbed::receiver::Receiver;
@@ -67,8 +67,7 @@ impl Scene {
         ))
     }
 
-    /// Waits until each object is ready.
-    pub(super) async fn well(&self) {
+    pub(super) async fn all_ready(&self) {
         let Self { bed, far, .. } = self;
         let ready = |status: Value| {
             let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -77,23 +76,23 @@ impl Scene {
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         };
         bed.delivered("field", &[("Created", Some("1"))]).await;
-        bed.until("sync", "is well", |it: &ConfigMapSync| {
+        bed.until("sync", "is ready", |it: &ConfigMapSync| {
             ready(json!(it.status))
         })
         .await;
-        bed.until("banner", "is well", |it: &MyApp| ready(json!(it.status)))
+        bed.until("banner", "is ready", |it: &MyApp| ready(json!(it.status)))
             .await;
-        bed.until("app", "is well", |it: &AppService| ready(json!(it.status)))
+        bed.until("app", "is ready", |it: &AppService| ready(json!(it.status)))
             .await;
-        bed.until("web", "is well", |it: &MyIngress| ready(json!(it.status)))
+        bed.until("web", "is ready", |it: &MyIngress| ready(json!(it.status)))
             .await;
         far.api::<ConfigMap>().get("copy").await.unwrap();
     }
 
     /// Returns the remaining objects of the namespace, as `PLURAL/NAME`.
-    pub(super) async fn left(&self) -> Vec<String> {
+    pub(super) async fn remaining(&self) -> Vec<String> {
         let mut left = Vec::new();
-        for kind in registry::KINDS {
+        for kind in kinds::KINDS {
             let resource = kind.resource();
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, &resource);
@@ -172,7 +171,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     let shared = Bed::shared("uninstall").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-one").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
-    scene.well().await;
+    scene.all_ready().await;
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
 
@@ -181,28 +180,28 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     let dry = dry
         .strip_suffix("Dry run: nothing was deleted.\n")
         .unwrap_or_else(|| panic!("{dry}"));
-    let shown = run.ends(2, &["uninstall", "-n", here]).await;
-    assert!(shown.starts_with(dry), "{dry}\n{shown}");
+    let plan = run.ends(2, &["uninstall", "-n", here]).await;
+    assert!(plan.starts_with(dry), "{dry}\n{plan}");
     for (kind, with) in [
         ("MyIngress", "load balancers in AWS"),
         ("ConfigMapSync", "copies"),
         ("TrackedField", ""),
     ] {
-        let line = shown
+        let line = plan
             .lines()
             .find(|line| line.starts_with(kind))
-            .unwrap_or_else(|| panic!("{shown}"));
+            .unwrap_or_else(|| panic!("{plan}"));
         assert!(
             line.contains(with) && line.contains(&format!("{here}/")),
-            "{shown}"
+            "{plan}"
         );
     }
     assert!(
-        shown.ends_with("Nothing was deleted: there is no terminal to ask on. Add --yes.\n"),
-        "{shown}"
+        plan.ends_with("Nothing was deleted: there is no terminal to ask on. Add --yes.\n"),
+        "{plan}"
     );
     assert_eq!(
-        (scene.left().await.len(), scene.children().await),
+        (scene.remaining().await.len(), scene.children().await),
         (6, ALL.to_vec())
     );
 
@@ -213,7 +212,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
         "{done}"
     );
     assert_eq!(
-        (scene.left().await, scene.children().await),
+        (scene.remaining().await, scene.children().await),
         (vec![], vec![])
     );
     // The kinds are deleted in this order, each object once.
@@ -242,18 +241,18 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
         .map(|it| it.split('.').next().unwrap().to_owned())
         .collect();
     assert_eq!(plurals, order);
-    let told: Vec<_> = changes(&scene.receiver)
+    let sent: Vec<_> = changes(&scene.receiver)
         .iter()
         .map(|change| change["action"].clone())
         .collect();
-    assert_eq!(told, ["Created"]);
+    assert_eq!(sent, ["Created"]);
     let source = scene
         .bed
         .api::<ConfigMap>()
         .get_opt("settings")
         .await
         .unwrap();
-    assert!(source.is_some(), "what is not ours stays");
+    assert!(source.is_some(), "foreign objects stay");
 
     assert!(
         run.ends(0, &["uninstall", "-n", here])
@@ -267,7 +266,7 @@ async fn keep_children_keeps_every_child() {
     let shared = Bed::shared("keep").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-keep").await;
     let operator = Operator::start(&scene.bed, scene.settings()).await;
-    scene.well().await;
+    scene.all_ready().await;
     let uids = async || {
         let app: Deployment = scene.bed.api().get("app").await.unwrap();
         let pod: Pod = scene.bed.api().get("banner-pod").await.unwrap();
@@ -285,7 +284,7 @@ async fn keep_children_keeps_every_child() {
     run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
         .await;
     assert_eq!(
-        (scene.left().await, scene.children().await),
+        (scene.remaining().await, scene.children().await),
         (vec![], ALL.to_vec())
     );
     assert_eq!(uids().await, before);
@@ -314,7 +313,7 @@ async fn keep_children_keeps_every_child() {
     };
     let back = scene
         .bed
-        .until("web", "has its balancer back", |it: &MyIngress| {
+        .until("web", "has its load balancer again", |it: &MyIngress| {
             arn(it).is_some()
         })
         .await;
@@ -326,7 +325,7 @@ async fn blockers_are_named_and_can_be_removed() {
     let shared = Bed::shared("held").await;
     let scene = Scene::on(shared.plane.clone(), "uninstall-held").await;
     let _operator = Operator::start(&scene.bed, scene.settings()).await;
-    scene.well().await;
+    scene.all_ready().await;
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
     let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
@@ -337,58 +336,62 @@ async fn blockers_are_named_and_can_be_removed() {
         .patch::<MyApp>("banner", finalizers(&["example.com/theirs"]))
         .await;
     // Document 003's program leaves this finalizer on an adopted object.
-    let ours = "quartermaster.dev/load-balancer";
+    let finalizer = "quartermaster.dev/load-balancer";
     scene
         .bed
         .patch::<MyIngress>(
             "web",
-            finalizers(&["kopf.zalando.org/KopfFinalizerMarker", ours]),
+            finalizers(&["kopf.zalando.org/KopfFinalizerMarker", finalizer]),
         )
         .await;
 
     // The garbage collector discovers new kinds every 30 s only, and on a new control plane all are new.
     let arguments = ["uninstall", "-n", here, "--yes", "--timeout=8s"];
-    let said = until("the others are gone", SOON * 4, async || {
-        let said = run.ends(1, &arguments).await;
-        Ok(said
+    let output = until("the other objects are deleted", SOON * 4, async || {
+        let output = run.ends(1, &arguments).await;
+        Ok(output
             .contains("\n2 objects are left: run it again")
-            .then_some(said))
+            .then_some(output))
     })
     .await
     .unwrap();
     let held = "  quartermaster.dev/load-balancer: DeletionProtected: the load balancer may not be";
     assert!(
-        said.contains(held) && said.contains("modify-load-balancer-attributes"),
-        "{said}"
+        output.contains(held) && output.contains("modify-load-balancer-attributes"),
+        "{output}"
     );
-    assert!(said.contains(&format!(
+    assert!(output.contains(&format!(
         "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: the program that set"
     )));
     assert!(
-        said.contains(&format!(
+        output.contains(&format!(
             "Left: myapp/banner in {here}\n  example.com/theirs: the program that set the finalizer has to remove it"
         )),
-        "{said}"
+        "{output}"
     );
     assert!(
-        said.contains(&format!("uninstall --keep-children -n {here}")),
-        "{said}"
+        output.contains(&format!("uninstall --keep-children -n {here}")),
+        "{output}"
     );
-    assert_eq!(scene.left().await.len(), 2, "the others are not held up");
+    assert_eq!(
+        scene.remaining().await.len(),
+        2,
+        "the others are not held up"
+    );
 
     // The printed commands remove the foreign finalizers, and no others ...
-    let left = said.lines().filter(|line| line.starts_with("  "));
+    let left = output.lines().filter(|line| line.starts_with("  "));
     let ways: Vec<_> = left
         .filter_map(|line| line.split_once("that program is gone: "))
         .collect();
-    assert_eq!(ways.len(), 2, "{said}");
+    assert_eq!(ways.len(), 2, "{output}");
     for (_, command) in ways {
         Run::on(&scene.bed)
             .shell(&scene.bed)
             .ends(0, &["-c", command])
             .await;
     }
-    assert_eq!(scene.left().await, ["myingresses/web"]);
+    assert_eq!(scene.remaining().await, ["myingresses/web"]);
     assert_eq!(
         scene
             .bed
@@ -397,12 +400,12 @@ async fn blockers_are_named_and_can_be_removed() {
             .await
             .unwrap()
             .finalizers(),
-        [ours]
+        [finalizer]
     );
     // ... and the other command frees the MyIngress, whose load balancer stays as it is.
     run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
         .await;
-    assert_eq!(scene.left().await, [""; 0]);
+    assert_eq!(scene.remaining().await, [""; 0]);
     assert!(
         scene
             .aws
@@ -419,7 +422,7 @@ async fn missing_permission_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = registry::KINDS
+    let resources = kinds::KINDS
         .iter()
         .map(qm_core::kind::KindInfo::crd_name)
         .collect::<Vec<_>>()
@@ -440,19 +443,19 @@ async fn missing_permission_is_named_at_once() {
         .kubeconfig_for_service_account(&bed.namespace, "reader")
         .await
         .unwrap();
-    let said = Run::on(&bed)
+    let output = Run::on(&bed)
         .kubeconfig(file)
         .ends(1, &["uninstall", "-n", &bed.namespace, "--yes"])
         .await;
     assert!(
-        said.contains(
+        output.contains(
             "Some of this may be another program's: the owners of the CRDs are not known: custom"
         ),
-        "{said}"
+        "{output}"
     );
     assert!(
-        said.contains("cannot delete resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
-        "{said}"
+        output.contains("cannot delete resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
+        "{output}"
     );
 }
 
@@ -466,17 +469,17 @@ async fn purge_leaves_nothing() {
         .whole_cluster()
         .flag("--leader-elect");
     let mut operator = Operator::start(&scene.bed, settings).await;
-    scene.well().await;
+    scene.all_ready().await;
     let run = Run::on(&scene.bed);
 
-    let said = run.ends(0, &["uninstall", "--yes"]).await;
-    assert!(said.contains("CRDs that are installed stay"), "{said}");
+    let output = run.ends(0, &["uninstall", "--yes"]).await;
+    assert!(output.contains("CRDs that are installed stay"), "{output}");
     assert_eq!(
-        (scene.left().await, scene.children().await),
+        (scene.remaining().await, scene.children().await),
         (vec![], vec![])
     );
     let crds = async || scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         assert!(crds().await.contains(&kind.crd_name()));
     }
 
@@ -490,7 +493,7 @@ async fn purge_leaves_nothing() {
             .as_ref()
             .is_some_and(|it| it.alb.as_ref().is_some_and(|alb| alb.arn.is_some()))
     };
-    scene.bed.until("again", "has a balancer", made).await;
+    scene.bed.until("again", "has a load balancer", made).await;
     operator.kill();
     let crd = "myingresses.demo.rtfm.co.ua";
     scene
@@ -500,7 +503,7 @@ async fn purge_leaves_nothing() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("again", "stays Terminating", stuck).await;
     operator.restart();
-    until("object and CRD are gone", SOON * 4, async || {
+    until("object and CRD are deleted", SOON * 4, async || {
         Ok((!crds().await.contains(crd)).then_some(()))
     })
     .await
@@ -518,16 +521,22 @@ async fn purge_leaves_nothing() {
     let arguments = ["uninstall", "--yes", "--purge"];
     let purge = run.run(&arguments);
     let meanwhile = async {
-        let gone = |point: &qm_api::ContactPoint| point.metadata.deletion_timestamp.is_some();
-        first.until("late", "is being deleted", gone).await;
+        let is_terminating =
+            |point: &qm_api::ContactPoint| point.metadata.deletion_timestamp.is_some();
+        first
+            .until("late", "is being deleted", is_terminating)
+            .await;
         first.webhook("later", "http://127.0.0.1:1").await;
         let none = json!({ "metadata": { "finalizers": null } });
         first.patch::<qm_api::ContactPoint>("late", none).await;
     };
-    let (came, ()) = tokio::join!(purge, meanwhile);
-    assert_eq!(came.code, 0, "{came:#?}");
-    for kind in registry::KINDS {
-        assert!(!crds().await.contains(&kind.crd_name()), "{came:#?}");
+    let (purge_output, ()) = tokio::join!(purge, meanwhile);
+    assert_eq!(purge_output.code, 0, "{purge_output:#?}");
+    for kind in kinds::KINDS {
+        assert!(
+            !crds().await.contains(&kind.crd_name()),
+            "{purge_output:#?}"
+        );
     }
     assert!(
         run.ends(0, &arguments)

@@ -19,7 +19,7 @@ async fn changing_commands_finish_without_a_reader() {
         bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
             .await;
     }
-    assert_eq!(run.unread(&["adopt", "-n", here, "--yes"]).await, 0);
+    assert_eq!(run.run_unread(&["adopt", "-n", here, "--yes"]).await, 0);
     for name in ["one", "two"] {
         let copy: ConfigMap = far.api().get(name).await.unwrap();
         assert_eq!(
@@ -29,16 +29,16 @@ async fn changing_commands_finish_without_a_reader() {
     }
 
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    let theirs = json!({ "metadata": { "finalizers": ["example.com/theirs"] } });
-    bed.patch::<ContactPoint>("hook", theirs).await;
+    let with_finalizer = json!({ "metadata": { "finalizers": ["example.com/theirs"] } });
+    bed.patch::<ContactPoint>("hook", with_finalizer).await;
     let arguments = ["uninstall", "-n", here, "--yes"];
     let meanwhile = async {
-        let gone = |point: &ContactPoint| point.metadata.deletion_timestamp.is_some();
-        bed.until("hook", "is being deleted", gone).await;
+        let is_terminating = |point: &ContactPoint| point.metadata.deletion_timestamp.is_some();
+        bed.until("hook", "is being deleted", is_terminating).await;
         bed.patch::<ContactPoint>("hook", json!({ "metadata": { "finalizers": null } }))
             .await;
     };
-    let (code, ()) = tokio::join!(run.unread(&arguments), meanwhile);
+    let (code, ()) = tokio::join!(run.run_unread(&arguments), meanwhile);
     assert_eq!(code, 0);
     assert!(
         bed.api::<ContactPoint>()
@@ -58,5 +58,5 @@ async fn changing_commands_finish_without_a_reader() {
     }
 
     // A command that only shows something may end with its reader.
-    assert_eq!(run.unread(&["status", "-n", here]).await, 0);
+    assert_eq!(run.run_unread(&["status", "-n", here]).await, 0);
 }

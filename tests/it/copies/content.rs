@@ -1,4 +1,4 @@
-//! What is copied, and what is put right.
+//! Content of copies, and corrections of their drift.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use rstest::rstest;
 use super::*;
 
 #[tokio::test]
-async fn a_source_that_is_made_edited_and_deleted() {
+async fn copy_follows_creation_edit_and_deletion_of_the_source() {
     let shop = Shop::shared("copy").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
 
     shop.sync("s", json!({ "destinationNamespace": far })).await;
-    let words = shop.reads("s", "SourceNotFound").await;
-    assert!(words.contains(&format!("{here}/settings")), "{words}");
+    let message = shop.reads("s", "SourceNotFound").await;
+    assert!(message.contains(&format!("{here}/settings")), "{message}");
 
     shop.map(
         &here,
@@ -38,7 +38,7 @@ async fn a_source_that_is_made_edited_and_deleted() {
         .unwrap();
     assert_eq!((status.copies, status.destinations), (Some(1), Some(1)));
     let first = status.last_sync_time.unwrap();
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     let status = shop
         .bed
         .api::<ConfigMapSync>()
@@ -50,10 +50,10 @@ async fn a_source_that_is_made_edited_and_deleted() {
     assert_eq!(
         status.last_sync_time,
         Some(first.clone()),
-        "it moves with a write only"
+        "the time changes only with a write"
     );
 
-    // It is told in whole seconds.
+    // The creation time has whole seconds.
     until("the next second", SOON, async || {
         Ok((jiff::Timestamp::now() > first.0 + Duration::from_secs(1)).then_some(()))
     })
@@ -70,14 +70,14 @@ async fn a_source_that_is_made_edited_and_deleted() {
         .await;
     assert_eq!(copy.binary_data, None);
     shop.bed
-        .until("s", "tells of the write", |sync: &ConfigMapSync| {
+        .until("s", "has the time of the write", |sync: &ConfigMapSync| {
             sync.status
                 .as_ref()
                 .and_then(|status| status.last_sync_time.clone())
                 > Some(first.clone())
         })
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
@@ -104,9 +104,9 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
         json!({ "sourceNamespace": far, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("s", "SourceNotFound").await;
+    let message = shop.reads("s", "SourceNotFound").await;
     assert_eq!(
-        words,
+        message,
         format!(
             "namespace {far} of ConfigMap settings does not exist: correct spec.sourceNamespace, or create both \
              (existing copies are kept)"
@@ -116,14 +116,14 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
     shop.bed
         .until(
             "s",
-            "says that the ConfigMap is missing",
+            "reports the missing ConfigMap",
             |sync: &ConfigMapSync| {
-                let words = format!(
+                let message = format!(
                     "ConfigMap {far}/settings does not exist: create it (existing copies are kept)"
                 );
                 sync.status
                     .as_ref()
-                    .is_some_and(|status| status.conditions[0].message == words)
+                    .is_some_and(|status| status.conditions[0].message == message)
             },
         )
         .await;
@@ -133,7 +133,7 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
 }
 
 #[tokio::test]
-async fn correction_of_a_copy_is_told_once_an_episode() {
+async fn correction_of_a_copy_is_reported_once_an_episode() {
     let shop = Shop::shared("told").await;
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
@@ -148,11 +148,11 @@ async fn correction_of_a_copy_is_told_once_an_episode() {
             .await;
         shop.copied(&far, "settings", data.clone()).await;
     }
-    let words = shop.bed.event("s", "DriftCorrected").await;
+    let message = shop.bed.event("s", "DriftCorrected").await;
     let expected = format!("corrected data.a of ConfigMap {far}/settings, changed by ");
     assert!(
-        words.starts_with(&expected) && words.ends_with(": change the source instead"),
-        "{words}"
+        message.starts_with(&expected) && message.ends_with(": change the source instead"),
+        "{message}"
     );
     // A change of the source is no drift.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
@@ -168,7 +168,7 @@ async fn correction_of_a_copy_is_told_once_an_episode() {
 }
 
 #[tokio::test]
-async fn an_edited_copy_is_put_right() {
+async fn edited_copy_is_corrected() {
     let shop = Shop::shared("drift").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -221,15 +221,20 @@ async fn an_edited_copy_is_put_right() {
                 && map.labels()["quartermaster.dev/owner-uid"] == uid
                 && map.annotations()["quartermaster.dev/owner"] == format!("{here}/s")
         };
-        shop.until(&far, "settings", &format!("is right after {patch}"), right)
-            .await;
+        shop.until(
+            &far,
+            "settings",
+            &format!("is corrected after {patch}"),
+            right,
+        )
+        .await;
     }
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", data.clone()).await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
-    // What is not copied is nobody's business here.
+    // The operator ignores metadata that it does not copy.
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } }))
         .await;
@@ -241,7 +246,7 @@ async fn an_edited_copy_is_put_right() {
             json!({ "metadata": { "labels": { "theirs": "x" } } }),
         )
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&labelled)
@@ -249,7 +254,7 @@ async fn an_edited_copy_is_put_right() {
 }
 
 #[tokio::test]
-async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
+async fn annotations_are_copied_on_request_without_those_of_kubectl() {
     let shop = Shop::shared("notes").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -271,7 +276,7 @@ async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
 }
 
 #[tokio::test]
-async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
+async fn replaced_immutable_source_replaces_its_copy() {
     let shop = Shop::shared("immutable").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -305,14 +310,14 @@ async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
     })
     .await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 }
 
 #[rstest]
 #[case::text("data", "x".repeat(1024 * 1024 - 64))]
 #[case::bytes("binaryData", "AAAA".repeat((1024 * 1024 - 64) / 3))]
 #[tokio::test]
-async fn a_value_of_nearly_a_mebibyte(#[case] field: &str, #[case] value: String) {
+async fn value_of_nearly_a_mebibyte_is_copied(#[case] field: &str, #[case] value: String) {
     let shop = Shop::shared("large").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;

@@ -1,4 +1,4 @@
-//! A cluster full of `ConfigMap`s that are nobody's business.
+//! A cluster full of `ConfigMap`s that no sync needs.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use testbed::usage::Memory;
@@ -10,7 +10,7 @@ const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
+async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
     let _guard = only_large_test().await;
     let plane = testbed::Options::apiserver_only();
     let shop = Shop {
@@ -27,7 +27,7 @@ async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
         let mut map =
             json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
         if number.is_multiple_of(2) {
-            // As kubectl apply writes it.
+            // An object as kubectl apply writes it.
             map["metadata"]["annotations"] =
                 json!({ "kubectl.kubernetes.io/last-applied-configuration": map.to_string() });
         }
@@ -68,7 +68,7 @@ async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
     for name in names {
         shop.copied(&far, name, json!({ "a": "edited" })).await;
     }
-    // The figures are the bench's; a crowd that is remembered would be ten times as much, also in a debug build.
+    // The bench has the real figures; a cache of the whole crowd would take ten times as much, also in a debug build.
     let memory = Memory::of(operator.child().id()).unwrap();
     assert!(memory.anonymous < 48.0, "{memory:?}");
 }

@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes, and is told nothing: the copies are as their source all the same.
+//! The operator is killed at each of its writes, and its watches are silent: the copies match their source all the same.
 
 use kube::ResourceExt as _;
 use testbed::proxy::{Match, Point};
@@ -7,23 +7,24 @@ use super::*;
 use crate::support::{at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing() {
-    // Before a write is as good as after the one before.
+async fn kill_at_any_write_keeps_the_end_state() {
+    // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, async |point, write| {
         Box::pin(run(point, write)).await
     });
     let writes = Box::pin(writes).await;
-    // At least: the finalizer; two copies, twice; one goes; a status for each of the three; the other goes, and the finalizer.
+    // At least: the finalizer; two copies, twice; one deletion; a status for each of the three; the other deletion, and the
+    // finalizer.
     assert!(
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
     );
-    a_watch_that_is_silent().await;
+    run_with_a_silent_watch().await;
 }
 
-/// A sync is made, its immutable source replaced, one of its destinations taken away, and it is deleted, while the operator is
-/// killed at that write. Says whether it came to that, and how all of it went.
+/// A sync is created, its immutable source replaced, one of its destinations removed, and the sync is deleted, while the
+/// operator is killed at that write. Returns whether that write happened, and the observed states.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let shop = Shop::bare("kills").await;
     let here = shop.bed.namespace.clone();
@@ -67,7 +68,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     .await
 }
 
-/// What there is in the two namespaces.
+/// Returns the copies in the two namespaces.
 async fn copies(shop: &Shop) -> Value {
     let mut copies = Vec::new();
     for name in ["one", "two"] {
@@ -81,13 +82,16 @@ async fn copies(shop: &Shop) -> Value {
     json!(copies)
 }
 
-/// Nothing is believed for ever.
-async fn a_watch_that_is_silent() {
+/// The operator does not trust its cache for ever.
+async fn run_with_a_silent_watch() {
     let shop = Shop::bare("silent").await;
     let (proxy, file) = shop.bed.through_proxy().await;
     let here = shop.bed.namespace.clone();
     let far = shop.open("far", json!({})).await;
-    let settings = shop.serving(&["far"]).kubeconfig(file).flag("--resync=1s");
+    let settings = shop
+        .serving(&["far"])
+        .kubeconfig(file)
+        .flag("--sync-period=1s");
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;

@@ -1,4 +1,4 @@
-//! `ConfigMapSync`: what is copied, what is put right, what is left alone.
+//! `ConfigMapSync`: content of copies, corrections of drift, and objects that the operator does not touch.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::ResourceExt;
@@ -14,38 +14,38 @@ mod crowd;
 mod kills;
 mod namespaces;
 mod owners;
-mod refused;
+mod rejected;
 mod stale;
 
 /// Label of a copy: UID of its sync.
-const MARK: &str = "quartermaster.dev/owner-uid";
+const OWNER_LABEL: &str = "quartermaster.dev/owner-uid";
 
-/// A test's namespaces: that of the syncs and of the source, and others.
+/// The namespaces of a test: that of the syncs and of the source, and others.
 pub struct Shop {
     pub bed: Bed,
 }
 
 impl Shop {
-    /// On the control plane that tests share.
+    /// Creates the namespace on the control plane that tests share.
     pub async fn shared(name: &str) -> Self {
         Self {
             bed: Bed::shared(name).await,
         }
     }
 
-    /// On the one without controllers that tests share.
+    /// Creates the namespace on the control plane without controllers that tests share.
     pub async fn bare(name: &str) -> Self {
         Self {
             bed: Bed::bare(name).await,
         }
     }
 
-    /// Name of another namespace of this test.
+    /// Returns the name of another namespace of this test.
     pub fn far(&self, name: &str) -> String {
         format!("{}-{name}", self.bed.namespace)
     }
 
-    /// Makes another namespace.
+    /// Creates another namespace.
     pub async fn open(&self, name: &str, labels: Value) -> String {
         let name = self.far(name);
         let object = json!({ "metadata": { "name": name, "labels": labels } });
@@ -57,12 +57,12 @@ impl Shop {
         name
     }
 
-    /// An operator for the test's own namespace and these others.
+    /// Starts an operator for the test's own namespace and these others.
     pub async fn operator(&self, others: &[&str]) -> Operator {
         Operator::start(&self.bed, self.serving(others)).await
     }
 
-    /// Settings for the test's own namespace and these others.
+    /// Returns settings for the test's own namespace and these others.
     pub fn serving(&self, others: &[&str]) -> Settings {
         others.iter().fold(Settings::default(), |settings, name| {
             settings.flag(&format!(
@@ -73,12 +73,12 @@ impl Shop {
         })
     }
 
-    /// The `ConfigMap`s of a namespace.
+    /// Returns the `ConfigMap`s of a namespace.
     pub fn maps(&self, namespace: &str) -> Api<ConfigMap> {
         Api::namespaced(self.bed.client.clone(), namespace)
     }
 
-    /// A `ConfigMap`, given all but its name.
+    /// Creates a `ConfigMap`; `rest` is all but its name.
     pub async fn map(&self, namespace: &str, name: &str, mut rest: Value) -> ConfigMap {
         rest["metadata"]["name"] = name.into();
         self.maps(namespace)
@@ -106,7 +106,7 @@ impl Shop {
             .unwrap();
     }
 
-    /// A sync of `settings` from the test's own namespace.
+    /// Creates a sync of `settings` from the test's own namespace.
     pub async fn sync(&self, name: &str, mut spec: Value) -> ConfigMapSync {
         for (field, value) in [
             ("sourceNamespace", &*self.bed.namespace),
@@ -119,7 +119,7 @@ impl Shop {
         self.bed.create(name, json!({ "spec": spec })).await
     }
 
-    /// Waits until a `ConfigMap` is as `look` wants it.
+    /// Waits until a `ConfigMap` satisfies `look`.
     pub async fn until(
         &self,
         namespace: &str,
@@ -143,10 +143,10 @@ impl Shop {
         .await
     }
 
-    /// Waits until there is no such `ConfigMap`.
-    pub async fn gone(&self, namespace: &str, name: &str) {
+    /// Waits until the `ConfigMap` does not exist.
+    pub async fn is_deleted(&self, namespace: &str, name: &str) {
         let maps = self.maps(namespace);
-        until(format!("{namespace}/{name} is gone"), SOON, async || {
+        until(format!("{namespace}/{name} is deleted"), SOON, async || {
             let there = maps.get_opt(name).await?;
             Ok(there
                 .is_none_or(|map| map.metadata.deletion_timestamp.is_some())
@@ -156,17 +156,17 @@ impl Shop {
         .unwrap();
     }
 
-    /// Waits until a sync that is being deleted is gone.
+    /// Waits until a Terminating sync is deleted.
     pub async fn ended(&self, sync: &str) {
         let syncs = self.bed.api::<ConfigMapSync>();
-        until(format!("{sync} is gone"), SOON, async || {
+        until(format!("{sync} is deleted"), SOON, async || {
             Ok(syncs.get_opt(sync).await?.is_none().then_some(()))
         })
         .await
         .unwrap();
     }
 
-    /// Waits until the condition of a sync has this reason; gives its words.
+    /// Waits until the condition of a sync has this reason; returns its message.
     pub async fn reads(&self, sync: &str, reason: &str) -> String {
         let ready = |sync: &ConfigMapSync| {
             let status = sync.status.as_ref()?;
@@ -185,16 +185,16 @@ impl Shop {
     }
 }
 
-/// The resourceVersion, which every write moves.
+/// Returns the resourceVersion, which changes with every write.
 pub fn version(object: &impl ResourceExt) -> String {
     object.resource_version().unwrap()
 }
 
 impl Shop {
-    /// Has passes run over a sync, and sees to it that none of them writes anything. Passes of one object come one after the
-    /// other: when the second looks at the source, the first has written what it had to write.
-    pub async fn rests(&self, sync: &str) {
-        // A status that is yet to be written would come after the first, once what asks for a pass no longer is in its way.
+    /// Triggers reconciles of a sync, and asserts that none of them writes anything. Reconciles of one object run one after
+    /// the other: when the second reads the source, the first has made all of its writes.
+    pub async fn assert_at_rest(&self, sync: &str) {
+        // A pending status write would come after the first reconcile, once the annotation no longer precedes it.
         let says = |sync: &ConfigMapSync| {
             sync.status
                 .as_ref()
@@ -205,22 +205,25 @@ impl Shop {
             .await;
         let audit = self.bed.plane.audit();
         let mut mark = audit.mark().await.unwrap();
-        let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        let operator_user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
         for number in 0..3 {
             let round = audit.mark().await.unwrap();
-            // By the end of the first, what was under way has written down what it did.
+            // By the end of the first reconcile, the previous ones have written their results.
             if number == 1 {
                 mark = round;
             }
             let at = uuid::Uuid::new_v4().to_string();
             let patch =
                 json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
-            let asked: ConfigMapSync = self.bed.patch(sync, patch).await;
-            let (namespace, name) = (&asked.spec.source_namespace, &asked.spec.config_map_name);
-            until(format!("a pass over {sync}"), SOON, async || {
+            let annotated: ConfigMapSync = self.bed.patch(sync, patch).await;
+            let (namespace, name) = (
+                &annotated.spec.source_namespace,
+                &annotated.spec.config_map_name,
+            );
+            until(format!("a reconcile of {sync}"), SOON, async || {
                 let requests = audit.requests(round).await?;
                 let looked = requests.iter().map(|request| &request.subject).any(|it| {
-                    it.user == ours
+                    it.user == operator_user
                         && it.verb == "get"
                         && it.namespace == *namespace
                         && it.name == *name
@@ -235,9 +238,12 @@ impl Shop {
             .iter()
             .map(|request| &request.subject)
             .filter(|it| {
-                it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace)
+                it.user == operator_user
+                    && it.is_write()
+                    && it.namespace.starts_with(&self.bed.namespace)
             })
-            // Written beside the passes: that of an earlier one may come late. So may the status of another sync.
+            // Events are written beside the reconciles: one of an earlier reconcile may come late. So may the status of
+            // another sync.
             .filter(|it| {
                 it.resource != "events"
                     && (it.resource != "configmapsyncs/status" || it.name == sync)

@@ -1,4 +1,4 @@
-//! Namespaces that come, change and go, on a control plane of the test's own: a selector means all of it.
+//! Namespaces that appear, change and disappear, on a control plane of the test's own, because a selector covers all of it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use testbed::proxy::{Match, Point, Verb};
 use super::*;
 use crate::support::Trap;
 
-/// Names of the namespaces that have a copy of this name.
+/// Returns the names of the namespaces that have a copy of this name.
 async fn where_copied(shop: &Shop, name: &str) -> BTreeSet<String> {
     let all: Api<ConfigMap> = Api::all(shop.bed.client.clone());
     let list = all
@@ -23,11 +23,11 @@ async fn where_copied(shop: &Shop, name: &str) -> BTreeSet<String> {
     copies.map(|map| map.namespace().unwrap()).collect()
 }
 
-async fn until_copied(shop: &Shop, name: &str, wanted: &BTreeSet<String>) {
+async fn until_copied(shop: &Shop, name: &str, expected: &BTreeSet<String>) {
     until(
-        format!("{name} is in {} namespaces", wanted.len()),
+        format!("{name} is in {} namespaces", expected.len()),
         SOON,
-        async || Ok((where_copied(shop, name).await == *wanted).then_some(())),
+        async || Ok((where_copied(shop, name).await == *expected).then_some(())),
     )
     .await
     .unwrap();
@@ -57,7 +57,7 @@ async fn close(shop: &Shop, namespace: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_source_to_many_namespaces() {
+async fn selector_covers_every_matching_namespace() {
     let shop = Shop {
         bed: Bed::own("many").await,
     };
@@ -70,7 +70,7 @@ async fn one_source_to_many_namespaces() {
     .await;
     let labels = json!({ "team": "x" });
     let names: Vec<_> = (0..200).map(|number| format!("n{number}")).collect();
-    let mut wanted = open_many(&shop, &names, &labels).await;
+    let mut expected = open_many(&shop, &names, &labels).await;
     relabel(&shop, &here, labels.clone()).await;
     relabel(&shop, "kube-public", labels.clone()).await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
@@ -78,42 +78,43 @@ async fn one_source_to_many_namespaces() {
     let selector = json!({ "matchLabels": labels });
     shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
         .await;
-    // Its own namespace and those of Kubernetes are left out.
-    until_copied(&shop, "settings", &wanted).await;
+    // The sync's own namespace and those of Kubernetes are left out.
+    until_copied(&shop, "settings", &expected).await;
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
-    // An apiserver that lags behind the others would show some without the label.
-    let asked = proxy.requests();
-    let mut lists = asked
+    shop.assert_at_rest("s").await;
+    // An apiserver that lags behind the others would show some namespaces without the label.
+    let before = proxy.requests();
+    let mut lists = before
         .iter()
         .map(|seen| &seen.request)
         .filter(|request| request.resource == "namespaces");
     assert!(lists.clone().any(|request| request.verb == Verb::List));
     assert!(lists.all(|request| !request.query.contains("sendInitialEvents")));
 
-    // Some appear, lose the label, go.
-    wanted.insert(shop.open("new", labels.clone()).await);
+    // Some namespaces appear, lose the label, disappear.
+    expected.insert(shop.open("new", labels.clone()).await);
     let lost = shop.far("n0");
     relabel(&shop, &lost, json!({ "team": null })).await;
-    wanted.remove(&lost);
+    expected.remove(&lost);
     let closed = shop.far("n1");
     close(&shop, &closed).await;
-    wanted.remove(&closed);
+    expected.remove(&closed);
     let unlabelled = shop.open("later", json!({})).await;
-    until_copied(&shop, "settings", &wanted).await;
+    until_copied(&shop, "settings", &expected).await;
     relabel(&shop, &unlabelled, labels.clone()).await;
-    wanted.insert(unlabelled);
-    until_copied(&shop, "settings", &wanted).await;
+    expected.insert(unlabelled);
+    until_copied(&shop, "settings", &expected).await;
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
-    for namespace in &wanted {
+    for namespace in &expected {
         shop.copied(namespace, "settings", json!({ "a": "2" }))
             .await;
     }
     shop.reads("s", "Synced").await;
 
-    // One of that name which is not a copy, and copies of another sync, outlive it. The operator is killed in the middle.
-    let theirs = shop
+    // A `ConfigMap` of that name which is not a copy, and copies of another sync, outlive the sync. The operator is killed
+    // in the middle.
+    let foreign = shop
         .map(&lost, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.sync(
@@ -133,9 +134,9 @@ async fn one_source_to_many_namespaces() {
     middle.spring(&mut operator).await;
     let left = where_copied(&shop, "settings").await.len();
     assert!(
-        0 < left && left < wanted.len(),
+        0 < left && left < expected.len(),
         "{left} of {}",
-        wanted.len()
+        expected.len()
     );
     assert!(
         shop.bed
@@ -153,10 +154,10 @@ async fn one_source_to_many_namespaces() {
     assert_eq!(where_copied(&shop, "others").await, others);
     assert_eq!(
         version(&shop.maps(&lost).get("settings").await.unwrap()),
-        version(&theirs)
+        version(&foreign)
     );
 
-    // A namespace that is not there, is made, is being deleted, and is made again.
+    // A namespace does not exist, is created, is Terminating, and is recreated.
     let place = shop.far("place");
     shop.sync("p", json!({ "destinationNamespace": place }))
         .await;
@@ -165,7 +166,7 @@ async fn one_source_to_many_namespaces() {
             .await
             .contains(&format!("create namespace {place}"))
     );
-    shop.rests("p").await;
+    shop.assert_at_rest("p").await;
     shop.open("place", json!({})).await;
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
     shop.edit(
@@ -176,7 +177,7 @@ async fn one_source_to_many_namespaces() {
     .await;
     close(&shop, &place).await;
     shop.reads("p", "NamespaceTerminating").await;
-    shop.rests("p").await;
+    shop.assert_at_rest("p").await;
     shop.edit(
         &place,
         "settings",
@@ -188,7 +189,7 @@ async fn one_source_to_many_namespaces() {
     shop.copied(&place, "settings", json!({ "a": "2" })).await;
     shop.reads("p", "Synced").await;
 
-    // Where Kubernetes lives nothing is written unless the operator is told so.
+    // The operator writes nothing to the namespaces of Kubernetes unless a flag allows it.
     for (name, spec) in [
         ("system", json!({ "destinationNamespace": "kube-system" })),
         (
@@ -210,6 +211,6 @@ async fn one_source_to_many_namespaces() {
     let _operator = Operator::start(&shop.bed, settings).await;
     shop.copied("kube-system", "settings", json!({ "a": "2" }))
         .await;
-    // That name is taken there, by the cluster.
+    // The cluster itself has a ConfigMap of that name there.
     shop.reads("ca", "Conflict").await;
 }

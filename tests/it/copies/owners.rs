@@ -1,4 +1,4 @@
-//! Whose a copy is: what is not ours is never touched.
+//! Ownership of copies: the operator never changes an unowned ConfigMap.
 
 use std::time::Duration;
 
@@ -7,69 +7,69 @@ use qm_api::config_map_sync::FINALIZER;
 use super::*;
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+async fn foreign_config_map_is_unchanged_until_adoption() {
     let shop = Shop::shared("foreign").await;
     let far = shop.open("far", json!({})).await;
     let operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let theirs = shop
+    let foreign = shop
         .map(&far, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;
     shop.sync("s", json!({ "destinationNamespace": far })).await;
-    let words = shop.reads("s", "Conflict").await;
+    let message = shop.reads("s", "Conflict").await;
     let command = format!(
         "kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s"
     );
-    assert!(words.ends_with(&command), "{words}");
-    // Whatever comes to pass: its source and itself are edited, the sync is changed, the operator starts anew.
+    assert!(message.ends_with(&command), "{message}");
+    // Triggers of every kind: the source and the ConfigMap are edited, the sync is changed, the operator restarts.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     let edited = shop
         .edit(&far, "settings", json!({ "data": { "their": "new" } }))
         .await;
-    shop.rests("s").await;
-    assert_eq!(edited.uid(), theirs.uid());
+    shop.assert_at_rest("s").await;
+    assert_eq!(edited.uid(), foreign.uid());
     drop(operator);
     let _operator = shop.operator(&["far"]).await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&edited)
     );
 
-    // The words are a command that works.
+    // The message ends with a command that works.
     let arguments: Vec<_> = command.split(' ').skip(1).collect();
     shop.bed.plane.run_kubectl(&arguments, "").await.unwrap();
     let copy = shop.copied(&far, "settings", json!({ "a": "2" })).await;
     assert!(
-        copy.uid() == theirs.uid()
+        copy.uid() == foreign.uid()
             && !copy
                 .annotations()
                 .contains_key("quartermaster.dev/adopt-by")
     );
     shop.reads("s", "Synced").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
 
-    // Without the label nothing proves that it is ours: the annotation does not.
+    // Without the label nothing proves ownership: the annotation does not.
     let stripped = shop
         .edit(
             &far,
             "settings",
-            json!({ "metadata": { "labels": { MARK: null } } }),
+            json!({ "metadata": { "labels": { OWNER_LABEL: null } } }),
         )
         .await;
     shop.reads("s", "Conflict").await;
     shop.edit(&here, "settings", json!({ "data": { "a": "3" } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&stripped)
     );
-    // Nor is it deleted with the sync.
+    // The deletion of the sync keeps the ConfigMap.
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
     assert_eq!(
@@ -79,31 +79,31 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
 }
 
 #[tokio::test]
-async fn a_foreign_one_that_appears_after_its_sync_is_left_alone_too() {
+async fn foreign_config_map_newer_than_the_sync_is_unchanged() {
     let shop = Shop::shared("later").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
     shop.sync("s", json!({ "destinationNamespace": far })).await;
     shop.reads("s", "SourceNotFound").await;
-    let theirs = shop
+    let foreign = shop
         .map(&far, "settings", json!({ "data": { "their": "own" } }))
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
         .await;
     shop.reads("s", "Conflict").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
-        version(&theirs)
+        version(&foreign)
     );
-    // Once it is gone its place is taken, at once: its going is seen.
+    // Once the ConfigMap is deleted, the operator creates the copy at once: the watch shows the deletion.
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }
 
 #[tokio::test]
-async fn of_two_syncs_the_first_keeps_the_copy() {
+async fn first_of_two_syncs_keeps_the_copy() {
     let shop = Shop::shared("two").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -120,18 +120,18 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
         json!({ "configMapName": "others", "destinationName": "settings", "destinationNamespace": far }),
     )
     .await;
-    let words = shop.reads("second", "Conflict").await;
+    let message = shop.reads("second", "Conflict").await;
     assert!(
-        words.contains(&format!("belongs to ConfigMapSync {here}/first")),
-        "{words}"
+        message.contains(&format!("belongs to ConfigMapSync {here}/first")),
+        "{message}"
     );
-    shop.rests("second").await;
+    shop.assert_at_rest("second").await;
     assert_eq!(
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&copy)
     );
-    // The words hand it from one to the other, and back.
-    let words = hand_over(&shop, &words, "second").await;
+    // The command in the message moves the copy from one sync to the other, and back.
+    let message = run_adopt_command(&shop, &message, "second").await;
     shop.reads("first", "Conflict").await;
     assert_eq!(
         shop.copied(&far, "settings", json!({ "a": "second" }))
@@ -140,24 +140,24 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
         copy.uid()
     );
     assert!(
-        words.contains(&format!("belongs to ConfigMapSync {here}/second")),
-        "{words}"
+        message.contains(&format!("belongs to ConfigMapSync {here}/second")),
+        "{message}"
     );
-    hand_over(&shop, &words, "first").await;
+    run_adopt_command(&shop, &message, "first").await;
     shop.copied(&far, "settings", json!({ "a": "first" })).await;
     shop.reads("second", "Conflict").await;
-    shop.rests("second").await;
-    shop.rests("first").await;
-    // The second takes over once the first is gone.
+    shop.assert_at_rest("second").await;
+    shop.assert_at_rest("first").await;
+    // The second sync adopts the copy once the first is deleted.
     shop.bed.delete::<ConfigMapSync>("first").await;
     shop.copied(&far, "settings", json!({ "a": "second" }))
         .await;
     shop.reads("second", "Synced").await;
 }
 
-/// Runs the command at the end of a conflict's words, for `sync`; gives the words of the other of the two.
-async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
-    let (_, command) = words.split_once("kubectl ").unwrap();
+/// Runs the command at the end of a conflict's message, for `sync`; returns the other sync's message.
+async fn run_adopt_command(shop: &Shop, message: &str, sync: &str) -> String {
+    let (_, command) = message.split_once("kubectl ").unwrap();
     shop.bed
         .plane
         .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
@@ -169,7 +169,7 @@ async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_chain_works_and_a_loop_does_not_spin() {
+async fn chain_works_and_loop_does_not_spin() {
     let shop = Shop::shared("chain").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -191,10 +191,10 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
         .await;
     shop.copied(&c, "settings", json!({ "a": "2" })).await;
 
-    // Handed over, so that nothing but the rule against loops keeps it from being written.
+    // The ConfigMap is adoptable, so that only the rule against loops prevents writes to it.
     let adopt = json!({ "metadata": { "annotations": { "quartermaster.dev/adopt-by": format!("{here}/ca") } } });
     shop.edit(&here, "settings", adopt).await;
-    // The order of creation is told in whole seconds.
+    // The creation times have whole seconds.
     let second: ConfigMapSync = shop.bed.api().get("bc").await.unwrap();
     let then = second.metadata.creation_timestamp.unwrap().0 + Duration::from_secs(1);
     until("the next second", SOON, async || {
@@ -207,30 +207,30 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
         json!({ "sourceNamespace": c, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("ca", "Loop").await;
+    let message = shop.reads("ca", "Loop").await;
     for link in ["ab", "bc"] {
         assert!(
-            words.contains(&format!("ConfigMapSync {here}/{link}")),
-            "{words}"
+            message.contains(&format!("ConfigMapSync {here}/{link}")),
+            "{message}"
         );
     }
     let source = shop
         .edit(&here, "settings", json!({ "data": { "a": "3" } }))
         .await;
     shop.copied(&c, "settings", json!({ "a": "3" })).await;
-    shop.rests("ab").await;
+    shop.assert_at_rest("ab").await;
     assert_eq!(
         version(&shop.maps(&here).get("settings").await.unwrap()),
         version(&source)
     );
-    // Opened elsewhere, it is let go on.
+    // Once the chain no longer loops, the sync continues.
     shop.bed.delete::<ConfigMapSync>("ab").await;
     shop.reads("ca", "Synced").await;
 }
 
-/// A tenant's status must not tell which objects other tenants have.
+/// A tenant's status must not reveal the objects of other tenants.
 #[tokio::test]
-async fn a_loop_names_no_object_of_another_namespace() {
+async fn loop_message_names_no_object_of_another_namespace() {
     let shop = Shop::shared("links").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -258,7 +258,7 @@ async fn a_loop_names_no_object_of_another_namespace() {
         .await;
     let last = of_another(&b, "confidential", &b, &c).await;
     shop.copied(&c, "settings", json!({ "a": "1" })).await;
-    // The order of creation is told in whole seconds.
+    // The creation times have whole seconds.
     let then = last + Duration::from_secs(1);
     until("the next second", SOON, async || {
         Ok((jiff::Timestamp::now() >= then).then_some(()))
@@ -270,21 +270,21 @@ async fn a_loop_names_no_object_of_another_namespace() {
         json!({ "sourceNamespace": c, "destinationNamespace": here }),
     )
     .await;
-    let words = shop.reads("closing", "Loop").await;
+    let message = shop.reads("closing", "Loop").await;
     assert!(
-        words.contains(&format!(
+        message.contains(&format!(
             "ConfigMapSync {here}/mine and a ConfigMapSync of another namespace"
         )),
-        "{words}"
+        "{message}"
     );
-    assert!(!words.contains("confidential"), "{words}");
+    assert!(!message.contains("confidential"), "{message}");
     let noted = shop.bed.event("closing", "Loop").await;
     assert!(!noted.contains("confidential"), "{noted}");
     drop(operator);
 }
 
 #[tokio::test]
-async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces_is_not() {
+async fn deletion_of_a_copy_is_reported_unless_the_operator_replaces() {
     let shop = Shop::shared("lost").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -316,31 +316,31 @@ async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces
     )
     .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert!(shop.bed.events("s", "Recreated").await.is_empty());
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
-    let words = shop.bed.event("s", "Recreated").await;
+    let message = shop.bed.event("s", "Recreated").await;
     assert!(
-        words.starts_with(&format!(
+        message.starts_with(&format!(
             "ConfigMap {far}/settings was deleted by another client"
         )),
-        "{words}"
+        "{message}"
     );
 }
 
 #[tokio::test]
-async fn one_that_comes_back_from_a_backup_is_taken_back() {
+async fn copy_restored_from_a_backup_is_owned_again() {
     let shop = Shop::shared("restored").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
     let here = shop.bed.namespace.clone();
-    let marks = json!({ "labels": { MARK: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+    let ownership = json!({ "labels": { OWNER_LABEL: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
     let restored = shop
         .map(
             &far,
             "settings",
-            json!({ "metadata": marks, "data": { "a": "old" } }),
+            json!({ "metadata": ownership, "data": { "a": "old" } }),
         )
         .await;
     shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
@@ -348,10 +348,11 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
     let sync = shop.sync("s", json!({ "destinationNamespace": far })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     assert_eq!(
-        (copy.uid(), &copy.labels()[MARK]),
+        (copy.uid(), &copy.labels()[OWNER_LABEL]),
         (restored.uid(), &sync.uid().unwrap())
     );
-    // What it had elsewhere goes with it, and what its former self had too; that of one that is there does not.
+    // The deletion of the sync deletes its copies elsewhere, and those of its predecessor; a copy of an existing sync
+    // stays.
     let other = shop
         .sync(
             "other",
@@ -363,7 +364,7 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
         ("former", uuid::Uuid::new_v4().to_string()),
         ("mixed", other.uid().unwrap()),
     ] {
-        let marks = json!({ "labels": { MARK: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+        let ownership = json!({ "labels": { OWNER_LABEL: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
         shop.bed
             .patch::<ConfigMapSync>("s", json!({ "spec": { "suspend": true } }))
             .await;
@@ -371,23 +372,23 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
         shop.map(
             &far,
             name,
-            json!({ "metadata": marks, "data": { "a": "old" } }),
+            json!({ "metadata": ownership, "data": { "a": "old" } }),
         )
         .await;
     }
-    // What the watch showed before is known once this is put right.
+    // Once this drift is corrected, the operator has handled the earlier events.
     shop.edit(&far, "others", json!({ "data": { "a": "x" } }))
         .await;
     shop.copied(&far, "others", json!({ "a": "1" })).await;
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
-    shop.gone(&far, "settings").await;
-    shop.gone(&far, "former").await;
+    shop.is_deleted(&far, "settings").await;
+    shop.is_deleted(&far, "former").await;
     shop.maps(&far).get("others").await.unwrap();
 }
 
 #[tokio::test]
-async fn in_its_own_namespace_either_mark_proves() {
+async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
     let shop = Shop::shared("near").await;
     let _operator = shop.operator(&[]).await;
     let here = shop.bed.namespace.clone();
@@ -401,23 +402,25 @@ async fn in_its_own_namespace_either_mark_proves() {
     let copy = shop.copied(&here, "copy", json!({ "a": "1" })).await;
     assert_eq!(copy.owner_references().len(), 1);
     for patch in [
-        json!({ "labels": { MARK: null } }),
+        json!({ "labels": { OWNER_LABEL: null } }),
         json!({ "ownerReferences": null }),
     ] {
         shop.edit(&here, "copy", json!({ "metadata": patch })).await;
-        let whole =
-            |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
-        shop.until(&here, "copy", "has both marks", whole).await;
+        let whole = |map: &ConfigMap| {
+            map.labels().contains_key(OWNER_LABEL) && map.owner_references().len() == 1
+        };
+        shop.until(&here, "copy", "has label and owner reference", whole)
+            .await;
     }
     let stripped = shop
         .edit(
             &here,
             "copy",
-            json!({ "metadata": { "labels": { MARK: null }, "ownerReferences": null } }),
+            json!({ "metadata": { "labels": { OWNER_LABEL: null }, "ownerReferences": null } }),
         )
         .await;
     shop.reads("s", "Conflict").await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.maps(&here).get("copy").await.unwrap()),
         version(&stripped)
@@ -425,7 +428,7 @@ async fn in_its_own_namespace_either_mark_proves() {
 }
 
 #[tokio::test]
-async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
+async fn unneeded_copy_is_deleted_or_released() {
     let shop = Shop::shared("policy").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -442,12 +445,12 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
         .await;
-    shop.gone(&b, "settings").await;
+    shop.is_deleted(&b, "settings").await;
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } }))
         .await;
     shop.copied(&c, "renamed", data.clone()).await;
-    shop.gone(&c, "settings").await;
+    shop.is_deleted(&c, "settings").await;
     shop.bed
         .patch::<ConfigMapSync>(
             "s",
@@ -455,7 +458,7 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
         )
         .await;
     shop.reads("s", "Synced").await;
-    // There the owner reference says whose it is.
+    // In that namespace the owner reference proves ownership.
     shop.bed
         .patch::<ConfigMapSync>(
             "s",
@@ -466,7 +469,7 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     shop.edit(
         &here,
         "renamed",
-        json!({ "metadata": { "labels": { MARK: null } } }),
+        json!({ "metadata": { "labels": { OWNER_LABEL: null } } }),
     )
     .await;
 
@@ -477,24 +480,24 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     for namespace in [b, c, here] {
         let copy = shop.maps(&namespace).get("renamed").await.unwrap();
         assert!(
-            !copy.labels().contains_key(MARK)
+            !copy.labels().contains_key(OWNER_LABEL)
                 && !copy.annotations().contains_key("quartermaster.dev/owner")
         );
         assert!(
             copy.owner_references().is_empty(),
-            "it would go after the sync"
+            "the copy would be deleted after the sync"
         );
         assert_eq!(
             serde_json::to_value(copy.data).unwrap(),
             data,
-            "nothing is copied while it is suspended"
+            "nothing is copied while the sync is suspended"
         );
     }
 }
 
-/// Nobody is left without a copy by a name that cannot be served, with and without a source.
+/// A wrong name never leaves users without a copy, with a source and without.
 #[tokio::test]
-async fn an_old_copy_goes_when_the_new_one_is_there() {
+async fn old_copy_is_deleted_after_the_new_one_exists() {
     let shop = Shop::shared("moves").await;
     let (b, c) = (
         shop.open("b", json!({})).await,
@@ -513,23 +516,23 @@ async fn an_old_copy_goes_when_the_new_one_is_there() {
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } }))
         .await;
-    let words = shop.reads("s", "Conflict").await;
+    let message = shop.reads("s", "Conflict").await;
     assert!(
-        words.starts_with("0 of 1 copies") && words.ends_with(stays),
-        "{words}"
+        message.starts_with("0 of 1 copies") && message.ends_with(stays),
+        "{message}"
     );
     let typo = json!({ "destinationName": null, "destinationNamespaces": [shop.far("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": typo }))
         .await;
-    let words = shop.reads("s", "NamespaceNotFound").await;
-    assert!(words.ends_with(stays), "{words}");
+    let message = shop.reads("s", "NamespaceNotFound").await;
+    assert!(message.ends_with(stays), "{message}");
     shop.drop(&here, "settings").await;
     shop.reads("s", "SourceNotFound").await;
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } }))
         .await;
-    shop.rests("s").await;
+    shop.assert_at_rest("s").await;
     assert_eq!(
         version(&shop.copied(&b, "settings", data.clone()).await),
         copy,
@@ -537,20 +540,20 @@ async fn an_old_copy_goes_when_the_new_one_is_there() {
     );
     shop.map(&here, "settings", json!({ "data": data })).await;
     shop.copied(&c, "settings", data.clone()).await;
-    shop.gone(&b, "settings").await;
+    shop.is_deleted(&b, "settings").await;
     shop.reads("s", "Synced").await;
-    // Of several the last one that is there is enough.
+    // One existing namespace of several is enough.
     let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": spec }))
         .await;
     shop.copied(&b, "settings", data.clone()).await;
-    shop.gone(&c, "settings").await;
+    shop.is_deleted(&c, "settings").await;
 }
 
-/// A controller's object is its own, whatever label somebody puts on it.
+/// An object belongs to its controller, whatever label a user adds.
 #[tokio::test]
-async fn what_another_controls_is_neither_deleted_nor_waited_for() {
+async fn object_of_another_controller_is_neither_deleted_nor_awaited() {
     let shop = Shop::shared("controlled").await;
     let far = shop.open("far", json!({})).await;
     let _operator = shop.operator(&["far"]).await;
@@ -583,7 +586,7 @@ async fn what_another_controls_is_neither_deleted_nor_waited_for() {
 
 /// The cache keeps no list of this size.
 #[tokio::test]
-async fn others_finalizers_stay_however_many_they_are() {
+async fn finalizers_of_others_stay_in_any_number() {
     let shop = Shop::shared("finalizers").await;
     let far = shop.open("far", json!({})).await;
     let here = shop.bed.namespace.clone();
@@ -612,7 +615,7 @@ async fn others_finalizers_stay_however_many_they_are() {
             == all
     );
     shop.bed.delete::<ConfigMapSync>("s").await;
-    shop.gone(&far, "settings").await;
+    shop.is_deleted(&far, "settings").await;
     shop.bed
         .until(
             "s",
@@ -629,7 +632,7 @@ async fn others_finalizers_stay_however_many_they_are() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&refused, kube::Error::Api(said) if said.code == 422),
+        matches!(&refused, kube::Error::Api(error) if error.code == 422),
         "{refused}"
     );
     shop.bed

@@ -1,11 +1,11 @@
-//! What an operator knows, above all one that stood by, may be of the past: its watch may have fallen silent.
+//! Stale caches, above all of a standby: a watch may have fallen silent.
 
 use testbed::proxy::{Match, Order, Proxy, Verb};
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
+async fn new_leader_undoes_no_later_change() {
     let shop = Shop::bare("stale-copies").await;
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
     let (one, two) = (
@@ -50,8 +50,8 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
     }
 }
 
-/// A sync that has copied, and another one that has its name now, and of which the watch says nothing.
-struct Past {
+/// A sync that has copied, and another sync that has its name by now and that the watch does not show.
+struct StaleSync {
     shop: Shop,
     far: String,
     proxy: Proxy,
@@ -60,7 +60,7 @@ struct Past {
     _operator: Operator,
 }
 
-impl Past {
+impl StaleSync {
     async fn new(name: &str, spec: Value) -> Self {
         let shop = Shop::bare(name).await;
         let far = shop.open("far", json!({})).await;
@@ -95,30 +95,30 @@ impl Past {
         }
     }
 
-    /// The marks of the one that has the name now.
-    fn marks(&self) -> Value {
+    /// Returns the ownership metadata of the sync that has the name now.
+    fn ownership(&self) -> Value {
         let path = format!("{}/s", self.shop.bed.namespace);
-        json!({ "labels": { MARK: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
+        json!({ "labels": { OWNER_LABEL: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
     }
 
-    /// Waits until the operator has asked whether the one that it knows is there.
-    async fn asked(&self) {
+    /// Waits until the operator has read whether the sync in its cache still exists.
+    async fn existence_checked(&self) {
         let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
         let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
-        until("it asks whether the sync is there", SOON, asks)
+        until("the operator reads whether the sync exists", SOON, asks)
             .await
             .unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sync_of_the_past_takes_nothing_back() {
-    let past = Past::new("taken-back", json!({})).await;
-    let Past { shop, far, .. } = &past;
+async fn stale_sync_restores_no_ownership() {
+    let past = StaleSync::new("taken-back", json!({})).await;
+    let StaleSync { shop, far, .. } = &past;
     let copy = shop
-        .edit(far, "settings", json!({ "metadata": past.marks() }))
+        .edit(far, "settings", json!({ "metadata": past.ownership() }))
         .await;
-    past.asked().await;
+    past.existence_checked().await;
     assert_eq!(
         version(&shop.maps(far).get("settings").await.unwrap()),
         version(&copy)
@@ -126,29 +126,29 @@ async fn a_sync_of_the_past_takes_nothing_back() {
     past.silent.take_back();
     shop.reads("s", "Synced").await;
     assert_eq!(
-        shop.maps(far).get("settings").await.unwrap().labels()[MARK],
+        shop.maps(far).get("settings").await.unwrap().labels()[OWNER_LABEL],
         past.new.uid().unwrap()
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sync_of_the_past_deletes_nothing() {
-    let past = Past::new("let-go", json!({ "destinationName": "moved" })).await;
-    let Past { shop, far, .. } = &past;
+async fn stale_sync_deletes_nothing() {
+    let past = StaleSync::new("let-go", json!({ "destinationName": "moved" })).await;
+    let StaleSync { shop, far, .. } = &past;
     let copy = shop
         .map(
             far,
             "moved",
-            json!({ "metadata": past.marks(), "data": { "a": "1" } }),
+            json!({ "metadata": past.ownership(), "data": { "a": "1" } }),
         )
         .await;
-    past.asked().await;
+    past.existence_checked().await;
     assert_eq!(
         version(&shop.maps(far).get("moved").await.unwrap()),
         version(&copy)
     );
     past.silent.take_back();
-    // What the one before had goes with it.
-    shop.gone(far, "settings").await;
+    // The copies of the predecessor are deleted with it.
+    shop.is_deleted(far, "settings").await;
     assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());
 }

@@ -3,7 +3,7 @@
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{CustomResourceExt, ResourceExt};
 use qm_api::AppService;
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
@@ -316,21 +316,21 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_an_app_service_at_its_boundary() {
+async fn app_service_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = AppService::api_resource();
     check(&client, &kind, &cases()).await;
-    let theirs = [
+    let foreign_fields = [
         "env",
         "envFrom",
         "livenessProbe",
         "readinessProbe",
         "startupProbe",
     ];
-    every_field_has_a_case("AppService", &theirs, &cases());
+    every_field_has_a_case("AppService", &foreign_fields, &cases());
 
     let spec = json!({ "size": 1, "image": "i" });
-    for (name, taken) in [
+    for (name, accepted) in [
         ("a".to_owned(), true),
         ("a-1".to_owned(), true),
         ("a".repeat(63), true),
@@ -339,10 +339,10 @@ async fn every_field_of_an_app_service_at_its_boundary() {
         ("a.b".to_owned(), false),
     ] {
         match create(&client, &kind, &name, Some(&spec), true).await {
-            Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(
-                !taken && said.contains("the Service has this name too"),
-                "{name}: {said}"
+            Ok(_) => assert!(accepted, "{name} is accepted"),
+            Err(error) => assert!(
+                !accepted && error.contains("the Service has this name too"),
+                "{name}: {error}"
             ),
         }
     }
@@ -354,18 +354,17 @@ async fn every_field_of_an_app_service_at_its_boundary() {
 
 /// The app was stored before the CRD had the rule.
 #[tokio::test]
-async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed()
-{
+async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
-    let ours = registry::crds()
+    let shipped = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
-    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    let mut older = serde_json::to_value(shipped.unwrap()).unwrap();
     let rules = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         ["x-kubernetes-validations"];
     let before = rules.as_array().unwrap().len();
@@ -427,18 +426,18 @@ async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can
     );
 }
 
-/// The largest of each list, under the CRD of before that bounded none of them: 1.3 MB. And what breaks one rule each.
+/// Lists of the largest size, under the former CRD that bounded none of them: 1.3 MB. Then apps that break one rule each.
 #[tokio::test]
-async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_deleted() {
+async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
-    let ours = registry::crds()
+    let shipped = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
-    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    let mut older = serde_json::to_value(shipped.unwrap()).unwrap();
     without_bounds(
         &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
     );
@@ -533,10 +532,10 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
         };
         wait_until(&format!("{name} is refused"), today).await;
         let patched = async |patch: Value| {
-            let said = apps
+            let error = apps
                 .patch(name, &PatchParams::default(), &Patch::Merge(patch))
                 .await;
-            said.unwrap_or_else(|said| panic!("{name}: {said}"))
+            error.unwrap_or_else(|error| panic!("{name}: {error}"))
         };
         patched(
             json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } }),
@@ -546,17 +545,17 @@ async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_delete
         let status = Patch::Merge(json!({ "status": { "replicas": 1, "selector": "app=a" } }));
         apps.patch_status(name, &PatchParams::default(), &status)
             .await
-            .unwrap_or_else(|said| panic!("{name}: {said}"));
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         apps.delete(name, &DeleteParams::default()).await.unwrap();
         patched(json!({ "metadata": { "finalizers": null } })).await;
         assert!(
             apps.get_opt(name).await.unwrap().is_none(),
-            "{name} is gone"
+            "{name} is deleted"
         );
     }
 }
 
-/// Takes every bound and rule out of a schema.
+/// Removes every bound and rule from a schema.
 fn without_bounds(schema: &mut Value) {
     if let Some(schema) = schema.as_object_mut() {
         for bound in [
@@ -565,7 +564,7 @@ fn without_bounds(schema: &mut Value) {
             "maxProperties",
             "x-kubernetes-validations",
         ] {
-            // A field may have such a name.
+            // A field may have the name of a bound.
             if !schema.get(bound).is_some_and(Value::is_object) {
                 schema.remove(bound);
             }
@@ -576,9 +575,9 @@ fn without_bounds(schema: &mut Value) {
     }
 }
 
-/// By its own bounds a spec stays within 256 KiB, where its texts need no escapes.
+/// By the bounds of its own fields a spec stays within 256 KiB, if its texts need no escapes.
 #[tokio::test]
-async fn the_largest_app_service_that_is_accepted_has_less_than_256_kib() {
+async fn largest_accepted_app_service_has_less_than_256_kib() {
     let client = served().await;
     let (name, kind) = ("a".repeat(253), AppService::api_resource());
     let filled = |items: usize, bytes: usize| {

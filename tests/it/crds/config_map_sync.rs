@@ -5,7 +5,7 @@ use qm_api::ConfigMapSync;
 
 use super::{Case, check, every_field_has_a_case, served};
 
-/// From `a/c`, with this.
+/// Returns a spec that copies from `a/c`, with these fields.
 fn with(more: &str) -> String {
     format!("{{sourceNamespace: a, configMapName: c, {more}}}")
 }
@@ -130,7 +130,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_at_its_boundary() {
+async fn config_map_sync_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     every_field_has_a_case("ConfigMapSync", &[], &cases());
     check(&client, &ConfigMapSync::api_resource(), &cases()).await;

@@ -23,7 +23,7 @@ fn url(url: &str) -> String {
     webhook(&format!("url: '{url}'"))
 }
 
-/// A webhook with a URL and more.
+/// Returns a webhook with a URL and these fields.
 fn with(more: &str) -> String {
     webhook(&format!("url: https://h, {more}"))
 }
@@ -247,7 +247,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_contact_point_at_its_boundary() {
+async fn contact_point_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = ContactPoint::api_resource();
     check(&client, &kind, &cases()).await;

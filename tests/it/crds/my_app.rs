@@ -63,27 +63,27 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_my_app_at_its_boundary() {
+async fn my_app_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = MyApp::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyApp", &[], &cases());
 
-    // The name is that of the Pod's container.
+    // The Pod's container has the same name.
     let spec = json!({ "image": "nginx" });
-    for (name, taken) in [
+    for (name, accepted) in [
         ("a", true),
         ("0-a", true),
         (&"a".repeat(63), true),
         (&"a".repeat(64), false),
         ("a.b", false),
     ] {
-        let said = create(&client, &kind, name, Some(&spec), true).await;
-        match said {
-            Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(
-                !taken && said.contains("take a name of at most 63"),
-                "{name}: {said}"
+        let result = create(&client, &kind, name, Some(&spec), true).await;
+        match result {
+            Ok(_) => assert!(accepted, "{name} is accepted"),
+            Err(result) => assert!(
+                !accepted && result.contains("take a name of at most 63"),
+                "{name}: {result}"
             ),
         }
     }

@@ -19,7 +19,7 @@ fn tag(key: &str, value: &str) -> String {
     and(&format!("tags: {{\"{key}\": \"{value}\"}}"))
 }
 
-/// A listener with these fields beside its port and its Service.
+/// Returns a listener with these fields beside its port and its Service.
 fn listener(more: &str) -> String {
     listeners(&format!(
         "{{port: 80, service: {{name: shop, port: 80}}, {more}}}"
@@ -44,7 +44,7 @@ const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
 const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
 const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
 const BAD_TAG: &str = "spec.tags: |write tags of letters, digits";
-const OUR_TAG: &str = "spec.tags: |take other keys";
+const RESERVED_TAG: &str = "spec.tags: |take other keys";
 
 #[rustfmt::skip] // one line a case
 fn cases() -> Vec<Case> {
@@ -97,18 +97,18 @@ fn cases() -> Vec<Case> {
         (tag(&"a".repeat(129), "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
         (tag("", "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
         (tag("a", &"v".repeat(257)), "spec.tags.a: |Too long"),
-        (tag("aws:a", "v"), OUR_TAG),
-        (tag("AWS:a", "v"), OUR_TAG),
+        (tag("aws:a", "v"), RESERVED_TAG),
+        (tag("AWS:a", "v"), RESERVED_TAG),
         (tag("\u{e4}\u{1F10B} _.:/=+-@", "\u{e4} _.:/=+-@"), ""),
         (tag("a;b", "v"), BAD_TAG),
         (tag("a", "v;"), BAD_TAG),
-        (tag("ManagedBy", "me"), OUR_TAG),
-        (tag("elbv2.k8s.aws/cluster", "c"), OUR_TAG),
-        (tag("k8s.aws/x", "c"), OUR_TAG),
-        (tag("kubernetes.io/cluster/c", "owned"), OUR_TAG),
-        (tag("Ingress.K8s.aws/stack", "c"), OUR_TAG),
+        (tag("ManagedBy", "me"), RESERVED_TAG),
+        (tag("elbv2.k8s.aws/cluster", "c"), RESERVED_TAG),
+        (tag("k8s.aws/x", "c"), RESERVED_TAG),
+        (tag("kubernetes.io/cluster/c", "owned"), RESERVED_TAG),
+        (tag("Ingress.K8s.aws/stack", "c"), RESERVED_TAG),
         (tag("notk8s.aws/x", "c"), ""),
-        (tag("quartermaster.dev/owner-uid", "u"), OUR_TAG),
+        (tag("quartermaster.dev/owner-uid", "u"), RESERVED_TAG),
         (and(&format!("tags: {{{}}}", tags(40))), ""),
         (and(&format!("tags: {{{}}}", tags(41))), "spec.tags: |Too many"),
         // listeners
@@ -164,16 +164,16 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_field_of_a_my_ingress_at_its_boundary() {
+async fn my_ingress_fields_are_validated_at_their_boundaries() {
     let client = served().await;
     let kind = MyIngress::api_resource();
     check(&client, &kind, &cases()).await;
     every_field_has_a_case("MyIngress", &[], &cases());
 
-    // The name is that of the balancer, less what is put behind it.
+    // The load balancer has the same name, with a suffix.
     let spec = json!({ "subnets": ["subnet-1", "subnet-2"] });
     let (longest, longer) = ("a".repeat(28), "a".repeat(29));
-    for (name, taken) in [
+    for (name, accepted) in [
         ("a", true),
         ("0-a", true),
         (&longest, true),
@@ -184,15 +184,15 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
         ("internals", true),
     ] {
         match create(&client, &kind, name, Some(&spec), true).await {
-            Ok(_) => assert!(taken, "{name} is accepted"),
-            Err(said) => assert!(
-                !taken && said.contains("take a name of at most 28"),
-                "{name}: {said}"
+            Ok(_) => assert!(accepted, "{name} is accepted"),
+            Err(error) => assert!(
+                !accepted && error.contains("take a name of at most 28"),
+                "{name}: {error}"
             ),
         }
     }
 
-    // The scheme stays, said or not.
+    // The scheme is immutable, with the field or without.
     let api = Api::<DynamicObject>::default_namespaced_with(client.clone(), &kind);
     create(&client, &kind, "facing", Some(&spec), false)
         .await
@@ -202,7 +202,7 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
     create(&client, &kind, "inside", Some(&internal), false)
         .await
         .unwrap();
-    for (name, scheme, taken) in [
+    for (name, scheme, accepted) in [
         ("facing", json!("internet-facing"), true),
         ("facing", Value::Null, true),
         ("facing", json!("internal"), false),
@@ -215,20 +215,20 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await
         {
-            Err(Error::Api(said)) => {
+            Err(Error::Api(error)) => {
                 assert!(
-                    !taken && said.message.contains("delete this MyIngress"),
+                    !accepted && error.message.contains("delete this MyIngress"),
                     "{}",
-                    said.message
+                    error.message
                 );
             }
-            patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
+            patched => assert!(patched.is_ok() && accepted, "{name} {scheme}"),
         }
     }
-    // Nor by way of no spec at all.
+    // The scheme cannot be changed by removing the spec either.
     let bare = Patch::Merge(json!({ "spec": null }));
-    let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else {
+    let Err(Error::Api(error)) = api.patch("inside", &PatchParams::default(), &bare).await else {
         panic!()
     };
-    assert!(said.message.contains("write a spec"), "{}", said.message);
+    assert!(error.message.contains("write a spec"), "{}", error.message);
 }

@@ -1,4 +1,4 @@
-//! What kubectl shows: the documents' manifests as they stand, columns, the category, `kubectl explain`.
+//! Output of kubectl: the documents' manifests, unchanged, columns, the category, `kubectl explain`.
 
 use serde_json::json;
 
@@ -7,12 +7,12 @@ use crate::support::Bed;
 const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
-async fn samples_apply_and_columns_answer() {
-    // The samples are of namespace default, where no other test of this control plane has anything.
+async fn samples_apply_and_kubectl_prints_columns() {
+    // The samples use the namespace default, where no other test of this control plane has objects.
     let plane = Bed::bare("printed").await.plane;
     let kubectl = async |args: &[&str], input: &str| plane.run_kubectl(args, input).await.unwrap();
 
-    // The document's three, then all samples of ours; unknown fields are errors.
+    // The document's three, then all samples of this repository; unknown fields are errors.
     kubectl(
         &[
             "apply",
@@ -28,7 +28,7 @@ async fn samples_apply_and_columns_answer() {
         let path = file.unwrap().path();
         if !path.ends_with("kustomization.yaml") {
             let path = path.display().to_string();
-            // No controller-manager counts here, and a quota without a count lets nothing in.
+            // No controller-manager counts here, and a quota without a count rejects everything.
             if path.ends_with("v1_resourcequota.yaml") {
                 kubectl(
                     &[
@@ -57,7 +57,7 @@ async fn samples_apply_and_columns_answer() {
         }
     }
 
-    // Nothing of ours is written into what users wrote.
+    // The apiserver adds no defaults to the spec that the user wrote.
     let stored = kubectl(&["get", "cp/telegram-cp", "-o", "jsonpath={.spec}"], "").await;
     let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
     let wrote = json!({
@@ -130,8 +130,8 @@ async fn samples_apply_and_columns_answer() {
         wide.contains(&format!("{row} 3 TargetNotFound: why ")),
         "{wide}"
     );
-    // What the operator displays in place of a long value, and of one of another target.
-    for (display, shown) in [
+    // Text that the operator displays in place of a long value, and of another target's value.
+    for (display, printed) in [
         ("short", "replicas short Pending TargetNotFound"),
         ("", "replicas Pending TargetNotFound"),
     ] {
@@ -139,7 +139,7 @@ async fn samples_apply_and_columns_answer() {
         long["displayValue"] = json!(display);
         record(json!([entry("1", "Delivered"), long])).await;
         let fields = columns(&kubectl(&["get", "tf"], "").await);
-        assert!(fields.contains(shown), "{fields}");
+        assert!(fields.contains(printed), "{fields}");
     }
     let points = columns(&kubectl(&["get", "cp", "telegram-cp", "-o", "wide"], "").await);
     assert!(

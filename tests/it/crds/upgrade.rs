@@ -1,5 +1,5 @@
-//! Objects that were stored under the original program's CRDs, each breaking one rule that came later: they can still be
-//! read, given a status and labels, suspended, and deleted.
+//! Objects that were stored under the original program's CRDs, each breaking a later rule: they can still be read,
+//! labelled, suspended and deleted, and their status can be written.
 
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
@@ -16,12 +16,12 @@ use super::{create, install};
 mod old;
 mod operator;
 
-/// Both of the original's CRDs that are about: its `TrackedField` with the status subresource, and without.
+/// Both CRDs of the original that exist: its `TrackedField` with the status subresource, and without.
 #[rstest]
 #[case(true)]
 #[case(false)]
 #[tokio::test]
-async fn objects_older_than_the_rules(#[case] subresource: bool) {
+async fn objects_older_than_the_rules_can_be_read_and_changed(#[case] subresource: bool) {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
@@ -139,14 +139,14 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     }
 
     install(&plane).await;
-    every_one_can_be_read(&client).await;
+    assert_all_readable(&client).await;
     for (kind, name, yaml, status, _) in &old {
-        old_object_lives_on(&client, kind, name, yaml.as_deref(), status).await;
+        assert_old_object_usable(&client, kind, name, yaml.as_deref(), status).await;
     }
 }
 
-/// One object that cannot be read would end the list and the watch of all.
-async fn every_one_can_be_read(client: &Client) {
+/// One undecodable object would end the list and the watch of all.
+async fn assert_all_readable(client: &Client) {
     let points = Api::<ContactPoint>::all(client.clone())
         .list(&ListParams::default())
         .await
@@ -211,7 +211,7 @@ async fn every_one_can_be_read(client: &Client) {
     }
 }
 
-async fn old_object_lives_on(
+async fn assert_old_object_usable(
     client: &Client,
     kind: &ApiResource,
     name: &str,
@@ -219,7 +219,7 @@ async fn old_object_lives_on(
     status: &Value,
 ) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
-    // As bad a name, where it is the name.
+    // As bad a name, where the name is the problem.
     let again = if name.len() > 28 || name.contains('.') || name == "internal" {
         format!("{name}-again")
     } else {
@@ -236,37 +236,37 @@ async fn old_object_lives_on(
         let object = api
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await;
-        object.unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+        object.unwrap_or_else(|error| panic!("{yaml:?}: {error}"))
     };
     let found = api.get(name).await.unwrap();
     assert_eq!(&found.data["status"], status, "{name} kept its status");
 
-    // A status of ours, with fields that the old CRD did not have.
-    let ours = if status.is_array() {
+    // A status of this version, with fields that the old CRD did not have.
+    let present_status = if status.is_array() {
         json!([{ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": "4", "id": "i", "delivery": "Pending" }])
     } else if kind.kind == "AppService" {
         let ready = json!({ "type": "Ready", "status": "False", "reason": "SpecInvalid", "observedGeneration": 1 });
         json!({ "replicas": 1, "selector": "app=a", "observedGeneration": 1, "conditions": [ready] })
     } else if kind.kind == "ConfigMapSync" || kind.kind == "MyIngress" {
-        let mut ours = status.clone();
-        ours["observedGeneration"] = 1.into();
-        ours
+        let mut present_status = status.clone();
+        present_status["observedGeneration"] = 1.into();
+        present_status
     } else {
-        let mut ours = json!({ "ready": false, "observedGeneration": 1 });
+        let mut present_status = json!({ "ready": false, "observedGeneration": 1 });
         if status.is_object() {
-            ours["initialized"] = true.into();
+            present_status["initialized"] = true.into();
         }
-        ours
+        present_status
     };
-    let patch = json!({ "status": ours });
+    let patch = json!({ "status": present_status });
     let patched = api
         .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
         .await;
     assert_eq!(
         patched
-            .unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+            .unwrap_or_else(|error| panic!("{yaml:?}: {error}"))
             .data["status"],
-        ours
+        present_status
     );
     let mut again = api.get(name).await.unwrap();
     again.data["status"] = status.clone();
@@ -281,7 +281,7 @@ async fn old_object_lives_on(
     )
     .await;
     merge(json!({ "metadata": { "finalizers": ["quartermaster.dev/test"] } })).await;
-    // One without a spec has nothing to suspend.
+    // An object without a spec has nothing to suspend.
     if spec.is_some() {
         let suspended = merge(json!({ "spec": { "suspend": true } })).await;
         assert_eq!(suspended.data["spec"]["suspend"], true);
@@ -291,9 +291,9 @@ async fn old_object_lives_on(
     assert!(api.get_opt(name).await.unwrap().is_none());
 }
 
-/// A rule over several fields binds again once a field that it names is changed, to another wrong value too.
+/// A rule over several fields applies again once a field that it names is changed, to another wrong value too.
 #[tokio::test]
-async fn a_changed_field_is_held_to_the_rules() {
+async fn changed_field_has_to_satisfy_the_rules() {
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();
@@ -332,7 +332,7 @@ async fn a_changed_field_is_held_to_the_rules() {
         "default",
         &TrackedField::api_resource(),
     );
-    for (api, name, patch, words) in [
+    for (api, name, patch, expected) in [
         (
             &points,
             "chat",
@@ -391,10 +391,10 @@ async fn a_changed_field_is_held_to_the_rules() {
             )
             .await;
         match patched {
-            Ok(_) => assert!(words.is_empty(), "{patch} is accepted"),
-            Err(said) => assert!(
-                !words.is_empty() && said.to_string().contains(words),
-                "{patch}: {said}"
+            Ok(_) => assert!(expected.is_empty(), "{patch} is accepted"),
+            Err(error) => assert!(
+                !expected.is_empty() && error.to_string().contains(expected),
+                "{patch}: {error}"
             ),
         }
     }

@@ -28,7 +28,7 @@ async fn tracked(bed: &Bed, name: &str, point: &str, history: &[Value]) {
 
 /// The cluster was off for a weekend, or the clock is 25 hours ahead.
 #[tokio::test]
-async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
+async fn old_entry_is_delivered_if_the_first_attempt_succeeds() {
     let bed = Bed::shared("old").await;
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
@@ -56,7 +56,7 @@ async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
 }
 
 #[tokio::test]
-async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
+async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     let bed = Bed::shared("attempt").await;
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
@@ -67,12 +67,12 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     // The entry was suspended for 28 of 50 hours, before this process and while there was none.
     let since = Timestamp::now() - SignedDuration::from_hours(21);
     let mut held = waiting(&bed, "held", 50);
-    held["heldSince"] = json!(format!("{since:.0}"));
-    held["heldSeconds"] = json!(7 * 3600);
+    held["suspendedSince"] = json!(format!("{since:.0}"));
+    held["suspendedSeconds"] = json!(7 * 3600);
     tracked(&bed, "held", "hook", &[held]).await;
     // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
-    ahead["heldSince"] = json!(format!(
+    ahead["suspendedSince"] = json!(format!(
         "{:.0}",
         Timestamp::now() + SignedDuration::from_hours(30)
     ));
@@ -83,7 +83,7 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     bed.not_ready("hook", "Unreachable").await;
     assert!(
         is(&bed.history("old").await[0], Delivery::Pending),
-        "nothing was tried with it"
+        "no attempt was made with the entry"
     );
     receiver.at_text("\"trackedField\"", status(503));
     receiver.always(testbed::receiver::Reply::ok());
@@ -124,9 +124,9 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     }
 }
 
-/// The operator refuses the address itself: that is no attempt.
+/// The operator itself rejects the address: that is no attempt.
 #[tokio::test]
-async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
+async fn old_entry_does_not_expire_if_its_address_is_denied() {
     let bed = Bed::shared("refused-address").await;
     let receiver = Receiver::start().unwrap();
     bed.deployment("web", 1).await;
@@ -134,8 +134,12 @@ async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
     for name in ["it", "other"] {
         tracked(&bed, name, "hook", &[waiting(&bed, name, 25)]).await;
     }
-    let operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=200ms")).await;
-    bed.not_ready("hook", "AddressRefused").await;
+    let operator = Operator::start(
+        &bed,
+        Settings::default().flag("--stopped-retry-period=200ms"),
+    )
+    .await;
+    bed.not_ready("hook", "AddressNotAllowed").await;
     // The first attempt is the test message's.
     until("several attempts", SOON, async || {
         let metrics = operator.metrics().await;

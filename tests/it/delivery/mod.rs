@@ -6,11 +6,11 @@ use qm_api::tracked_field::{Delivery, Entry};
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply, Request};
 
-use crate::support::{Bed, READY, taken};
+use crate::support::{Bed, READY, accepted};
 
 mod expiry;
 mod pauses;
-mod refused;
+mod rejected;
 mod test_message;
 mod write_rejected;
 
@@ -20,7 +20,7 @@ fn status(code: u16) -> Reply {
 
 /// Returns the test messages that the receiver accepted.
 fn tests(receiver: &Receiver) -> Vec<std::sync::Arc<Request>> {
-    taken(receiver)
+    accepted(receiver)
         .into_iter()
         .filter(|request| request.header("ce-type") == Some(READY))
         .collect()

@@ -1,4 +1,4 @@
-//! What the operator knows of a receiver outlasts a pause of its contact point.
+//! The recorded state of a receiver outlasts a pause of its contact point.
 
 use std::time::Duration;
 
@@ -16,16 +16,14 @@ use crate::support::{Bed, Operator, SOON, Settings, condition};
 #[case::suspended_and_resumed(false)]
 #[case::without_its_secret(true)]
 #[tokio::test]
-async fn a_receivers_retry_after_outlasts_a_pause_of_its_contact_point(
-    #[case] without_secret: bool,
-) {
+async fn retry_after_outlasts_a_pause_of_its_contact_point(#[case] without_secret: bool) {
     const AFTER: u64 = 12;
     let bed = Bed::shared("pause").await;
     let receiver = Receiver::start().unwrap();
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .kubeconfig(file)
-        .flag("--secret-reread=200ms");
+        .flag("--secret-refresh-period=200ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
@@ -62,13 +60,14 @@ async fn a_receivers_retry_after_outlasts_a_pause_of_its_contact_point(
     assert!(waited >= Duration::from_secs(AFTER), "{waited:?}");
 }
 
-/// A contact point that was stopped says so as soon as it is resumed, without another request.
+/// A contact point that was stopped reports so as soon as it is resumed, without another request.
 #[tokio::test]
-async fn a_stopped_contact_point_is_stopped_again_once_it_is_resumed() {
+async fn stopped_contact_point_is_stopped_again_once_it_is_resumed() {
     let bed = Bed::shared("resumed").await;
     let receiver = Receiver::start().unwrap();
-    // No test waits that long.
-    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    // Longer than the test.
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
     receiver.always(status(403));
     bed.webhook("hook", &receiver.url()).await;
     bed.not_ready("hook", "Forbidden").await;
@@ -79,7 +78,7 @@ async fn a_stopped_contact_point_is_stopped_again_once_it_is_resumed() {
         .await;
     bed.not_ready("hook", "Forbidden").await;
     assert_eq!(receiver.requests().len(), 1);
-    // Somebody asks for an attempt while it is suspended.
+    // A user requests an attempt while the contact point is suspended.
     receiver.behave();
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
@@ -97,12 +96,12 @@ async fn a_stopped_contact_point_is_stopped_again_once_it_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503() {
+async fn stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503() {
     let bed = Bed::shared("blink").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
-        .flag("--stopped-retry=300ms")
-        .flag("--retry-min=300ms");
+        .flag("--stopped-retry-period=300ms")
+        .flag("--backoff-min=300ms");
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -126,10 +125,10 @@ async fn a_stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503()
 }
 
 #[tokio::test]
-async fn contact_point_does_not_speak_of_messages_when_none_waits() {
+async fn contact_point_mentions_messages_only_while_some_wait() {
     let bed = Bed::shared("forgone").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default().flag("--retry-min=300ms")).await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--backoff-min=300ms")).await;
     bed.webhook("hook", &receiver.url()).await;
     let ready = condition(&bed.ready("hook").await);
     receiver.always(status(503));

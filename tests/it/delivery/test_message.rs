@@ -15,7 +15,7 @@ use crate::support::{Bed, Operator, SOON, Settings};
 #[case::forbidden(StatusCode::FORBIDDEN, "SecretForbidden")]
 #[case::not_found(StatusCode::NOT_FOUND, "SecretNotFound")]
 #[tokio::test]
-async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
+async fn secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     #[case] code: StatusCode,
     #[case] reason: &str,
 ) {
@@ -24,7 +24,7 @@ async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default()
         .kubeconfig(file)
-        .flag("--secret-reread=200ms");
+        .flag("--secret-refresh-period=200ms");
     let mut operator = Operator::start(&bed, settings).await;
     bed.secret("url", &receiver.url()).await;
     let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
@@ -61,7 +61,7 @@ async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
 }
 
 #[tokio::test]
-async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
+async fn retried_test_message_keeps_its_id_also_after_a_restart() {
     let bed = Bed::shared("same-id").await;
     let receiver = Receiver::start().unwrap();
     receiver.always(status(503));
@@ -117,7 +117,7 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    // Nor does a configuration that returns bring back an id.
+    // A configuration that returns does not bring back an id.
     for more in ["2", "1"] {
         let (headers, before) = (json!({ "X-More": more }), tests(&receiver).len());
         bed.patch::<ContactPoint>(

@@ -19,7 +19,7 @@ use testbed::wait::until;
 use super::{is, status};
 use crate::support::{Bed, Operator, SOON, Settings, changes};
 
-/// How writes are refused.
+/// The way in which writes are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Policy,
@@ -30,7 +30,7 @@ enum By {
     HangingWebhook,
 }
 
-/// A webhook or policy that refuses every write of the `TrackedField` with a label of this test.
+/// A webhook or policy that rejects every write of the `TrackedField` with a label of this test.
 struct Refusing<'a> {
     bed: &'a Bed,
     by: By,
@@ -90,7 +90,7 @@ impl<'a> Refusing<'a> {
             by,
             _silent: silent,
         };
-        refusing.until("it refuses", true).await;
+        refusing.until("writes are rejected", true).await;
         refusing
     }
 
@@ -128,22 +128,19 @@ impl<'a> Refusing<'a> {
             let api = Api::<ValidatingAdmissionPolicy>::all(self.bed.client.clone());
             api.delete(name, &delete).await.unwrap();
         }
-        self.until("it refuses no longer", false).await;
+        self.until("writes are accepted again", false).await;
     }
 }
 
 #[rstest]
 #[case::by_a_policy(By::Policy, "nobody writes this")]
-#[case::by_a_webhook_that_fails(By::FailingWebhook, "failed calling webhook")]
-#[case::by_a_webhook_that_hangs(By::HangingWebhook, "did not answer within 3s")]
+#[case::by_a_failing_webhook(By::FailingWebhook, "failed calling webhook")]
+#[case::by_a_hanging_webhook(By::HangingWebhook, "did not answer within 3s")]
 #[tokio::test]
-async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
-    #[case] by: By,
-    #[case] because: &str,
-) {
+async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] because: &str) {
     let bed = Bed::shared("unwritable").await;
     let receiver = Receiver::start().unwrap();
-    // Less than the webhook that hangs takes.
+    // Less than the hanging webhook takes.
     let mut operator = Operator::start(&bed, Settings::default().flag("--api-timeout=3s")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -166,7 +163,7 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
     let refusing = Refusing::install(&bed, by).await;
     receiver.behave();
 
-    // The others go on, and status shows which one is refused.
+    // The other fields continue, and `status` shows the rejected one.
     bed.delivered("other", &[("Created", Some("1"))]).await;
     bed.scale("web", 2).await;
     bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
@@ -181,10 +178,10 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
     assert_eq!(
         of(&receiver, "refused"),
         ["1"],
-        "nothing more of it until its outcome is stored"
+        "no further message of the field until its outcome is stored"
     );
-    let words = bed.event("refused", "WriteRejected").await;
-    assert!(words.contains(because), "{words}");
+    let message = bed.event("refused", "WriteRejected").await;
+    assert!(message.contains(because), "{message}");
     let named = bed.until("hook", "names it", |point: &ContactPoint| {
         let conditions = &point.status.as_ref().unwrap().conditions;
         conditions
@@ -203,15 +200,15 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
         "{}",
         condition.message
     );
-    let shown = Command::new(env!("CARGO_BIN_EXE_quartermaster"))
+    let output = Command::new(env!("CARGO_BIN_EXE_quartermaster"))
         .args(["status", "-n", &bed.namespace])
         .env("KUBECONFIG", bed.plane.admin_kubeconfig())
         .output()
         .unwrap();
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        shown.contains("WriteRejected") && shown.contains(&condition.message),
-        "{shown}"
+        output.contains("WriteRejected") && output.contains(&condition.message),
+        "{output}"
     );
     let metrics = operator.metrics().await;
     let counted = metrics
@@ -248,12 +245,12 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
     .await;
 
     refusing.remove().await;
-    let told = |field: &TrackedField| {
+    let recorded = |field: &TrackedField| {
         let history = field.history().unwrap();
         history.last().unwrap().value.as_deref() == Some("3")
             && history.iter().all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("refused", "goes on", told).await;
+    bed.until("refused", "continues", recorded).await;
     bed.waiting("refused", "").await;
     bed.until("hook", "names none", |point: &ContactPoint| {
         point
@@ -265,16 +262,16 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(
             .all(|condition| condition.type_ != "OutcomesRecorded")
     })
     .await;
-    let told = of(&receiver, "refused");
+    let recorded = of(&receiver, "refused");
     assert!(
-        told.iter().filter(|value| *value == "1").count() <= 2,
-        "{told:?}"
+        recorded.iter().filter(|value| *value == "1").count() <= 2,
+        "{recorded:?}"
     );
 }
 
 /// An unavailable apiserver says nothing about an object: everything waits, and nothing is sent twice.
 #[tokio::test]
-async fn an_apiserver_that_is_away_holds_up_every_object() {
+async fn unavailable_apiserver_blocks_every_object() {
     use testbed::proxy::{Fault, Match, Times};
     let bed = Bed::shared("away").await;
     let receiver = Receiver::start().unwrap();
@@ -300,7 +297,7 @@ async fn an_apiserver_that_is_away_holds_up_every_object() {
     order.wait_for_hits(8, SOON).await.unwrap();
     bed.scale("web", 2).await;
     // By now such an operator could go on with the other: five more attempts take seconds.
-    bed.until("other", "its second value", |field: &TrackedField| {
+    bed.until("other", "the second value", |field: &TrackedField| {
         field.history().unwrap().len() == 2
     })
     .await;
@@ -327,14 +324,14 @@ async fn an_apiserver_that_is_away_holds_up_every_object() {
 
 /// Each change wakes the object, but not before its next attempt is due.
 #[tokio::test]
-async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
+async fn rejected_writes_are_bounded_by_the_backoff_while_the_field_changes() {
     const BACKOFF: Duration = Duration::from_mins(2);
     const LAST: i32 = 40;
     let bed = Bed::shared("bounded").await;
     let (receiver, elsewhere) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let settings = Settings::default()
-        .flag("--retry-min=2m")
-        .flag("--retry-max=10m");
+        .flag("--backoff-min=2m")
+        .flag("--backoff-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     bed.deployment("web", 1).await;
     for (name, point, receiver) in [
@@ -380,7 +377,7 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
     let bound = usize::try_from(began.elapsed().as_secs() / BACKOFF.as_secs()).unwrap() + 1;
     assert!((1..=bound).contains(&attempts), "{attempts} refused writes");
 
-    // Somebody asks for an attempt.
+    // A user requests an attempt.
     let ask = async |value: &str| {
         let annotation = json!({ "quartermaster.dev/requested-at": value });
         bed.patch::<TrackedField>(
@@ -390,7 +387,7 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
         .await;
     };
     ask("1").await;
-    until("it is tried on request", SOON, async || {
+    until("the operator retries on request", SOON, async || {
         Ok((refused().await > attempts).then_some(()))
     })
     .await
@@ -403,7 +400,7 @@ async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
 
 /// No answer for any object: the apiserver is at fault, not the object.
 #[tokio::test]
-async fn an_apiserver_that_hangs_holds_up_every_object() {
+async fn hanging_apiserver_blocks_every_object() {
     use testbed::proxy::{Fault, Match, Times};
     let bed = Bed::shared("hangs").await;
     let receiver = Receiver::start().unwrap();
@@ -419,7 +416,7 @@ async fn an_apiserver_that_hangs_holds_up_every_object() {
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
     receiver.always(status(503));
-    // The first one's request is repeated as it is, so the second one's entry waits behind that request.
+    // The first request is repeated unchanged, so the second entry waits behind that request.
     for name in ["first", "second"] {
         bed.track(name, "Deployment", "web", "replicas", "hook")
             .await;
@@ -427,7 +424,7 @@ async fn an_apiserver_that_hangs_holds_up_every_object() {
     }
     proxy.inject(Match::any(), Times::Always, Fault::Hang);
     receiver.always(Reply::ok());
-    // An operator that blamed the object would go on with the other after five of them.
+    // An operator that blamed the object would continue with the other after five of them.
     let writes = Match::writes().resource("trackedfields").name("first");
     until("nine writes", SOON, async || {
         Ok((proxy.count(&writes) >= 9).then_some(()))

@@ -1,4 +1,4 @@
-//! The book: every page is in it, and it is whole by itself.
+//! The book: every page is in it, and every link stays inside it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use testbed::process::Folder;
 use super::{pages_of_the_book, root};
 use crate::support::tool;
 
-/// The values of an attribute.
+/// Returns the values of an attribute.
 fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {
     html.split(&format!(" {attribute}=\""))
         .skip(1)
@@ -18,7 +18,7 @@ fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// The pages that were built.
+/// Returns the built pages.
 fn built(folder: &Path) -> Vec<PathBuf> {
     let entries: Vec<_> = fs::read_dir(folder)
         .unwrap()
@@ -37,7 +37,7 @@ fn built(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
+async fn book_builds_without_warning_and_links_resolve() {
     let folder = Folder::new().unwrap();
     let output = Command::new(tool("mdbook").await)
         .arg("build")
@@ -46,10 +46,10 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
         .arg(folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.success() && !said.contains("WARN") && !said.contains("ERROR"),
-        "{said}"
+        output.status.success() && !stderr.contains("WARN") && !stderr.contains("ERROR"),
+        "{stderr}"
     );
 
     let (pages, mut followed) = (built(folder.path()), 0);
@@ -64,7 +64,7 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
             if link.starts_with("https://") || link.starts_with("http://") {
                 continue;
             }
-            // 404.html stands for any address, and is written for the root.
+            // 404.html is served for any address, and its links start at the root.
             if own == "404.html" || own == "toc.html" {
                 continue;
             }
@@ -100,7 +100,7 @@ async fn it_is_built_without_a_warning_and_every_link_leads_somewhere() {
 }
 
 #[test]
-fn every_page_is_in_it_once() {
+fn every_page_is_in_the_book_once() {
     let docs = root().join("docs");
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
     let listed: Vec<_> = summary
@@ -111,5 +111,5 @@ fn every_page_is_in_it_once() {
         .collect();
     let all: BTreeSet<_> = pages_of_the_book().into_iter().collect();
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), all);
-    assert_eq!(listed.len(), all.len(), "one stands there twice");
+    assert_eq!(listed.len(), all.len(), "a page appears twice");
 }

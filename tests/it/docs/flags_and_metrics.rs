@@ -1,17 +1,17 @@
-//! Flags and metrics that the pages name, and times.
+//! Flags, metrics and times that the pages name.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use qm_runtime::watching;
+use qm_runtime::watch::STALL_MARGIN;
 use quartermaster::cli::{Cli, Timings};
 
 use super::{page, pages, prose, row};
 
-/// All flags stand in the generated reference; what the page says of one is of one that is there.
+/// The generated reference has all flags, and the pages name only existing flags.
 #[test]
-fn every_flag_that_is_named_is_one() {
+fn every_named_flag_exists() {
     let page = page("operating.md");
     let (_, section) = page.split_once("\n## Flags\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
@@ -35,15 +35,15 @@ fn every_flag_that_is_named_is_one() {
             || name
                 .strip_suffix("...")
                 .is_some_and(|of| flags.iter().any(|it| it.starts_with(of)));
-        assert!(is_one, "there is no --{name}");
+        assert!(is_one, "--{name} does not exist");
     }
 }
 
-/// All metrics stand in the generated reference; what any page says of one is of one that is there.
+/// The generated reference has all metrics, and the pages name only existing metrics.
 #[test]
-fn every_metric_that_is_named_is_one() {
+fn every_named_metric_exists() {
     let reference = page("reference/metrics.md");
-    let ours = [
+    let prefixes = [
         "quartermaster_",
         "controller_runtime_",
         "workqueue_",
@@ -61,7 +61,7 @@ fn every_metric_that_is_named_is_one() {
         }
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '*'));
         let is_one = |word: &&str| {
-            ours.iter().any(|begin| {
+            prefixes.iter().any(|begin| {
                 word.strip_prefix(begin)
                     .is_some_and(|rest| !rest.is_empty() && rest != "*")
             })
@@ -69,7 +69,7 @@ fn every_metric_that_is_named_is_one() {
         for word in words.filter(is_one) {
             assert!(
                 row(&reference, word).is_some(),
-                "{}: there is no metric {word}",
+                "{}: metric {word} does not exist",
                 path.display()
             );
             named += 1;
@@ -78,42 +78,42 @@ fn every_metric_that_is_named_is_one() {
     assert!(named > 30, "{named}");
 }
 
-/// The pages write these times out. Whoever changes one looks for it there.
+/// The pages contain these times as text. A change of a time has to change its pages.
 #[test]
-fn the_times_that_the_pages_name() {
+fn named_times_match_the_code() {
     let seconds = Duration::from_secs;
     let named = Timings {
-        lease_duration: seconds(9),
-        lease_renew_deadline: seconds(6),
-        lease_retry_period: Duration::from_millis(500),
-        retry_min: seconds(1),
-        retry_max: seconds(300),
+        leader_elect_lease_duration: seconds(9),
+        leader_elect_renew_deadline: seconds(6),
+        leader_elect_retry_period: Duration::from_millis(500),
+        backoff_min: seconds(1),
+        backoff_max: seconds(300),
         retry_after_max: seconds(3600),
-        stopped_retry: seconds(300),
+        stopped_retry_period: seconds(300),
         send_timeout: seconds(10),
-        secret_reread: seconds(300),
+        secret_refresh_period: seconds(300),
         policy_check_period: seconds(300),
-        waiting_min: seconds(1),
-        waiting_max: seconds(30),
+        poll_min: seconds(1),
+        poll_max: seconds(30),
         delivery_max_age: seconds(24 * 3600),
         event_renewal: seconds(1800),
-        drain: Duration::from_millis(500),
+        graceful_shutdown_timeout: Duration::from_millis(500),
         reconcile_timeout: seconds(60),
-        slow_min: seconds(30),
-        slow_max: seconds(600),
+        slow_backoff_min: seconds(30),
+        slow_backoff_max: seconds(600),
         watch_timeout: seconds(120),
         scaling_inactive_grace_period: seconds(300),
-        aws_resync: seconds(600),
-        aws_shown_within: seconds(60),
+        aws_sync_period: seconds(600),
+        aws_consistency_window: seconds(60),
         aws_timeout: seconds(20),
         aws_read_period: Duration::from_millis(200),
         aws_write_period: Duration::from_millis(500),
-        metrics_known_for: seconds(60),
-        metrics_allowed_for: seconds(300),
-        metrics_refused_for: seconds(30),
-        metrics_connection: seconds(60),
-        metrics_patience: seconds(10),
-        resync: seconds(1800),
+        metrics_authentication_ttl: seconds(60),
+        metrics_authorized_ttl: seconds(300),
+        metrics_unauthorized_ttl: seconds(30),
+        metrics_connection_max_age: seconds(60),
+        metrics_io_timeout: seconds(10),
+        sync_period: seconds(1800),
         drift_window: seconds(600),
         drift_backoff_min: seconds(15),
         drift_backoff_max: seconds(300),
@@ -121,6 +121,6 @@ fn the_times_that_the_pages_name() {
         api_timeout: seconds(30),
     };
     assert_eq!(named, Timings::default());
-    let stands_again = (named.watch_timeout + watching::SILENCE).as_secs();
+    let stands_again = (named.watch_timeout + STALL_MARGIN).as_secs();
     assert!(page("operating.md").contains(&format!("has not failed again for {stands_again} s")));
 }

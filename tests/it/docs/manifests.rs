@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::{pages, root};
 
-/// Every `yaml` block of our kinds in a page, whatever its indent.
-fn shown() -> Vec<Value> {
-    let mut shown = Vec::new();
+/// Returns every `yaml` block of the operator's kinds in a page, whatever its indent.
+fn manifests_of_pages() -> Vec<Value> {
+    let mut manifests = Vec::new();
     for (path, page) in pages() {
         for block in page
             .split("```yaml\n")
@@ -22,19 +22,19 @@ fn shown() -> Vec<Value> {
         {
             let object: Value = serde_saphyr::from_str(block)
                 .unwrap_or_else(|error| panic!("{}: {error}\n{block}", path.display()));
-            shown.push(object);
+            manifests.push(object);
         }
     }
-    shown.retain(|object| {
+    manifests.retain(|object| {
         ["tg.azamaton.ru/v1", "demo.rtfm.co.ua/v1", "kosmos.io/v1"]
             .iter()
             .any(|version| object["apiVersion"] == *version)
     });
-    assert!(shown.len() >= 8);
-    shown
+    assert!(manifests.len() >= 8);
+    manifests
 }
 
-/// Whether all of `written` is in `read`: a field that our types do not know is dropped on the way.
+/// Returns whether all of `written` is in `read`: deserialisation drops a field that the types do not have.
 fn is_within(written: &Value, read: &Value) -> bool {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => written
@@ -55,7 +55,7 @@ fn parse<K: DeserializeOwned + Serialize>(object: &Value) -> K {
     parsed
 }
 
-/// One that has everything that has to be escaped somewhere.
+/// Returns a view in which every text needs escapes somewhere.
 fn view() -> View {
     let text = "a \"quoted\" <b> & 'c' \\ \n\u{1}ä";
     View {
@@ -70,7 +70,7 @@ fn view() -> View {
 
 #[test]
 fn every_manifest_parses_and_its_templates_render() {
-    for object in shown() {
+    for object in manifests_of_pages() {
         match object["kind"].as_str().unwrap() {
             "ContactPoint" => {
                 let point: ContactPoint = parse(&object);
@@ -119,9 +119,9 @@ fn every_manifest_parses_and_its_templates_render() {
     }
 }
 
-/// A newcomer's nodes pull what the samples name: containerd 2 knows no image that is as old as document 002's.
+/// A newcomer's nodes pull the images of the samples: containerd 2 rejects images as old as document 002's.
 #[test]
-fn no_sample_names_an_image_that_is_refused() {
+fn no_sample_has_an_image_that_nodes_reject() {
     let mut images = Vec::new();
     for folder in ["config/samples", "example"] {
         for file in fs::read_dir(root().join(folder))
@@ -134,7 +134,7 @@ fn no_sample_names_an_image_that_is_refused() {
         }
     }
     images.extend(
-        shown()
+        manifests_of_pages()
             .iter()
             .filter_map(|object| object["spec"]["image"].as_str().map(str::to_owned)),
     );
@@ -144,10 +144,10 @@ fn no_sample_names_an_image_that_is_refused() {
     );
 }
 
-/// The pages show the samples of webhooks as they are.
+/// The pages contain the samples of webhooks unchanged.
 #[test]
-fn the_samples_are_those_of_the_pages() {
-    let shown = shown();
+fn samples_match_the_pages() {
+    let shown = manifests_of_pages();
     let mut compared = 0;
     for file in fs::read_dir(root().join("config/samples"))
         .unwrap()

@@ -1,13 +1,13 @@
-//! Every reason that the code can give has its row.
+//! Every reason in the code has its row.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use qm_api::contact_point::{ContactPointStatus, Tested};
+use qm_api::contact_point::{ContactPointStatus, LastTest};
 use qm_aws::{action, error};
 use qm_core::conditions::READY;
-use qm_core::readiness::UNSEEN;
+use qm_core::readiness::NOT_OBSERVED;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
@@ -16,13 +16,13 @@ use qm_runtime::watch_hub::ResourceName;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::EndpointError;
 use quartermaster::controllers::contact_point::status;
-use quartermaster::controllers::tracked_field::field::Field;
+use quartermaster::controllers::tracked_field::field::FieldSelector;
 use quartermaster::controllers::tracked_field::waiting::WaitingReason;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 
 use super::{in_folder, page, prose, root, row};
 
-/// One of each: a variant that is added does not compile before it is named here.
+/// A value of each variant: a new variant does not compile without an entry here.
 fn blocked() -> Vec<&'static str> {
     let all = [
         EndpointError::SecretNotFound(String::new()),
@@ -45,7 +45,7 @@ fn blocked() -> Vec<&'static str> {
 
 fn stopped() -> Vec<&'static str> {
     use Refusal::{
-        AddressRefused, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
+        AddressNotAllowed, ChatNotFound, Forbidden, Gone, NotFound, Redirected, Rejected,
         TopicUnavailable, Unauthorized, UnexpectedStatus,
     };
     let all = [
@@ -58,11 +58,11 @@ fn stopped() -> Vec<&'static str> {
         Redirected,
         UnexpectedStatus,
         Rejected,
-        AddressRefused,
+        AddressNotAllowed,
     ];
     let reason = |reason: &Refusal| match reason {
         Unauthorized | Forbidden | NotFound | Gone | ChatNotFound | TopicUnavailable
-        | Redirected | UnexpectedStatus | Rejected | AddressRefused => reason.as_str(),
+        | Redirected | UnexpectedStatus | Rejected | AddressNotAllowed => reason.as_str(),
     };
     all.iter().map(reason).collect()
 }
@@ -112,7 +112,7 @@ fn waiting() -> Vec<&'static str> {
         },
     ];
     for field in ["targetPort", "{.spec"] {
-        let error = Field::compile("Deployment", field).unwrap_err();
+        let error = FieldSelector::compile("Deployment", field).unwrap_err();
         all.push(WaitingReason::Field {
             reason: error.reason(),
             message: error.to_string(),
@@ -142,8 +142,8 @@ fn waiting() -> Vec<&'static str> {
     all.iter().map(reason).collect()
 }
 
-/// What `of` says in all sources below `folder`, without those of tests: the words in quotes after each `start`, up to the
-/// next semicolon or closing brace.
+/// Returns words of all sources below `folder` without tests: the words in quotes after each `start`, up to the next
+/// semicolon or closing brace.
 fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     for file in fs::read_dir(folder)
@@ -182,10 +182,10 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_reason_of_a_contact_point_has_its_row() {
+fn every_reason_of_a_contact_point_has_a_row() {
     let page = page("contact-point.md");
     let of = |receiver: &ReceiverState| {
-        let (mut status, tested) = (ContactPointStatus::default(), Tested::default());
+        let (mut status, tested) = (ContactPointStatus::default(), LastTest::default());
         let outcome = status::answered(
             &mut status,
             receiver,
@@ -211,7 +211,7 @@ fn every_reason_of_a_contact_point_has_its_row() {
 }
 
 #[test]
-fn every_reason_of_a_tracked_field_has_its_row() {
+fn every_reason_of_a_tracked_field_has_a_row() {
     let page = page("tracked-field.md");
     for reason in waiting() {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
@@ -219,7 +219,7 @@ fn every_reason_of_a_tracked_field_has_its_row() {
 }
 
 #[test]
-fn every_reason_of_a_config_map_sync_has_its_row() {
+fn every_reason_of_a_config_map_sync_has_a_row() {
     let page = page("config-map-sync.md");
     for reason in config_map_sync::status::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
@@ -227,7 +227,7 @@ fn every_reason_of_a_config_map_sync_has_its_row() {
 }
 
 #[test]
-fn every_reason_of_a_my_app_has_its_row() {
+fn every_reason_of_a_my_app_has_a_row() {
     let page = page("my-app.md");
     for reason in my_app::step::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
@@ -244,14 +244,14 @@ fn of_my_ingress() -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn every_reason_of_a_my_ingress_has_its_row() {
+fn every_reason_of_a_my_ingress_has_a_row() {
     let page = page("my-ingress.md");
     for reason in of_my_ingress() {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
 }
 
-/// Words in backticks outside fenced blocks that are shaped like a reason.
+/// Returns words in backticks outside fenced blocks that are shaped like a reason.
 fn reasons_in(page: &str) -> BTreeSet<String> {
     let prose = prose(page);
     let quoted = prose.split('`').skip(1).step_by(2);
@@ -265,8 +265,8 @@ fn reasons_in(page: &str) -> BTreeSet<String> {
 #[test]
 fn runbook_of_load_balancers_names_every_reason_and_no_other() {
     let named = reasons_in(&page("runbooks/QuartermasterLoadBalancerNotReady.md"));
-    // The alert leaves these two out. An object without a status has the third.
-    let (silent, unobserved) = ([READY, SUSPENDED], UNSEEN);
+    // The alert excludes the first two. An object without a status has the third.
+    let (silent, unobserved) = ([READY, SUSPENDED], NOT_OBSERVED);
     let mut expected: BTreeSet<_> = of_my_ingress()
         .into_iter()
         .filter(|reason| !silent.contains(reason))
@@ -293,29 +293,30 @@ fn every_reason_in_a_runbook_exists() {
     let list = page("reference/reasons.md");
     for path in in_folder(&root().join("docs/runbooks")) {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
-            let known =
-                reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
-            assert!(known, "{}: there is no reason {reason}", path.display());
+            let known = reason == NOT_OBSERVED
+                || kubernetes.contains(&&*reason)
+                || row(&list, &reason).is_some();
+            assert!(known, "{}: reason {reason} does not exist", path.display());
         }
     }
 }
 
 #[test]
-fn the_policy_is_that_of_the_code() {
+fn policy_matches_the_code() {
     let page = page("my-ingress.md");
-    let shown = page
+    let mentioned = page
         .split("```json\n")
         .nth(1)
         .and_then(|rest| rest.split("```").next())
         .unwrap();
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(shown).unwrap(),
+        serde_json::from_str::<serde_json::Value>(mentioned).unwrap(),
         action::policy(&qm_api::common::NAMES)
     );
 }
 
 #[test]
-fn every_reason_of_an_app_service_has_its_row() {
+fn every_reason_of_an_app_service_has_a_row() {
     let page = page("app-service.md");
     let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
     for reason in app_service::status::REASONS.into_iter().chain(pods) {
@@ -324,7 +325,7 @@ fn every_reason_of_an_app_service_has_its_row() {
 }
 
 #[test]
-fn every_event_is_told_of() {
+fn every_event_is_documented() {
     let pages = page("contact-point.md")
         + &page("tracked-field.md")
         + &page("config-map-sync.md")
@@ -339,10 +340,13 @@ fn every_event_is_told_of() {
     assert!(
         words.contains("DeliveryFailed")
             && words.contains("EntriesMerged")
-            && words.contains("Wait"),
+            && words.contains("Merge"),
         "{words:?}"
     );
     for word in words {
-        assert!(pages.contains(&word), "the Event's {word} is not told of");
+        assert!(
+            pages.contains(&word),
+            "the Event's {word} is not documented"
+        );
     }
 }

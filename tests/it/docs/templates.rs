@@ -1,4 +1,4 @@
-//! What the pages say of templates and of events.
+//! Descriptions of templates and of events on the pages.
 
 use std::collections::BTreeSet;
 
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 
 use super::page;
 
-/// What a refusal lists: `there is no variable `x`; there are a, b`.
+/// Returns the names that an error lists: `there is no variable `x`; there are a, b`.
 fn listed(refusal: Result<(), String>) -> Vec<String> {
-    let words = refusal.unwrap_err();
-    let list = words
+    let message = refusal.unwrap_err();
+    let list = message
         .split_once("there are ")
-        .unwrap_or_else(|| panic!("{words}"))
+        .unwrap_or_else(|| panic!("{message}"))
         .1;
     list.split(", ").map(str::to_owned).collect()
 }
 
 #[test]
-fn every_name_in_a_template_is_told_of() {
+fn every_template_variable_is_documented() {
     let (field, point) = (page("tracked-field.md"), page("contact-point.md"));
     let variables = listed(check_template("{{ nothing }}"));
     let names = variables
@@ -33,7 +33,7 @@ fn every_name_in_a_template_is_told_of() {
     for name in names {
         assert!(
             field.contains(&format!("`{name}`")),
-            "{name} is not told of"
+            "{name} is not documented"
         );
     }
     for name in listed(check_body("{{ nothing }}"))
@@ -69,7 +69,7 @@ fn item(id: &str) -> OutgoingEntry {
 }
 
 #[test]
-fn every_name_in_an_event_is_told_of() {
+fn every_event_field_is_documented() {
     let page = page("contact-point.md");
     let hook = WebhookEndpoint::new(Parts {
         url: "http://hooks.test/".into(),
@@ -106,13 +106,16 @@ fn every_name_in_an_event_is_told_of() {
     }
     assert!(names.len() > 15, "{names:?}");
     for name in names {
-        assert!(page.contains(&format!("`{name}`")), "{name} is not told of");
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "{name} is not documented"
+        );
     }
 }
 
-/// The message that the page of a `TrackedField` shows is the default one.
+/// The page of `TrackedField` shows the default message.
 #[test]
-fn the_default_message_is_as_shown() {
+fn default_message_matches_the_page() {
     let previous: Entry =
         serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
     let item = OutgoingEntry {

@@ -1,4 +1,4 @@
-//! Answers of the apiserver that are lost, refusals, and conflicts: nothing is lost, sent twice or recorded twice.
+//! Lost answers of the apiserver, rejections, and conflicts: nothing is lost, sent twice or recorded twice.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use serde_json::json;
 use testbed::proxy::{Fault, Lost, Match, Refusal, Times, Verb};
 use testbed::wait::until;
 
-use super::told::told;
+use super::deliveries::deliveries;
 use super::{Scene, scene};
 use crate::support::SOON;
 
-/// Everything that can become of a request but what should.
+/// Returns every way in which a request can fail.
 fn faults() -> Vec<Fault> {
     let mut faults = vec![
         Fault::Cut,
@@ -40,27 +40,27 @@ fn status_writes(resource: &str) -> Match {
 }
 
 impl Scene {
-    /// All that ever stood in a status was told once, in order; nothing else was.
-    async fn assert_told_once(&self) {
-        until("all is told", SOON, async || {
+    /// Asserts that every entry that a status ever held was sent once, in order, and nothing else.
+    async fn assert_sent_once(&self) {
+        until("every entry is sent", SOON, async || {
             Ok(self
                 .ledger
-                .untold(&told(&self.receiver))
+                .undelivered(&deliveries(&self.receiver))
                 .is_empty()
                 .then_some(()))
         })
         .await
         .unwrap();
-        self.assert_well_told();
+        self.assert_sent_in_order();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
+async fn entries_are_sent_once_after_any_fault_of_a_status_write() {
     let scene = scene("answers", &["web"], &["--api-timeout=1s"]).await;
     let mut replicas = 1;
     let mut expected = vec![("Created", "1".to_owned())];
-    // The first write after a change says that it is Pending, the second that it is Delivered.
+    // The first write after a change records Pending, the second Delivered.
     for times in [Times::Nth(1), Times::Nth(2), Times::First(4)] {
         for fault in faults() {
             replicas += 1;
@@ -74,16 +74,16 @@ async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
                 .map(|(action, value)| (*action, Some(value.as_str())))
                 .collect();
             scene.bed.delivered("web", &history).await;
-            assert!(order.hits() > 0, "it was never done");
+            assert!(order.hits() > 0, "the fault never happened");
             order.take_back();
         }
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
-/// Each entry is of another object than the one before, so their versions do not tell what is recorded already.
+/// Each entry has another object than the one before, so versions do not tell what is recorded already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_while_the_target_is_made_anew() {
+async fn entries_survive_lost_answers_while_the_target_is_recreated() {
     let scene = scene("anew", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
@@ -91,7 +91,7 @@ async fn lost_answers_while_the_target_is_made_anew() {
         Fault::LoseAnswer(Lost::Cut),
         Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
     ] {
-        // All at once, so that one write has to tell of a delete and of what came before and after it.
+        // All changes come at once, so that one write records a deletion and the changes around it.
         let frozen = scene.proxy.freeze(Match::watch("deployments"));
         bed.scale("web", 2).await;
         bed.delete::<Deployment>("web").await;
@@ -112,11 +112,11 @@ async fn lost_answers_while_the_target_is_made_anew() {
         lost.wait_for_hits(2, SOON).await.unwrap();
         lost.take_back();
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
+async fn unrecorded_change_outlives_a_change_of_the_spec() {
     let scene = scene("respec", &["web", "marker"], &[]).await;
     let bed = &scene.bed;
     let refusal = Fault::status(StatusCode::SERVICE_UNAVAILABLE);
@@ -144,12 +144,12 @@ async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
         &[&before[..], &[("Created", Some("nginx:latest"))]].concat(),
     )
     .await;
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
-/// The cache shows nothing of what was written, nor did its answers.
+/// Neither the cache nor the answers show what was written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_while_the_cache_lags_behind() {
+async fn entries_survive_lost_answers_while_the_cache_lags() {
     let scene = scene("lags", &["web"], &[]).await;
     let mut expected = vec![("Created", "1".to_owned())];
     let frozen = scene.proxy.freeze(Match::watch("trackedfields"));
@@ -177,11 +177,11 @@ async fn lost_answers_while_the_cache_lags_behind() {
         .map(|(action, value)| (*action, Some(value.as_str())))
         .collect();
     scene.bed.delivered("web", &history).await;
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
+async fn test_message_is_sent_once_after_any_fault_of_the_status() {
     let scene = scene("tested", &["web"], &["--api-timeout=1s"]).await;
     for (number, fault) in faults().into_iter().enumerate() {
         let name = format!("hook-{number}");
@@ -195,9 +195,9 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
             .webhook(&name, &format!("{}/{name}", scene.receiver.url()))
             .await;
         scene.bed.ready(&name).await;
-        assert!(order.hits() > 0, "it was never done");
+        assert!(order.hits() > 0, "the fault never happened");
         order.take_back();
-        // What is tracked there is told after the test message, of which there was one.
+        // Entries of fields there follow the test message, which was sent once.
         let field = scene
             .bed
             .track(&name, "Deployment", "web", "replicas", &name)
@@ -218,9 +218,9 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
+async fn unwritable_status_is_retried_with_backoff() {
     const WINDOW: Duration = Duration::from_secs(5);
-    let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
+    let scene = scene("never", &["web"], &["--backoff-max=5m"]).await;
     let mut replicas = 1;
     let mut expected = vec!["1".to_owned()];
     for code in [
@@ -238,7 +238,7 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
         expected.push(replicas.to_string());
         refused.wait_for_hits(3, SOON).await.unwrap();
         tokio::time::sleep(WINDOW).await;
-        // The waits begin at 50 ms and double; each try after a conflict is up to four.
+        // The backoff begins at 50 ms and doubles; each reconcile after a conflict has up to four tries.
         assert!(refused.hits() <= 40, "{code}: {} tries", refused.hits());
         assert_eq!(scene.operator.probe("livez").await.unwrap().0, 200);
         refused.take_back();
@@ -247,7 +247,7 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
         let history: Vec<_> = expected.iter().map(|value| Some(value.as_str())).collect();
         scene
             .bed
-            .until("web", "tells it", |field: &TrackedField| {
+            .until("web", "the message arrives", |field: &TrackedField| {
                 let entries = field.history().unwrap();
                 entries
                     .iter()
@@ -256,5 +256,5 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
             })
             .await;
     }
-    scene.assert_told_once().await;
+    scene.assert_sent_once().await;
 }

@@ -9,8 +9,8 @@ use serde_json::json;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::told::told;
 use super::{assert_no_repeats, assert_order, caught_up, own};
 use crate::support::{Operator, SOON, Settings};
 
@@ -18,7 +18,7 @@ const FIELDS: usize = 10;
 const ROUNDS: i32 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_and_restarted_under_load() {
+async fn changes_survive_restarts_of_the_apiserver_under_load() {
     let bed = own("apiserver").await;
     let receiver = Receiver::start().unwrap();
     for point in ["a", "b"] {
@@ -36,7 +36,7 @@ async fn killed_and_restarted_under_load() {
             if number % 2 == 0 { "a" } else { "b" },
         )
         .await;
-        // Our own watch is cut with everybody's: what it misses must still stand in the status.
+        // The test's own watch is cut with all others: the status must still hold the entries that it misses.
         bed.patch::<TrackedField>(name, json!({ "spec": { "historyLimit": 200 } }))
             .await;
     }
@@ -46,7 +46,7 @@ async fn killed_and_restarted_under_load() {
     let writes = async {
         for round in 1..=ROUNDS {
             for name in &names {
-                // Each is tried until it stands: while the apiserver is dead nobody can change anything.
+                // Each write is retried until it succeeds: while the apiserver is down nobody can change anything.
                 until("the change is written", SOON, async || {
                     let patch = Patch::Merge(json!({ "spec": { "replicas": 1 + round } }));
                     bed.api::<Deployment>()
@@ -70,7 +70,7 @@ async fn killed_and_restarted_under_load() {
             assert_eq!(
                 operator.probe("livez").await.unwrap().0,
                 200,
-                "it lives on while the apiserver is dead"
+                "the operator survives the outage of the apiserver"
             );
             bed.plane.start_apiserver().await.unwrap();
         }
@@ -81,14 +81,14 @@ async fn killed_and_restarted_under_load() {
         .map(|name| (name.clone(), (1 + ROUNDS).to_string()))
         .collect();
     caught_up(&bed, &ledger, &receiver, &newest).await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    assert_no_repeats(&deliveries);
     assert!(
         operator.child().ended().unwrap().is_none(),
-        "it never ended"
+        "the operator never exited"
     );
-    // Nothing is left that was tried in vain: it goes on as if nothing had been.
+    // No failed try leaves a trace: the operator works as before.
     bed.scale(&names[0], 1).await;
     let prompt = receiver.wait_for(SOON, |requests| {
         requests

@@ -1,4 +1,4 @@
-//! Two replicas, stale standbys, receivers that refuse, an apiserver that refuses an outcome, and kills, all at random.
+//! Two replicas, stale standbys, receivers that reject, an apiserver that rejects an outcome, and kills, all at random.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
@@ -13,21 +13,21 @@ use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::kills::seeded;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
-use super::told::told;
 use super::{CAUGHT_UP, assert_order, bare};
 use crate::support::{Bed, Operator};
 
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
 const KILLS: usize = 4;
-/// `TrackedField` whose status writes are refused for a while.
+/// `TrackedField` whose status writes are rejected for a while.
 const REFUSED: &str = "field-0";
-/// `TrackedField` whose messages are refused until the end, whatever else the receiver accepts.
+/// `TrackedField` whose messages are rejected until the end, whatever else the receiver accepts.
 const POISONOUS: &str = "field-11";
-/// Number of refusals, above the limit after which the others go on without the object.
+/// Number of rejections, above the limit after which the operator continues without the object.
 const REFUSALS: u64 = 8;
 
 struct Replica {
@@ -46,7 +46,7 @@ impl Replica {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas() {
+async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     let mut random = seeded("campaign");
     let mut split = || StdRng::seed_from_u64(random.random());
     let bed = bare("campaign").await;
@@ -101,8 +101,8 @@ async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas
     );
 
     caught_up(&bed, &ledger, &newest).await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
     assert_alternating(&ledger);
     assert_failed_truly(&ledger, &receiver);
     let repeated = assert_acceptances_bounded(&receiver);
@@ -163,7 +163,7 @@ async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.behave();
 }
 
-/// Refuses the leader's status writes of one object for a while.
+/// Rejects the leader's status writes of one object for a while.
 fn refuse_outcomes(proxy: &Proxy) {
     let writes = Match::verb(Verb::Patch)
         .resource("trackedfields")
@@ -244,7 +244,7 @@ fn assert_alternating(ledger: &Ledger) {
         for pair in entries.windows(2).filter(|pair| pair[1].merged.is_none()) {
             assert_ne!(
                 pair[0].value, pair[1].value,
-                "{field}: two entries in a row have one value: {pair:?}"
+                "{field}: two successive entries have the same value: {pair:?}"
             );
         }
     }
@@ -282,7 +282,7 @@ fn attempts(receiver: &Receiver) -> Vec<Attempt> {
     attempts.collect()
 }
 
-/// Asserts that each `Failed` entry names its last answer and was refused twice by one sender, with another message
+/// Asserts that each `Failed` entry names its last answer and was rejected twice by one sender, with another message
 /// accepted in between; and that every other entry was accepted.
 fn assert_failed_truly(ledger: &Ledger, receiver: &Receiver) {
     let attempts = attempts(receiver);
@@ -309,7 +309,7 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     let Some(last) = attempts.iter().rposition(of_it) else {
         panic!("failed, but never refused: {entry:?}")
     };
-    // A new leader knows of no earlier refusal.
+    // A new leader knows of no earlier rejection.
     let first = attempts
         .iter()
         .position(|attempt| of_it(attempt) && attempt.sender == attempts[last].sender)
@@ -329,30 +329,30 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
         .filter(|attempt| attempt.path == attempts[last].path);
     assert!(
         between.any(is_accepted),
-        "nothing was accepted since it was refused first: {entry:?}"
+        "no message was accepted since the first rejection: {entry:?}"
     );
 }
 
-/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to
-/// that contact point, or if the apiserver refused the entry's outcome, once for each sender. Returns the number of
+/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to that
+/// contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
 /// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
-    let told: Vec<_> = told(receiver)
+    let deliveries: Vec<_> = deliveries(receiver)
         .into_iter()
         .filter(|request| request.taken)
         .collect();
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         last.insert((&request.path, &request.sender), at);
     }
-    let (mut came, mut repeated): (HashMap<&str, usize>, HashSet<&str>) =
+    let (mut accepted_count, mut repeated): (HashMap<&str, usize>, HashSet<&str>) =
         (HashMap::new(), HashSet::new());
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else {
+            let Some(before) = accepted_count.insert(&entry.id, at) else {
                 continue;
             };
-            let (path, sender) = (&told[before].path, &told[before].sender);
+            let (path, sender) = (&deliveries[before].path, &deliveries[before].sender);
             assert_ne!(
                 *sender, request.sender,
                 "accepted twice from one sender: {entry:?}"
@@ -360,7 +360,7 @@ fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
             let died_with_it = last[&(path.as_str(), sender.as_str())] == before;
             assert!(
                 died_with_it || entry.field == REFUSED,
-                "{entry:?} was sent again, but {sender} went on after it"
+                "{entry:?} was sent again, but {sender} continued after it"
             );
             repeated.insert(&entry.id);
         }

@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes: before it, when it is done, and when its answer has come.
+//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has arrived.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
@@ -8,22 +8,22 @@ use testbed::proxy::{Match, Point};
 use testbed::receiver::Receiver;
 
 use super::bare;
-use super::told::{Told, told};
+use super::deliveries::{Delivery, deliveries};
 use crate::support::{Bed, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
+async fn kill_at_any_write_only_repeats_a_message() {
     let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, run).await;
-    // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
+    // At least: the contact point is ready; for each of three changes, Pending and Delivered; finally the annotation.
     assert!(
         writes.iter().all(|writes| *writes >= 9),
         "{writes:?} writes"
     );
 }
 
-/// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
-/// came to that, and how all of it ends.
+/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at that write. Returns
+/// whether that write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = bare("each").await;
     let receiver = Receiver::start().unwrap();
@@ -58,15 +58,15 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
         changes,
     )
     .await;
-    assert_told(&receiver);
+    assert_sent(&receiver);
     (killed, end_state(&bed).await)
 }
 
-/// All three changes were told, and at most what was under way was told again.
-fn assert_told(receiver: &Receiver) {
-    let told = told(receiver);
-    let tests = receiver.requests().len() - told.len();
-    let mut ids: Vec<_> = told
+/// Asserts that all three changes were sent, and that at most the request in flight was repeated.
+fn assert_sent(receiver: &Receiver) {
+    let deliveries = deliveries(receiver);
+    let tests = receiver.requests().len() - deliveries.len();
+    let mut ids: Vec<_> = deliveries
         .iter()
         .flat_map(|request| &request.entries)
         .map(|entry| &entry.id)
@@ -77,28 +77,28 @@ fn assert_told(receiver: &Receiver) {
         .filter(|pair| pair[0] == pair[1])
         .map(|pair| pair[0])
         .collect();
-    let within = |request: &Told| {
+    let within = |request: &Delivery| {
         repeated
             .iter()
             .all(|id| request.entries.iter().any(|entry| entry.id == **id))
     };
     assert!(
         !ids.windows(3).any(|three| three[0] == three[2]),
-        "an entry was told three times: {told:?}"
+        "an entry was sent three times: {deliveries:?}"
     );
     assert_eq!(
         ids.len() - repeated.len(),
         3,
-        "an entry was never told: {told:?}"
+        "an entry was never sent: {deliveries:?}"
     );
     let well = if repeated.is_empty() {
         tests <= 2
     } else {
-        tests == 1 && told.iter().any(within)
+        tests == 1 && deliveries.iter().any(within)
     };
     assert!(
         well,
-        "more than one request was repeated: {told:?} and {tests} test messages"
+        "more than one request was repeated: {deliveries:?} and {tests} test messages"
     );
 }
 
@@ -108,7 +108,7 @@ async fn recorded(bed: &Bed, entries: usize) {
         .await;
 }
 
-/// Without ids, times and versions.
+/// Returns the end state without ids, times and versions.
 async fn end_state(bed: &Bed) -> Value {
     let field = bed.api::<TrackedField>().get("web").await.unwrap();
     let mut history = serde_json::to_value(field.status.as_ref().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! More changes than an outbox holds, and a value larger than a status may be.
+//! More changes than an outbox holds, and a value larger than a status allows.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use testbed::proxy::{Fault, Lost, Match, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::told::told;
 use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare, own};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
 const KIB: usize = 1024;
-/// The most that a status may take: what is Pending, and the rest.
+/// Maximum size of a status: pending entries, and the rest.
 const MOST: usize = (512 + 256) * KIB;
 
-/// The objects of [`MAPS`] in the test's namespace.
+/// Returns the API of the objects of [`MAPS`] in the test's namespace.
 pub(super) fn maps(bed: &Bed) -> Api<DynamicObject> {
     let gvk = GroupVersionKind::gvk(MAPS, "v1", "Map");
     Api::namespaced_with(
@@ -32,13 +32,13 @@ pub(super) fn maps(bed: &Bed) -> Api<DynamicObject> {
     )
 }
 
-/// Tracks `.data.value` of a new `Map` of the same name.
+/// Creates a `Map` and tracks its field `.data.value`.
 pub(super) async fn track_map(bed: &Bed, name: &str, value: &str) {
     let map = json!({ "apiVersion": format!("{MAPS}/v1"), "kind": "Map", "metadata": { "name": name }, "data": { "value": value } });
     let map: DynamicObject = serde_json::from_value(map).unwrap();
     // Right after its CRD the apiserver may answer 429 or 404 for a moment.
     let maps = maps(bed);
-    let made = until("the map is there", SOON, async || {
+    let made = until("the map exists", SOON, async || {
         Ok(maps.create(&PostParams::default(), &map).await.map(Some)?)
     });
     made.await.unwrap();
@@ -57,7 +57,7 @@ pub(super) async fn set_map(maps: &Api<DynamicObject>, name: &str, value: &str) 
         .unwrap();
 }
 
-/// The value after so many changes: nearly as long as one that is kept whole.
+/// Returns the value after so many changes: almost long enough to be truncated.
 fn long(change: u64) -> String {
     format!("{change} {}", "x".repeat(1000))
 }
@@ -73,7 +73,7 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
         async || {
             let history = bed.history(name).await;
             let value = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(value == Some(last), "it ends with {value:?}");
+            anyhow::ensure!(value == Some(last), "the history ends with {value:?}");
             anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
             Ok(Some(()))
         },
@@ -81,13 +81,13 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
     delivered.await.unwrap();
 }
 
-/// Each entry that was told stands for as many changes as there were since the one before it, all together for all:
-/// nothing lost, nothing counted twice, in order. Gives how many changes were folded into others.
+/// Asserts that each sent entry counts the changes since the one before it, and all together count all: nothing lost,
+/// nothing counted twice, in order. Returns the number of changes that were merged into others.
 fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
-    let told = told(receiver);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(receiver);
+    assert_no_repeats(&deliveries);
     let (mut counted, mut entries) = (0, 0);
-    for entry in told
+    for entry in deliveries
         .iter()
         .filter(|request| request.taken)
         .flat_map(|request| &request.entries)
@@ -95,11 +95,11 @@ fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
         if entry.field == name {
             counted += entry.changes;
             entries += 1;
-            // That it was made is the first change, to the value 0.
+            // The creation is the first change, to the value 0.
             assert_eq!(
                 change(entry.value.as_deref()) + 1,
                 counted,
-                "{entry:?} tells of the wrong number of changes"
+                "{entry:?} has the wrong number of changes"
             );
         }
     }
@@ -123,7 +123,7 @@ async fn metric(operator: &Operator, name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_thousand_changes_while_the_receiver_is_down() {
+async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
     let bed = own("flood").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -132,7 +132,7 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     track_map(&bed, "huge", &huge(0)).await;
     let ledger = Ledger::open(&bed);
     let (proxy, file) = bed.through_proxy().await;
-    // The apiserver needs longest for a long status: it is to spend its time on the changes.
+    // The apiserver needs longest for a long status, and should spend its time on the changes.
     proxy.inject(
         status_writes(),
         Times::Always,
@@ -149,8 +149,11 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
             set_map(&maps, "huge", &huge(change)).await;
         }
     }
-    let words = bed.event("small", "EntriesMerged").await;
-    assert!(words.contains("joined with their neighbours"), "{words}");
+    let message = bed.event("small", "EntriesMerged").await;
+    assert!(
+        message.contains("joined with their neighbours"),
+        "{message}"
+    );
     let memory = metric(&operator, "process_resident_memory_bytes").await;
     receiver.accept().await.unwrap();
 
@@ -161,11 +164,11 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
         metric(&operator, "quartermaster_entries_merged_total").await,
         folded
     );
-    let told: Vec<_> = told(&receiver)
+    let deliveries: Vec<_> = deliveries(&receiver)
         .into_iter()
         .flat_map(|request| request.entries)
         .collect();
-    let cut: Vec<_> = told
+    let cut: Vec<_> = deliveries
         .iter()
         .filter(|entry| entry.field == "huge")
         .map(|it| (&*it.action, it.length))
@@ -179,7 +182,7 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     let largest = ledger.largest("small");
     assert!(
         largest > 100 * KIB,
-        "its bounds were never reached: {largest}"
+        "the status never reached its limits: {largest}"
     );
     assert!(largest <= MOST, "{largest} bytes of status");
     assert!(ledger.largest("huge") < 32 * KIB);
@@ -196,12 +199,12 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
         })
         .collect();
     assert!(refused.is_empty(), "{refused:?}");
-    // Ten times what the outbox may hold, in an unoptimised build: what it costs is measured by the benches.
+    // Ten times the limit of the outbox, in an unoptimised build: the benches measure the real use.
     assert!(memory < 100 * 1024 * 1024, "{memory} bytes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_changes_while_no_status_can_be_written() {
+async fn thousand_changes_survive_rejected_status_writes() {
     let bed = bare("unwritten").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -212,7 +215,7 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
     all_delivered(&bed, "small", &long(0)).await;
 
     let maps = maps(&bed);
-    // Written once, but it never learns that; refused from then on.
+    // The operator writes once without an answer; later writes are rejected.
     let lost = proxy.inject(
         status_writes(),
         Times::First(1),

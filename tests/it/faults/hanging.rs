@@ -8,8 +8,8 @@ use testbed::wait::until;
 use tokio::sync::Notify;
 
 use super::bare;
+use super::deliveries::deliveries;
 use super::flood::{maps as api, set_map, track_map};
-use super::told::told;
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// More objects than reconciles that run at once.
@@ -18,7 +18,11 @@ const HANGING: usize = 24;
 /// Starts an operator that never times out a request, and that reads each target every second.
 async fn operator(bed: &Bed) -> (Proxy, Operator) {
     let (proxy, file) = bed.through_proxy().await;
-    let flags = ["--resync=1s", "--api-timeout=1h", "--reconcile-timeout=1h"];
+    let flags = [
+        "--sync-period=1s",
+        "--api-timeout=1h",
+        "--reconcile-timeout=1h",
+    ];
     let settings = flags
         .iter()
         .fold(Settings::default().kubeconfig(file), |settings, flag| {
@@ -33,7 +37,7 @@ fn hang(proxy: &Proxy, matching: Match) -> Order {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_go_on_when_reads_of_one_kind_hang() {
+async fn messages_continue_when_reads_of_one_kind_hang() {
     let bed = bare("hanging").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -76,7 +80,7 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_go_on_when_discovery_of_one_group_hangs() {
+async fn messages_continue_when_discovery_of_one_group_hangs() {
     let bed = bare("undiscovered").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -112,7 +116,7 @@ async fn messages_go_on_when_discovery_of_one_group_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn target_that_stays_unreadable_costs_no_write() {
+async fn permanently_unreadable_target_costs_no_write() {
     let bed = bare("unreadable").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -196,7 +200,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     }
     receiver.accept().await.unwrap();
     until("the first message is delivered", SOON, async || {
-        Ok(told(&receiver)
+        Ok(deliveries(&receiver)
             .iter()
             .any(|request| request.taken)
             .then_some(()))
@@ -204,8 +208,8 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     .await
     .unwrap();
     let metric = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"delivered\"} ";
-    let sent = 2 + told(&receiver).len() + told(&other).len();
-    until("its outcome is known", SOON, async || {
+    let sent = 2 + deliveries(&receiver).len() + deliveries(&other).len();
+    until("the outcome is known", SOON, async || {
         let metrics = operator.metrics().await;
         let count = metrics
             .lines()

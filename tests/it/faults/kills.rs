@@ -13,12 +13,12 @@ use serde_json::json;
 use testbed::receiver::Receiver;
 use tokio::sync::watch;
 
-use super::ledger::{Ledger, made, version};
-use super::told::told;
+use super::deliveries::deliveries;
+use super::ledger::{Ledger, recorded_at, version};
 use super::{assert_order, assert_repeats_bounded, bare, caught_up};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
-/// Set it to repeat a run that failed.
+/// Variable that repeats a failed run.
 const SEED: &str = "QUARTERMASTER_TEST_SEED";
 
 const POINTS: usize = 5;
@@ -27,13 +27,13 @@ struct Plan {
     fields: usize,
     changes: usize,
     kills: usize,
-    /// How long the operator lives at most, from its start.
+    /// Maximum lifetime of an operator.
     life: Duration,
     flags: &'static [&'static str],
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_kills_lose_nothing() {
+async fn hundred_kills_lose_nothing() {
     let life = Duration::from_secs(1);
     run(
         "kills",
@@ -49,13 +49,13 @@ async fn a_hundred_kills_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nor_do_five_with_leader_election() {
-    // Each one first waits for the lease of the one before to end.
+async fn five_kills_with_leader_election_lose_nothing() {
+    // Each operator first waits until the previous operator's lease has expired.
     let flags = &[
         "--leader-elect",
-        "--lease-duration=3s",
-        "--lease-renew-deadline=2s",
-        "--lease-retry-period=100ms",
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=100ms",
     ];
     run(
         "kills-elect",
@@ -85,7 +85,7 @@ struct Life {
 /// Returns a random number generator and prints its seed; a given seed repeats a run.
 pub(super) fn seeded(name: &str) -> StdRng {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
-    // Past what the test harness captures: a run that hangs is to be repeated, too.
+    // The test harness does not capture this output: a hanging run has to be repeatable, too.
     let mut stderr = std::io::stderr();
     writeln!(stderr, "{name}: {SEED}={seed}").unwrap();
     StdRng::seed_from_u64(seed)
@@ -122,21 +122,18 @@ async fn run(name: &str, plan: Plan) {
     let ((changes, newest), (lives, _operators)) = tokio::join!(writer, killer);
     caught_up(&bed, &ledger, &receiver, &newest).await;
 
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    let repeated = assert_repeats_bounded(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    let repeated = assert_repeats_bounded(&deliveries);
     let covered = assert_no_change_missed(&ledger, &changes, &lives);
-    assert!(
-        covered > 0,
-        "the rule about changes that a later one follows was never put to the test"
-    );
+    assert!(covered > 0, "no change was followed by a later one");
     let entries: usize = ledger.fields().values().map(Vec::len).sum();
     let mut stderr = std::io::stderr();
     writeln!(
         stderr,
         "{name}: {} changes, {entries} entries, {} messages, {repeated} entries repeated; {covered} changes had to be seen",
         changes.len(),
-        told.len(),
+        deliveries.len(),
     )
     .unwrap();
 }
@@ -149,7 +146,7 @@ fn point_name(point: usize) -> String {
     format!("point-{point}")
 }
 
-/// Changes fields at random, some several times in one breath, evenly over the operator's lives.
+/// Changes fields at random, some several times in quick succession, evenly over the operator's lives.
 async fn write(
     bed: &Bed,
     plan: &Plan,
@@ -188,8 +185,8 @@ async fn write(
     )
 }
 
-/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that stands in its
-/// messages. The dead are kept for their logs.
+/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that its messages carry. The
+/// dead operators are kept for their logs.
 async fn live_and_die(
     bed: &Bed,
     plan: &Plan,
@@ -206,7 +203,7 @@ async fn live_and_die(
         let mut settings = Settings::default()
             .kubeconfig(kubeconfig.clone())
             .flag(&format!("--cluster-name=life-{life}"));
-        // The last one has to live, also on a slow machine: its lease is the product's own.
+        // The last operator has to live, also on a slow machine: its lease times are the product's own.
         let flags = if life < plan.kills {
             plan.flags
         } else {
@@ -216,7 +213,7 @@ async fn live_and_die(
         let from = now();
         let mut operator = Operator::launch(bed, settings).await;
         if life == plan.kills {
-            // It sees each of the changes that are left.
+            // The operator sees each of the changes that are left.
             operator.ready().await;
         }
         started.send_replace(life + 1);
@@ -241,7 +238,8 @@ fn now() -> Duration {
         .unwrap()
 }
 
-/// Between two entries of one field that were made in one life, every change is an entry. Gives how many there were.
+/// Asserts that between two entries of one field that were recorded in one life, every change is an entry. Returns the
+/// number of those changes.
 fn assert_no_change_missed(ledger: &Ledger, changes: &[Change], lives: &[Life]) -> usize {
     let mut made_by: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for change in changes {
@@ -254,9 +252,10 @@ fn assert_no_change_missed(ledger: &Ledger, changes: &[Change], lives: &[Life]) 
     for (field, entries) in &ledger.fields() {
         let recorded: HashSet<u64> = entries.iter().map(version).collect();
         for (number, life) in lives.iter().enumerate() {
-            // Ids tell whole milliseconds.
+            // Ids have whole milliseconds.
             let of_life = entries.iter().filter(|entry| {
-                (life.from.as_millis()..=life.to.as_millis()).contains(&made(entry).as_millis())
+                (life.from.as_millis()..=life.to.as_millis())
+                    .contains(&recorded_at(entry).as_millis())
             });
             let of_life: Vec<u64> = of_life.map(version).collect();
             let (Some(first), Some(last)) = (of_life.iter().min(), of_life.iter().max()) else {

@@ -1,4 +1,4 @@
-//! Every entry that ever stood in a status, as a watch of the test's own shows them.
+//! Every entry that a status ever held, from a watch of the test's own.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use qm_api::tracked_field::Entry;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::told::Told;
+use super::deliveries::Delivery;
 use crate::support::Bed;
 
-/// Keeps what every status ever held, from its start to its drop.
+/// A record of what every status ever held, from its start to its drop.
 pub struct Ledger {
     seen: Arc<Mutex<BTreeMap<String, Seen>>>,
     _watch: JoinSet<()>,
@@ -24,14 +24,13 @@ pub struct Ledger {
 
 #[derive(Default)]
 struct Seen {
-    /// In the order in which they stood, each as it stood last.
+    /// Entries in the order of their first appearance, each in its last state.
     entries: Vec<Entry>,
     places: HashMap<String, usize>,
     largest: usize,
 }
 
 impl Ledger {
-    /// Watches the `TrackedField`s of the test's namespace.
     pub fn open(bed: &Bed) -> Self {
         let seen = Arc::<Mutex<BTreeMap<String, Seen>>>::default();
         let (api, notes) = (bed.api::<TrackedField>(), Arc::clone(&seen));
@@ -54,7 +53,7 @@ impl Ledger {
         }
     }
 
-    /// The entries of each `TrackedField`, in order.
+    /// Returns the entries of each `TrackedField`, in order.
     pub fn fields(&self) -> BTreeMap<String, Vec<Entry>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.iter()
@@ -62,7 +61,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Length of the longest status that this `TrackedField` had, in bytes of JSON.
+    /// Returns the length of the longest status that this `TrackedField` had, in bytes of JSON.
     pub fn largest(&self, field: &str) -> usize {
         self.seen
             .lock()
@@ -71,9 +70,9 @@ impl Ledger {
             .map_or(0, |seen| seen.largest)
     }
 
-    /// Ids of entries that no receiver took.
-    pub fn untold(&self, told: &[Told]) -> Vec<String> {
-        let taken = told
+    /// Returns ids of entries that no receiver accepted.
+    pub fn undelivered(&self, deliveries: &[Delivery]) -> Vec<String> {
+        let taken = deliveries
             .iter()
             .filter(|request| request.taken)
             .flat_map(|request| &request.entries);
@@ -101,14 +100,14 @@ impl Seen {
     }
 }
 
-/// When an entry was made, since the epoch: its id says to the millisecond.
-pub fn made(entry: &Entry) -> Duration {
+/// Returns when an entry was recorded, since the epoch: its id has the millisecond.
+pub fn recorded_at(entry: &Entry) -> Duration {
     let id = Uuid::parse_str(entry.id.as_deref().unwrap()).unwrap();
     let (seconds, nanoseconds) = id.get_timestamp().unwrap().to_unix();
     Duration::new(seconds, nanoseconds)
 }
 
-/// The version of the resource that an entry tells of.
+/// Returns the version of the entry's resource.
 pub fn version(entry: &Entry) -> u64 {
     entry.resource_version.as_deref().unwrap().parse().unwrap()
 }

@@ -1,4 +1,4 @@
-//! What must hold when processes are killed, connections cut, answers lost and receivers down.
+//! Guarantees that hold when processes are killed, connections cut, answers lost and receivers down.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
+use self::deliveries::{Delivery, deliveries};
 use self::ledger::Ledger;
-use self::told::{Told, told};
 use crate::support::{Bed, Operator, Settings, fill_tracker_role};
 
 mod answers;
 mod apiserver;
 mod campaign;
+mod deliveries;
 mod each_write;
 mod flood;
 mod hanging;
@@ -27,16 +28,15 @@ mod replicas;
 mod rest;
 mod silence;
 mod standby;
-mod told;
 mod watches;
 
-/// How long the operator may take to catch up with all that a test did to it.
+/// Maximum time in which the operator catches up with all changes of a test.
 const CAUGHT_UP: Duration = Duration::from_secs(90);
 
-/// Group of a kind that may be as large as any object, and that the operator watches whole.
+/// Group of a kind whose objects may have any size, and that the operator watches whole.
 const MAPS: &str = "maps.example.com";
 
-/// A namespace where nobody makes the Pods of the many Deployments.
+/// Returns a namespace where no controller creates the Pods of the many Deployments.
 async fn bare(name: &str) -> Bed {
     static SERVED: OnceCell<()> = OnceCell::const_new();
     let bed = Bed::bare(name).await;
@@ -68,7 +68,7 @@ async fn serve_maps(bed: &Bed) {
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
 }
 
-/// An operator behind a proxy that tells one receiver of Deployments.
+/// An operator behind a proxy, which sends changes of Deployments to one receiver.
 struct Scene {
     receiver: Receiver,
     ledger: Ledger,
@@ -78,15 +78,15 @@ struct Scene {
 }
 
 impl Scene {
-    /// In order, and nothing twice.
-    fn assert_well_told(&self) {
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
+    /// Asserts that entries arrived in order, and none twice.
+    fn assert_sent_in_order(&self) {
+        let deliveries = deliveries(&self.receiver);
+        assert_order(&self.ledger, &deliveries);
+        assert_no_repeats(&deliveries);
     }
 }
 
-/// Each of the Deployments has one replica, and that was told.
+/// Prepares a scene in which each of the Deployments has one replica, and the receiver has these entries.
 async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
@@ -116,7 +116,7 @@ async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
     }
 }
 
-/// Waits until the receiver took every entry that ever stood in a status, and every status says so.
+/// Waits until the receiver accepted every entry that a status ever held, and every status says so.
 async fn caught_up(
     bed: &Bed,
     ledger: &Ledger,
@@ -136,17 +136,17 @@ async fn caught_up(
                 );
                 let waiting = history.iter().filter(|entry| entry.is_pending()).count();
                 anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
-                let (stands, seen) = (history.last(), ledger.fields().remove(field));
+                let (last_stored, seen) = (history.last(), ledger.fields().remove(field));
                 let id = |entry: Option<&Entry>| entry.and_then(|entry| entry.id.clone());
                 anyhow::ensure!(
-                    id(seen.unwrap_or_default().last()) == id(stands),
+                    id(seen.unwrap_or_default().last()) == id(last_stored),
                     "our own watch of {field} lags behind"
                 );
             }
-            let untold = ledger.untold(&told(receiver));
+            let undelivered = ledger.undelivered(&deliveries(receiver));
             anyhow::ensure!(
-                untold.is_empty(),
-                "never told, though they stood in a status: {untold:?}"
+                undelivered.is_empty(),
+                "never sent, although a status held them: {undelivered:?}"
             );
             Ok(Some(()))
         },
@@ -154,64 +154,64 @@ async fn caught_up(
     caught_up.await.unwrap();
 }
 
-/// Each field's entries came in the order in which they stood in its status.
-fn assert_order(ledger: &Ledger, told: &[Told]) {
+/// Asserts that each field's entries arrived in the order of its status.
+fn assert_order(ledger: &Ledger, deliveries: &[Delivery]) {
     for (field, entries) in ledger.fields() {
         let stood: Vec<&str> = entries
             .iter()
             .filter_map(|entry| entry.id.as_deref())
             .collect();
-        let mut came: Vec<&str> = Vec::new();
-        for entry in told
+        let mut arrived: Vec<&str> = Vec::new();
+        for entry in deliveries
             .iter()
             .flat_map(|request| &request.entries)
             .filter(|entry| entry.field == field)
         {
-            if !came.contains(&entry.id.as_str()) {
-                came.push(&entry.id);
+            if !arrived.contains(&entry.id.as_str()) {
+                arrived.push(&entry.id);
             }
         }
-        assert_eq!(came, stood, "the order of {field}");
+        assert_eq!(arrived, stood, "the order of {field}");
     }
 }
 
-/// No entry was told twice.
-fn assert_no_repeats(told: &[Told]) {
+/// Asserts that no entry was sent twice.
+fn assert_no_repeats(deliveries: &[Delivery]) {
     let mut times: HashMap<&str, usize> = HashMap::new();
-    for entry in told.iter().flat_map(|request| &request.entries) {
+    for entry in deliveries.iter().flat_map(|request| &request.entries) {
         *times.entry(&entry.id).or_default() += 1;
     }
     times.retain(|_, times| *times > 1);
-    assert!(times.is_empty(), "told more than once: {times:?}");
+    assert!(times.is_empty(), "sent more than once: {times:?}");
 }
 
-/// An entry is told again only when its sender died, or froze, with the request that carried it: the last one that it
-/// sent to that contact point. Senders are called `life-1`, `life-2` and so on. Gives how many entries were told again.
-fn assert_repeats_bounded(told: &[Told]) -> usize {
+/// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
+/// that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
+fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         last.insert((&request.path, &request.sender), at);
     }
-    let life = |at: usize| -> usize { told[at].sender["life-".len()..].parse().unwrap() };
-    let mut came: HashMap<&str, usize> = HashMap::new();
+    let life = |at: usize| -> usize { deliveries[at].sender["life-".len()..].parse().unwrap() };
+    let mut arrived: HashMap<&str, usize> = HashMap::new();
     let mut repeated = 0;
-    for (at, request) in told.iter().enumerate() {
+    for (at, request) in deliveries.iter().enumerate() {
         for entry in &request.entries {
-            let Some(before) = came.insert(&entry.id, at) else {
+            let Some(before) = arrived.insert(&entry.id, at) else {
                 continue;
             };
             assert_ne!(
                 life(before),
                 life(at),
-                "told twice by one sender: {entry:?}"
+                "sent twice by one sender: {entry:?}"
             );
-            // What a frozen sender had under way comes after its successor's.
+            // A request that a frozen sender had in flight comes after those of its successor.
             let older = if life(before) < life(at) { before } else { at };
-            let sender = told[older].sender.as_str();
+            let sender = deliveries[older].sender.as_str();
             assert_eq!(
                 last[&(request.path.as_str(), sender)],
                 older,
-                "{entry:?} was told again, but {sender} went on after it had told of it"
+                "{entry:?} was sent again, but {sender} continued after its delivery"
             );
             repeated += 1;
         }

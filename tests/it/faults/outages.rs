@@ -14,7 +14,7 @@ use testbed::wait::until;
 use crate::support::{Bed, Operator, SOON, Settings};
 
 /// Backoff longer than any test waits.
-const BACKOFF: [&str; 2] = ["--retry-min=30m", "--retry-max=30m"];
+const BACKOFF: [&str; 2] = ["--backoff-min=30m", "--backoff-max=30m"];
 
 async fn app(bed: &Bed, name: &str) {
     bed.create::<AppService>(
@@ -73,7 +73,7 @@ async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
         .await
         .unwrap();
     }
-    until("the Pod is made", SOON, async || {
+    until("the Pod is created", SOON, async || {
         bed.api::<Pod>()
             .get_opt("shell-pod")
             .await
@@ -84,7 +84,7 @@ async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
     operator.child().check_running().unwrap();
 }
 
-/// As when etcd is out of space: reads and the apiserver's own checks succeed.
+/// The equivalent of etcd without space: reads and the apiserver's own checks succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_objects_are_reconciled_soon_after_writes_succeed_again() {
     const APPS: [&str; 5] = ["app-0", "app-1", "app-2", "app-3", "app-4"];
@@ -131,7 +131,7 @@ async fn failed_objects_are_reconciled_soon_after_writes_succeed_again() {
 
 /// Neither the backoff nor a change of the object triggers an earlier retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn object_is_not_tried_again_before_the_retry_after_of_a_429() {
+async fn object_is_not_retried_before_the_retry_after_of_a_429() {
     const AFTER: u32 = 15;
     let bed = Bed::shared("later").await;
     let (proxy, file) = bed.through_proxy().await;
@@ -177,7 +177,7 @@ async fn object_is_not_tried_again_before_the_retry_after_of_a_429() {
     let other = tried(&creates.name("other"));
     assert!(
         other[0] - busy[0] < after,
-        "it had to wait, too: {:?}",
+        "the object had to wait, too: {:?}",
         other[0] - busy[0]
     );
 }

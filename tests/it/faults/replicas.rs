@@ -1,4 +1,4 @@
-//! Two replicas, one of which acts: the leader is frozen past its lease, or told to stop.
+//! Two replicas, one of which acts: the leader is frozen past its lease, or terminated.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use testbed::proxy::{Fault, Lost, Match, Point, Proxy, Then, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
+use super::deliveries::deliveries;
 use super::flood::{maps, set_map, track_map};
 use super::ledger::Ledger;
-use super::told::told;
 use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up, own};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
 const ROUNDS: usize = 3;
-/// Another account with the same rights: the audit log then tells the replicas apart.
+/// Another account with the same permissions: the audit log then tells the replicas apart.
 const OTHER: &str = "quartermaster-other";
 
 struct Scene {
@@ -32,7 +32,7 @@ struct Scene {
     bed: Bed,
 }
 
-/// The audit log of its control plane tells of no other operator.
+/// The control plane has no other operator in its audit log.
 async fn scene(name: &str) -> Scene {
     let bed = own(name).await;
     let receiver = Receiver::start().unwrap();
@@ -96,7 +96,7 @@ fn field_name(field: usize) -> String {
 }
 
 impl Scene {
-    /// Starts replica number `life`: they take turns with the two accounts.
+    /// Starts replica number `life`: replicas use the two accounts in turn.
     async fn replica(&self, life: usize) -> Operator {
         let file = self
             .bed
@@ -104,15 +104,17 @@ impl Scene {
             .kubeconfig_for_service_account(SYSTEM, account(life))
             .await
             .unwrap();
-        // What is under way at a shutdown has time also on a slow machine.
+        // In-flight work at a shutdown has time also on a slow machine.
         Operator::start(
             &self.bed,
-            candidate(life).kubeconfig(file).flag("--drain=10s"),
+            candidate(life)
+                .kubeconfig(file)
+                .flag("--graceful-shutdown-timeout=10s"),
         )
         .await
     }
 
-    /// Changes fields one after the other until `enough`. Gives the newest values.
+    /// Changes fields one after the other until `enough`. Returns the newest values.
     async fn write(&self, enough: &AtomicBool) -> HashMap<String, String> {
         let mut newest = HashMap::new();
         for replicas in 2.. {
@@ -127,17 +129,17 @@ impl Scene {
         newest
     }
 
-    /// Waits until the receiver was told something by replica `life`, and then something more.
+    /// Waits until replica `life` has sent a message, and then another one.
     async fn telling(&self, life: usize) {
         let sender = format!("life-{life}");
         let by = || {
-            told(&self.receiver)
+            deliveries(&self.receiver)
                 .iter()
                 .filter(|request| request.sender == sender)
                 .count()
         };
         let before = by();
-        until(format!("{sender} tells something"), SOON, async || {
+        until(format!("{sender} sends something"), SOON, async || {
             Ok((by() > before + POINTS).then_some(()))
         })
         .await
@@ -153,7 +155,8 @@ fn account(life: usize) -> &'static str {
     }
 }
 
-/// How replica number `life` is started. The lease is the product's own: of a shorter one a slow machine ends a leader.
+/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow machine
+/// ends a leader.
 pub(super) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
@@ -161,7 +164,7 @@ pub(super) fn candidate(life: usize) -> Settings {
 }
 
 pub(super) async fn leads(operator: &Operator) {
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         let metrics = operator.metrics().await;
         let leads = |line: &str| {
             line.starts_with("leader_election_master_status{") && line.ends_with("} 1")
@@ -173,7 +176,7 @@ pub(super) async fn leads(operator: &Operator) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
+async fn leader_frozen_past_its_lease_writes_nothing_more() {
     let scene = scene("frozen").await;
     let enough = AtomicBool::new(false);
     let freezes = async {
@@ -193,7 +196,7 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
             assert_eq!(
                 ended.code(),
                 Some(1),
-                "it ends by itself: {}",
+                "the process exits by itself: {}",
                 leader.child().log_tail()
             );
             assert_wrote_nothing(&scene, life, mark).await;
@@ -205,12 +208,12 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
     };
     let (newest, _last) = tokio::join!(scene.write(&enough), freezes);
     caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
-    let told = told(&scene.receiver);
-    assert_order(&scene.ledger, &told);
-    assert_repeats_bounded(&told);
+    let deliveries = deliveries(&scene.receiver);
+    assert_order(&scene.ledger, &deliveries);
+    assert_repeats_bounded(&deliveries);
 }
 
-/// Since `mark` no write of this replica took effect, but for one Event.
+/// Asserts that since `mark` no write of this replica took effect, but for one Event.
 async fn assert_wrote_nothing(
     scene: &Scene,
     life: usize,
@@ -234,7 +237,7 @@ async fn assert_wrote_nothing(
     );
 }
 
-/// Since `thawed` this replica told each contact point at most the one request that it was about to.
+/// Asserts that since `thawed` this replica sent each contact point at most one request, the one in preparation.
 fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     let mut sent = HashSet::new();
     for request in scene
@@ -253,12 +256,13 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     }
 }
 
-/// What waits for its next attempt when the process is stopped is due when it goes on, before it knows of its loss.
+/// An attempt that was pending when the process was stopped is due when the process continues, before it knows that it lost
+/// the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
+async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
     let bed = bare("thawed").await;
-    // One for each message: to each there is a connection that lasts, so that sending takes but a moment.
+    // One receiver for each message: each has an open connection, so that sending takes only a moment.
     let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
     leads(&leader).await;
@@ -301,17 +305,19 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
             .await;
     }
     let due = async || Ok((frozen.elapsed() > Duration::from_secs(AFTER)).then_some(()));
-    until("what was put off is due", SOON, due).await.unwrap();
+    until("the postponed attempts are due", SOON, due)
+        .await
+        .unwrap();
     receivers.iter().for_each(Receiver::forget);
     leader.child().thaw().unwrap();
     let ended = leader.child().wait(SOON).await.unwrap();
     assert_eq!(
         ended.code(),
         Some(1),
-        "it ends by itself: {}",
+        "the process exits by itself: {}",
         leader.child().log_tail()
     );
-    // By then all has arrived that the other one sent.
+    // By then all messages of the other replica have arrived.
     bed.scale("web", 2).await;
     for at in 0..receivers.len() {
         bed.delivered(
@@ -322,15 +328,15 @@ async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
     }
     let late = receivers
         .iter()
-        .flat_map(told)
+        .flat_map(deliveries)
         .filter(|request| request.sender == "life-0")
         .count();
     assert_eq!(late, 0, "sent without the lease");
 }
 
-/// A cache shows as waiting what another replica has delivered since.
+/// A cache shows entries as Pending that another replica has delivered since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
+async fn new_leader_with_a_stale_cache_repeats_nothing() {
     let bed = bare("lags").await;
     let receiver = Receiver::start().unwrap();
     let ledger = Ledger::open(&bed);
@@ -343,7 +349,7 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
     bed.waiting("it", "DeliveryFailing").await;
-    // That is what this one's cache shows, and goes on to show.
+    // The cache of this replica shows that state, and continues to do so.
     let (proxy, file) = bed.through_proxy().await;
     let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
     let frozen = proxy.freeze(Match::watch("trackedfields"));
@@ -353,22 +359,24 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     leader.kill();
     leads(&standby).await;
     let listed = Match::verb(Verb::List).resource("trackedfields");
-    until("it has listed what waits, or sent it", SOON, async || {
-        Ok((proxy.count(&listed) > 1 || told(&receiver).len() > 1).then_some(()))
-    })
+    until(
+        "the replica has listed the waiting entries, or sent them",
+        SOON,
+        async || Ok((proxy.count(&listed) > 1 || deliveries(&receiver).len() > 1).then_some(())),
+    )
     .await
     .unwrap();
     bed.scale("web", 2).await;
     bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    let told = told(&receiver);
-    assert_order(&ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&receiver);
+    assert_order(&ledger, &deliveries);
+    assert_no_repeats(&deliveries);
 }
 
-/// Of a kind that has to be asked for, unlike the three that every cluster has.
+/// The operator discovers this kind, unlike the three that every cluster has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standby_sees_what_happens_while_nobody_leads() {
+async fn standby_observes_changes_while_nobody_leads() {
     let bed = bare("warm").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -378,7 +386,7 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
     bed.delivered("map", &[("Created", Some("1"))]).await;
     let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
     let listed = |line: &str| line.contains("\"listed\"") && line.contains("\"maps\"");
-    until("it has listed", SOON, async || {
+    until("the replica has listed", SOON, async || {
         Ok(standby.logs().lines().any(listed).then_some(()))
     })
     .await
@@ -403,8 +411,8 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     let (proxy, file) = bed.through_proxy().await;
     // Long times, so that no pause of a slow machine ends the lease.
     let times = [
-        "--lease-duration=100s",
-        "--lease-renew-deadline=90s",
+        "--leader-elect-lease-duration=100s",
+        "--leader-elect-renew-deadline=90s",
         "--leader-elect",
     ];
     let settings = times
@@ -418,7 +426,7 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     )
     .await;
     let leading = format!("leader_election_master_status{{name=\"{LEASE}\"}} 1");
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         Ok(leader.metrics().await.contains(&leading).then_some(()))
     })
     .await
@@ -470,8 +478,8 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     assert!(leader.metrics().await.contains(&leading));
 }
 
-/// An operator that leads through a proxy, with a lease of its own and these times; requests that renew the lease; and
-/// the lease.
+/// Starts an operator that leads through a proxy, with a lease of its own and these times. Returns it, the match of
+/// requests that renew the lease, and the lease.
 async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
     let bed = Bed::shared(lease).await;
     let (proxy, file) = bed.through_proxy().await;
@@ -485,7 +493,7 @@ async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, A
         .flag(&format!("--leader-election-id={lease}"));
     let operator = Operator::start(&bed, settings).await;
     let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
-    until("it leads", SOON, async || {
+    until("the replica leads", SOON, async || {
         Ok(operator.metrics().await.contains(&line).then_some(()))
     })
     .await
@@ -495,7 +503,7 @@ async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, A
     (bed, proxy, operator, renewals, api)
 }
 
-/// Waits until the lease is renewed anew; it is still the first acquisition.
+/// Waits until the lease is renewed again; it is still the first acquisition.
 async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     let spec = async || api.get(lease).await.map(|lease| lease.spec.unwrap());
     let before = spec().await.unwrap();
@@ -509,10 +517,13 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     assert_eq!(after.lease_transitions, before.lease_transitions);
 }
 
-/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that it knew.
+/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
-    let times = ["--lease-duration=100s", "--lease-renew-deadline=90s"];
+    let times = [
+        "--leader-elect-lease-duration=100s",
+        "--leader-elect-renew-deadline=90s",
+    ];
     let (_bed, proxy, mut leader, renewals, api) = leading("late", &times).await;
     let late = proxy.inject(
         renewals.clone(),
@@ -527,7 +538,7 @@ async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
 
 /// A proxy sends each renewal twice, or loses each answer: the lease shows that the leader has renewed it.
 #[rstest]
-#[case::sent_twice("twice", Fault::Repeat)]
+#[case::duplicated("twice", Fault::Repeat)]
 #[case::unanswered("unanswered", Fault::LoseAnswer(Lost::Cut))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
@@ -536,8 +547,8 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
 ) {
     const DEADLINE: Duration = Duration::from_secs(15);
     let times = [
-        "--lease-duration=20s".to_owned(),
-        format!("--lease-renew-deadline={}s", DEADLINE.as_secs()),
+        "--leader-elect-lease-duration=20s".to_owned(),
+        format!("--leader-elect-renew-deadline={}s", DEADLINE.as_secs()),
     ];
     let (_bed, proxy, mut leader, renewals, api) = leading(lease, &[&times[0], &times[1]]).await;
     let faults = proxy.inject(renewals, Times::Always, fault);
@@ -554,7 +565,7 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_told_to_stop_hands_over() {
+async fn terminated_leader_releases_its_lease() {
     let scene = scene("handover").await;
     let enough = AtomicBool::new(false);
     let handovers = async {
@@ -568,7 +579,7 @@ async fn a_leader_that_is_told_to_stop_hands_over() {
             assert_eq!(
                 ended.code(),
                 Some(0),
-                "it ends well: {}",
+                "the process exits with 0: {}",
                 leader.child().log_tail()
             );
             leads(&standby).await;
@@ -580,7 +591,7 @@ async fn a_leader_that_is_told_to_stop_hands_over() {
     };
     let (newest, _last) = tokio::join!(scene.write(&enough), handovers);
     caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
-    let told = told(&scene.receiver);
-    assert_order(&scene.ledger, &told);
-    assert_no_repeats(&told);
+    let deliveries = deliveries(&scene.receiver);
+    assert_order(&scene.ledger, &deliveries);
+    assert_no_repeats(&deliveries);
 }

@@ -1,4 +1,4 @@
-//! At rest nothing is written, however often everything is looked at.
+//! At rest nothing is written, however often the operator reconciles.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::support::{ACCOUNT, Operator, SYSTEM, Settings, TOKEN};
 
 const FIELDS: usize = 1000;
 const TARGETS: usize = 20;
-/// How long it may take until all is told: two writes for each, on a slow machine.
+/// Maximum time until everything is sent: two writes for each field, on a slow machine.
 const SETTLED: Duration = Duration::from_mins(3);
-/// How long nothing may be written.
+/// Time in which nothing may be written.
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// How many entries the receiver took with it.
+/// Returns the number of entries that the receiver accepted with a request.
 fn entries(request: &Request) -> usize {
     if !request.answered.is_some_and(|status| status.is_success()) {
         return 0;
@@ -33,7 +33,7 @@ fn entries(request: &Request) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_fields_at_rest_cost_no_write() {
+async fn thousand_fields_at_rest_cost_no_write() {
     let bed = own("rest").await;
     let receiver = Receiver::start().unwrap();
     receiver.at_path("/stopped", Reply::status(StatusCode::FORBIDDEN));
@@ -65,7 +65,7 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
             .await;
         })
         .await;
-    // Those that wait are at rest too.
+    // Waiting fields are at rest too.
     bed.track("no-target", "Deployment", "nothing", "replicas", "hook")
         .await;
     bed.track("no-point", "Deployment", "target-0", "replicas", "nothing")
@@ -76,14 +76,14 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     let mut settings = Settings::default();
     for flag in [
         "--leader-elect",
-        "--resync=15s",
-        "--secret-reread=5s",
-        "--stopped-retry=5s",
+        "--sync-period=15s",
+        "--secret-refresh-period=5s",
+        "--stopped-retry-period=5s",
     ] {
         settings = settings.flag(flag);
     }
     let _operator = Operator::start(bed, settings).await;
-    // Told first: to look at all statuses again and again would cost more than to write them.
+    // This assertion is first: reconciling all objects again and again would cost more than writing all statuses.
     let all = |requests: &[Arc<Request>]| {
         requests
             .iter()
@@ -92,17 +92,17 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
             >= FIELDS
     };
     receiver.wait_for(SETTLED, all).await.unwrap();
-    let settled = until("every status says so", SETTLED, async || {
+    let settled = until("every status is final", SETTLED, async || {
         let fields = bed
             .api::<TrackedField>()
             .list(&ListParams::default())
             .await?
             .items;
         let histories = fields.iter().map(|field| field.history().unwrap());
-        let told = histories
+        let all_sent = histories
             .filter(|entries| matches!(&entries[..], [entry] if !entry.is_pending()))
             .count();
-        anyhow::ensure!(told == FIELDS, "{told} do");
+        anyhow::ensure!(all_sent == FIELDS, "{all_sent} do");
         Ok(Some(()))
     });
     settled.await.unwrap();
@@ -116,19 +116,20 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     }
 
     let mark = bed.plane.audit().mark().await.unwrap();
-    let asked = receiver.requests().len();
+    let before = receiver.requests().len();
     tokio::time::sleep(WINDOW).await;
     let requests = bed.plane.audit().requests(mark).await.unwrap();
-    let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let operator_user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let (writes, reads): (Vec<_>, Vec<_>) = requests
         .iter()
         .map(|request| &request.subject)
-        .filter(|it| it.user == ours)
+        .filter(|it| it.user == operator_user)
         .partition(|it| it.is_write());
     let (lease, others): (Vec<_>, Vec<_>) =
         writes.into_iter().partition(|it| it.resource == "leases");
     assert!(others.is_empty(), "{others:?}");
-    // What was counted was alive: it renewed its lease, looked at every target, read its Secret, asked who had refused.
+    // The operator was alive: it renewed its lease, read every target and the Secret, and retried the stopped
+    // contact point.
     assert!(lease.len() > 10, "{}", lease.len());
     let of = |resource: &str| {
         reads
@@ -138,7 +139,7 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     };
     assert!(of("deployments") > FIELDS, "{}", of("deployments"));
     assert!(of("secrets") > 5, "{}", of("secrets"));
-    let late = receiver.requests()[asked..].to_vec();
+    let late = receiver.requests()[before..].to_vec();
     assert!(
         late.iter().all(|request| request.path == "/stopped") && late.len() > 3,
         "{late:?}"

@@ -1,4 +1,4 @@
-//! An apiserver that does not answer, and watches that say nothing.
+//! An apiserver that does not answer, and silent watches.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
+async fn hanging_reconcile_is_cancelled_and_blocks_no_other() {
     let scene = scene(
         "hangs",
         &["web", "other"],
@@ -36,7 +36,7 @@ async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
         .bed
         .delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    // Longer than a loop may be stuck: each pass is dropped before.
+    // Longer than a hang that the operator tolerates: each hanging reconcile is cancelled before.
     for hits in 2..=4 {
         hanging.wait_for_hits(hits, SOON).await.unwrap();
         scene.assert_alive().await;
@@ -46,11 +46,11 @@ async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_apiserver_that_answers_nothing_is_asked_again() {
+async fn requests_without_answer_are_retried() {
     let scene = scene("mute", &["web", "other"], &["--api-timeout=1s"]).await;
     let hanging = scene.proxy.inject(Match::any(), Times::Always, Fault::Hang);
     scene.bed.scale("web", 2).await;
@@ -59,10 +59,10 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
     scene.proxy.end_watches(&Match::any(), Ending::MidEvent);
     let watches = scene.proxy.count(&Match::watch("deployments"));
     scene.bed.scale("other", 2).await;
-    let asked = until("the watch is asked for again and again", SOON, async || {
+    let retried = until("the watch is requested again and again", SOON, async || {
         Ok((scene.proxy.count(&Match::watch("deployments")) > watches + 1).then_some(()))
     });
-    asked.await.unwrap();
+    retried.await.unwrap();
     scene.assert_alive().await;
     hanging.take_back();
     for name in ["web", "other"] {
@@ -71,11 +71,11 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
             .delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
+async fn leader_without_renewals_exits_and_another_takes_the_lease() {
     let elect = "--leader-elect";
     let mut scene = scene("lease", &["web", "other"], &[elect]).await;
     let blocked = scene.proxy.inject(
@@ -90,21 +90,21 @@ async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
         "{}",
         scene.operator.child().log_tail()
     );
-    assert!(blocked.hits() > 0, "it ended for another reason");
+    assert!(blocked.hits() > 0, "the process exited for another reason");
     scene.bed.scale("web", 2).await;
-    // This one reaches the apiserver itself.
+    // This operator reaches the apiserver itself.
     let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_that_fall_silent_are_given_up() {
+async fn silent_watches_are_restarted() {
     let scene = scene("silent", &["web", "other"], &["--watch-timeout=2s"]).await;
-    // The apiserver ends each of them after two seconds, and nobody hears of it.
+    // The apiserver ends each watch after two seconds, and the operator does not notice.
     let frozen = scene.proxy.freeze_running(Match::verb(Verb::Watch));
     scene.bed.scale("web", 2).await;
     scene.bed.deployment("new", 1).await;
@@ -123,12 +123,12 @@ async fn watches_that_fall_silent_are_given_up() {
     scene.bed.delivered("new", &[("Created", Some("1"))]).await;
     scene.bed.ready("new").await;
     assert!(frozen.hits() > 0, "they were never silent");
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_watch_never_shows_is_found_in_time() {
-    let scene = scene("hidden", &["web", "other"], &["--resync=3s"]).await;
+async fn change_missing_from_a_watch_is_found_in_time() {
+    let scene = scene("hidden", &["web", "other"], &["--sync-period=3s"]).await;
     let watches = Match::watch("deployments");
     let begun = scene.proxy.count(&watches);
     let hidden = scene
@@ -155,16 +155,16 @@ async fn what_a_watch_never_shows_is_found_in_time() {
     assert_eq!(
         (hidden.hits(), scene.proxy.count(&watches)),
         (2, begun),
-        "no watch and no list told of it"
+        "no watch and no list showed it"
     );
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
+async fn expired_list_is_restarted() {
     let scene = scene("gone", &["web", "other"], &[]).await;
     let watches = Match::verb(Verb::Watch);
-    let gone = scene
+    let expired = scene
         .proxy
         .inject(watches.clone(), Times::First(9), Fault::Gone);
     let hidden = scene
@@ -176,7 +176,10 @@ async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
     hidden.wait_for_hits(2, SOON).await.unwrap();
     hidden.take_back();
     scene.proxy.end_watches(&watches, Ending::Gone);
-    gone.wait_for_hits(9, Duration::from_mins(1)).await.unwrap();
+    expired
+        .wait_for_hits(9, Duration::from_mins(1))
+        .await
+        .unwrap();
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))])
@@ -185,5 +188,5 @@ async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
         .bed
         .delivered("other", &[("Created", Some("1"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }

@@ -9,9 +9,9 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use super::bare;
+use super::deliveries::deliveries;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
-use super::told::told;
 use super::{assert_no_repeats, assert_order};
 use crate::support::{Bed, Operator, SOON, Settings};
 
@@ -67,7 +67,7 @@ impl Pair {
     }
 
     /// Returns how often the standby requested a list of Deployments, and a single one.
-    fn asked(&self) -> (usize, usize) {
+    fn request_counts(&self) -> (usize, usize) {
         let listed = Match::any().resource("deployments").and(|request| {
             request.verb == Verb::List || request.query.contains("sendInitialEvents=true")
         });
@@ -75,15 +75,15 @@ impl Pair {
         (self.proxy.count(&listed), self.proxy.count(&read))
     }
 
-    fn assert_well_told(&self) {
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
+    fn assert_sent_in_order(&self) {
+        let deliveries = deliveries(&self.receiver);
+        assert_order(&self.ledger, &deliveries);
+        assert_no_repeats(&deliveries);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_records_a_return_to_the_value_that_it_saw_last() {
+async fn new_leader_records_a_return_to_its_last_seen_value() {
     let mut pair = Pair::start("back").await;
     let watch = Match::watch("deployments");
     let cut = pair.proxy.freeze(watch.clone());
@@ -100,7 +100,7 @@ async fn new_leader_records_a_return_to_the_value_that_it_saw_last() {
     leads(&pair.standby).await;
     expected.push(("Updated", Some("1")));
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,7 +114,7 @@ async fn new_leader_lists_once_whatever_is_tracked() {
             .await;
         pair.bed.delivered(field, &[("Created", Some("1"))]).await;
     }
-    assert_eq!(pair.asked(), (1, 0));
+    assert_eq!(pair.request_counts(), (1, 0));
     pair.leader.kill();
     for field in &fields {
         pair.bed.scale(field, 2).await;
@@ -125,13 +125,13 @@ async fn new_leader_lists_once_whatever_is_tracked() {
             .delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;
     }
-    assert_eq!(pair.asked(), (2, 0));
-    pair.assert_well_told();
+    assert_eq!(pair.request_counts(), (2, 0));
+    pair.assert_sent_in_order();
 }
 
 /// A connection died silently while this replica was a standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_sees_what_a_silent_watch_did_not_show() {
+async fn new_leader_finds_changes_missing_from_a_silent_watch() {
     let mut pair = Pair::start("silent").await;
     let silent = pair.proxy.freeze_running(Match::watch("deployments"));
     pair.leader.kill();
@@ -145,12 +145,12 @@ async fn new_leader_sees_what_a_silent_watch_did_not_show() {
         expected.push(("Updated", Some(value)));
     }
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }
 
-/// Somebody restored the `TrackedField` from a backup.
+/// A user restored the `TrackedField` from a backup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newest_value_is_recorded_again_when_the_history_lost_it() {
+async fn newest_value_is_recorded_again_after_its_loss_from_the_history() {
     let bed = bare("restored").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -168,7 +168,7 @@ async fn newest_value_is_recorded_again_when_the_history_lost_it() {
         .await
         .unwrap();
     until(
-        "the value is recorded once more, and told",
+        "the value is recorded once more, and sent",
         SOON,
         async || {
             let history = bed.history("web").await;
@@ -181,19 +181,20 @@ async fn newest_value_is_recorded_again_when_the_history_lost_it() {
     .await
     .unwrap();
     bed.delivered("web", &expected).await;
-    let told = told(&receiver);
+    let deliveries = deliveries(&receiver);
     assert_eq!(
-        told.iter()
+        deliveries
+            .iter()
             .map(|request| request.entries.len())
             .sum::<usize>(),
         3
     );
-    assert_no_repeats(&told);
+    assert_no_repeats(&deliveries);
 }
 
 /// A streamed list comes from the apiserver's cache, which may be staler than the last leader's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_leader_never_records_a_past_that_it_is_shown() {
+async fn new_leader_never_records_a_stale_value() {
     let mut pair = Pair::start("lagging").await;
     let past = pair.bed.api::<Deployment>().get("web").await.unwrap();
     pair.bed.scale("web", 2).await;
@@ -227,5 +228,5 @@ async fn new_leader_never_records_a_past_that_it_is_shown() {
     pair.bed.scale("web", 4).await;
     expected.push(("Updated", Some("4")));
     pair.bed.delivered("web", &expected).await;
-    pair.assert_well_told();
+    pair.assert_sent_in_order();
 }

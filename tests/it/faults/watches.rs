@@ -1,4 +1,4 @@
-//! Watches that end, and events that never come.
+//! Watches that end, and missing events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Scene {
         self.watches().await;
     }
 
-    /// Waits until one watch of the Deployments runs: one that is asked for may not be answered yet.
+    /// Waits until one watch of the Deployments runs: a requested watch may not be answered yet.
     async fn watches(&self) {
         let one = until("one watch of Deployments runs", SOON, async || {
             Ok((self.proxy.running_watches(&Match::watch("deployments")) == 1).then_some(()))
@@ -33,7 +33,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_resumes_misses_nothing() {
+async fn resumed_watch_misses_nothing() {
     let scene = scene("resumed", &["web"], &[]).await;
     let mut expected = vec!["1".to_owned()];
     let writes = async {
@@ -69,15 +69,15 @@ async fn one_that_resumes_misses_nothing() {
         .filter_map(|entry| entry.value.clone())
         .collect();
     assert_eq!(values, expected, "every change is an entry");
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_gap_there_is_one_entry_for_the_net_change() {
+async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
     let scene = scene("gap", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
-    // A -> B -> C, B never seen; then a change there and back; then deleted and made again; then deleted.
+    // A -> B -> C, B never seen; then a change there and back; then deleted and recreated; then deleted.
     for step in ["net", "back", "anew", "gone"] {
         let hidden = scene.proxy.hide(Match::watch("deployments"), |event| {
             event.kind != "BOOKMARK"
@@ -111,7 +111,7 @@ async fn after_a_gap_there_is_one_entry_for_the_net_change() {
         scene.end(Ending::Gone).await;
         bed.delivered("web", &expected).await;
         if step != "gone" {
-            // A marker: what the list showed was taken in before it.
+            // A marker: the operator has processed the list before it.
             bed.scale("web", 9).await;
             expected.push(("Updated", Some("9")));
             bed.delivered("web", &expected).await;
@@ -120,22 +120,22 @@ async fn after_a_gap_there_is_one_entry_for_the_net_change() {
             bed.delivered("web", &expected).await;
         }
     }
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
-/// What is tracked before it exists is read, and found to be absent. The answer comes late.
+/// A target that is tracked before it exists is read, with the result 404. The answer comes late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_that_the_watch_has_overtaken_ends_nothing() {
+async fn read_older_than_the_watch_deletes_nothing() {
     let scene = scene("overtaken", &["web"], &[]).await;
     let bed = &scene.bed;
-    let (asked, shown) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (requested, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let late = Fault::hook(Point::AfterApplied, {
-        let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+        let (requested, answered) = (Arc::clone(&requested), Arc::clone(&answered));
         move |_| {
-            let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+            let (requested, answered) = (Arc::clone(&requested), Arc::clone(&answered));
             async move {
-                asked.notify_one();
-                shown.notified().await;
+                requested.notify_one();
+                answered.notified().await;
                 Then::GoOn
             }
         }
@@ -147,16 +147,16 @@ async fn a_read_that_the_watch_has_overtaken_ends_nothing() {
     );
     bed.track("late", "Deployment", "late", "replicas", "hook")
         .await;
-    timeout(SOON, asked.notified())
+    timeout(SOON, requested.notified())
         .await
-        .expect("what is followed from the middle of a watch is read");
+        .expect("a target that joins a running watch is read");
     bed.deployment("late", 1).await;
-    // A marker: what the watch showed before was taken in.
+    // A marker: the operator has processed the earlier watch events.
     bed.scale("web", 2).await;
     bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    shown.notify_one();
-    until("it is read once more", SOON, async || {
+    answered.notify_one();
+    until("the target is read once more", SOON, async || {
         Ok((scene
             .proxy
             .count(&Match::verb(Verb::Get).resource("deployments").name("late"))
@@ -168,14 +168,15 @@ async fn a_read_that_the_watch_has_overtaken_ends_nothing() {
     bed.scale("late", 2).await;
     bed.delivered("late", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }
 
-/// An apiserver that lags behind the others must not show an object of ours as it was before we wrote it.
+/// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's own
+/// write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_ours_is_listed_as_it_is_now() {
+async fn operator_objects_are_listed_up_to_date() {
     let scene = scene("newest", &["web"], &[]).await;
-    let asked = |resource: &'static str| {
+    let requested = |resource: &'static str| {
         let seen = scene.proxy.requests();
         let of = move |seen: &Arc<Seen>| {
             seen.request.resource == resource && seen.request.name.is_none()
@@ -192,11 +193,14 @@ async fn what_is_ours_is_listed_as_it_is_now() {
                 format!("{resource} are listed {lists} times, then watched"),
                 SOON,
                 async || {
-                    let asked = asked(resource);
-                    let all = asked.iter().filter(|(verb, _)| *verb == Verb::List).count();
+                    let requested = requested(resource);
+                    let all = requested
+                        .iter()
+                        .filter(|(verb, _)| *verb == Verb::List)
+                        .count();
                     Ok(
                         (all == lists && scene.proxy.running_watches(&Match::watch(resource)) == 1)
-                            .then_some(asked),
+                            .then_some(requested),
                     )
                 },
             );
@@ -217,5 +221,5 @@ async fn what_is_ours_is_listed_as_it_is_now() {
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
-    scene.assert_well_told();
+    scene.assert_sent_in_order();
 }

@@ -1,18 +1,17 @@
-//! What the Helm chart makes of its values.
+//! Output of the Helm chart for its values.
 
 use std::path::Path;
 
 use serde_json::json;
 
-use super::same::{assert_alerts_are_of_the_job_of, kustomized};
+use super::equivalence::{assert_alerts_are_of_the_job_of, kustomized};
 use super::*;
 use crate::support::SYSTEM;
 use crate::support::tool;
 
-/// Where the chart is.
 pub const CHART: &str = "charts/quartermaster";
 
-/// Labels that Helm's users expect, and that nobody else sets.
+/// Labels that only Helm's users expect.
 const HELMS_OWN: [&str; 4] = [
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
@@ -20,15 +19,15 @@ const HELMS_OWN: [&str; 4] = [
     "helm.sh/chart",
 ];
 
-/// helm, built if it is not there.
+/// Returns helm, and builds it if it is missing.
 pub async fn helm() -> &'static str {
     tool("helm").await
 }
 
-/// Whether helm does it, and what it says.
+/// Runs helm template; returns whether helm succeeded, and its output.
 pub async fn template(values: &[&str]) -> (bool, String) {
     let fixed = ["template", "quartermaster", CHART, "--namespace", SYSTEM];
-    told(
+    result_of(
         &tree_command(helm().await)
             .args(fixed)
             .args(values)
@@ -38,14 +37,14 @@ pub async fn template(values: &[&str]) -> (bool, String) {
     )
 }
 
-/// The objects with these values.
-pub async fn made(values: &[&str]) -> BTreeMap<String, Value> {
-    let (done, said) = template(values).await;
-    assert!(done, "{values:?}: {said}");
-    objects(&said)
+/// Returns the objects that the chart renders with these values.
+pub async fn rendered(values: &[&str]) -> BTreeMap<String, Value> {
+    let (done, output) = template(values).await;
+    assert!(done, "{values:?}: {output}");
+    objects(&output)
 }
 
-/// Takes away what only Helm's users expect.
+/// Removes the metadata that only Helm's users expect.
 fn plain(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(plain),
@@ -68,41 +67,45 @@ fn plain(value: &mut Value) {
 }
 
 #[tokio::test]
-async fn with_default_values_it_is_config_default() {
+async fn default_values_render_config_default() {
     let plained = |objects: BTreeMap<String, Value>| {
         objects.into_iter().map(|(name, mut object)| {
             plain(&mut object);
             (name, object)
         })
     };
-    let ours: BTreeMap<_, _> = plained(made(&[]).await).collect();
-    let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
-    // helm makes it by itself: --create-namespace.
-    assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
-    assert_eq!(
-        ours.keys().collect::<Vec<_>>(),
-        theirs.keys().collect::<Vec<_>>()
+    let from_chart: BTreeMap<_, _> = plained(rendered(&[]).await).collect();
+    let mut from_kustomize: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
+    // helm creates it by itself: --create-namespace.
+    assert!(
+        from_kustomize
+            .remove(&format!("v1 Namespace -/{SYSTEM}"))
+            .is_some()
     );
-    for (name, object) in &ours {
-        assert_eq!(object, &theirs[name], "{name}");
+    assert_eq!(
+        from_chart.keys().collect::<Vec<_>>(),
+        from_kustomize.keys().collect::<Vec<_>>()
+    );
+    for (name, object) in &from_chart {
+        assert_eq!(object, &from_kustomize[name], "{name}");
     }
 }
 
 #[tokio::test]
-async fn it_is_without_a_fault() {
-    let (done, said) = told(
+async fn chart_passes_lint() {
+    let (done, output) = result_of(
         &tree_command(helm().await)
             .args(["lint", "--strict", CHART])
             .output()
             .await
             .unwrap(),
     );
-    assert!(done, "{said}");
+    assert!(done, "{output}");
 }
 
-/// What an apiserver makes of it: nothing is refused, and no field is unknown.
+/// The apiserver accepts the output of the chart: no rejection, and no unknown field.
 #[tokio::test]
-async fn an_apiserver_takes_it_with_any_values() {
+async fn apiserver_accepts_the_chart_with_any_values() {
     let Bed {
         plane, namespace, ..
     } = Bed::shared("chart").await;
@@ -118,7 +121,7 @@ async fn an_apiserver_takes_it_with_any_values() {
          extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443,networkPolicy.egress.to[0].to[0].ipBlock.cidr=10.0.0.1/32",
         "0".repeat(64)
     );
-    let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
+    let nothing = "crds.install=false,rbac.create=false,rbac.userRoles=false,serviceAccount.create=false,serviceAccount.name=mine,\
                    admissionPolicies.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,metrics.enabled=false,\
                    topologySpread.enabled=false";
     let some = format!("watchNamespaces={{{namespace}}},controllers={{*,-myingress}},replicas=1");
@@ -145,7 +148,7 @@ async fn an_apiserver_takes_it_with_any_values() {
             .output()
             .await
             .unwrap();
-        let (done, manifests) = told(&output);
+        let (done, manifests) = result_of(&output);
         assert!(done, "{manifests}");
         let dry = [
             "create",
@@ -156,23 +159,23 @@ async fn an_apiserver_takes_it_with_any_values() {
             "-f",
             "-",
         ];
-        // What is there already, of the test's own install, is applied over.
+        // The apply changes existing objects of the test's own installation.
         let crds = manifests
             .split("---\n")
             .filter(|it| !it.contains("kind: CustomResourceDefinition"));
-        let said = plane
+        let output = plane
             .run_kubectl(&dry, &crds.collect::<Vec<_>>().join("---\n"))
             .await
             .unwrap();
-        assert!(said.contains("deployment.apps/"), "{said}");
+        assert!(output.contains("deployment.apps/"), "{output}");
     }
 }
 
 #[tokio::test]
-async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
+async fn network_policy_of_metrics_is_replaced_by_a_value() {
     let from = async |value: &str| {
-        let made = made(&["--set", value]).await;
-        let (_, policy) = made
+        let rendered = rendered(&["--set", value]).await;
+        let (_, policy) = rendered
             .iter()
             .find(|(name, _)| name.contains(" NetworkPolicy "))
             .unwrap();
@@ -189,12 +192,12 @@ async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
     );
 }
 
-/// Where no Lease says that the operator runs, its silence is no reason to give up.
+/// Without a Lease that shows a running operator, its silence is no reason to end.
 #[tokio::test]
-async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
+async fn uninstall_job_waits_for_an_operator_without_a_lease() {
     let waits = async |values: &str| {
-        let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
-        let (_, job) = made
+        let rendered = rendered(&["--set", &format!("crds.keep=false{values}")]).await;
+        let (_, job) = rendered
             .iter()
             .find(|(name, _)| name.contains(" Job "))
             .unwrap();
@@ -207,35 +210,35 @@ async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
     assert!(!waits("").await);
     assert!(
         !waits(",rbac.create=false").await,
-        "it reads the Lease by a Role of its own"
+        "the Job reads the Lease with its own Role"
     );
     assert!(waits(",replicas=1,leaderElection.enabled=false").await);
 }
 
-/// The Job that uninstalls reads the Lease that the operator holds, and can do no more with it.
+/// The Job that uninstalls may read the Lease of the operator, and nothing else.
 #[tokio::test]
-async fn its_uninstall_reads_the_lease() {
+async fn uninstall_job_reads_the_lease() {
     for (values, name) in [
         ("", "quartermaster"),
         (",leaderElection.id=mine,rbac.create=false", "mine"),
     ] {
-        let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
+        let rendered = rendered(&["--set", &format!("crds.keep=false{values}")]).await;
         let named = |kind: &str| {
             format!("rbac.authorization.k8s.io/v1 {kind} {SYSTEM}/quartermaster-uninstall")
         };
         let read = json!([{ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get"] }]);
-        assert_eq!(made[&named("Role")]["rules"], read, "{values}");
+        assert_eq!(rendered[&named("Role")]["rules"], read, "{values}");
         assert_eq!(
-            made[&named("RoleBinding")]["roleRef"]["name"],
+            rendered[&named("RoleBinding")]["roleRef"]["name"],
             "quartermaster-uninstall",
             "{values}"
         );
     }
 }
 
-/// What helm says at its end.
+/// helm prints this at its end.
 #[tokio::test]
-async fn its_last_words_fit_what_was_installed() {
+async fn notes_match_the_values() {
     let notes_in = async |namespace: &str, values: &str| {
         let fixed = [
             "install",
@@ -247,15 +250,15 @@ async fn its_last_words_fit_what_was_installed() {
             "--set",
             values,
         ];
-        let (done, said) = told(
+        let (done, output) = result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
                 .await
                 .unwrap(),
         );
-        assert!(done, "{said}");
-        said.split_once("\nNOTES:\n").unwrap().1.to_owned()
+        assert!(done, "{output}");
+        output.split_once("\nNOTES:\n").unwrap().1.to_owned()
     };
     let notes = async |values: &str| notes_in(SYSTEM, values).await;
     let (example, metrics) = (
@@ -264,26 +267,26 @@ async fn its_last_words_fit_what_was_installed() {
     );
     let label = "kubectl label namespace NAMESPACE metrics=enabled";
     let plain = notes("replicas=2").await;
-    for words in [
+    for expected in [
         example,
         metrics,
         label,
         "kubectl get quartermaster -A",
         "quartermaster uninstall --purge",
     ] {
-        assert!(plain.contains(words), "{words}: {plain}");
+        assert!(plain.contains(expected), "{expected}: {plain}");
     }
-    // The examples are elsewhere, and others' objects are not its own.
+    // The examples are elsewhere, and objects of others are not the user's own.
     let some = notes("watchNamespaces={a,b}").await;
-    for words in [
+    for expected in [
         "kubectl get quartermaster -n b\n",
         "quartermaster uninstall -n a\n  quartermaster uninstall -n b\n",
     ] {
-        assert!(some.contains(words), "{words}: {some}");
+        assert!(some.contains(expected), "{expected}: {some}");
     }
-    // Its Lease is where it is, by its name, or `uninstall` would not find that it runs.
+    // The Lease may have another place and name, which `uninstall` needs to see that the operator runs.
     let lease = "--operator-namespace=ops --leader-election-id=mine";
-    for (values, words) in [
+    for (values, expected) in [
         (
             "watchNamespaces={a}",
             format!("quartermaster uninstall -n a {lease}\n"),
@@ -292,14 +295,14 @@ async fn its_last_words_fit_what_was_installed() {
             "replicas=2",
             format!("quartermaster uninstall --purge {lease}\n"),
         ),
-        // Whoever has the CRDs may have them for more than this one.
+        // Other releases may use the CRDs of this one.
         (
             "crds.install=false",
             format!("quartermaster uninstall {lease}\n"),
         ),
     ] {
-        let said = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
-        assert!(said.contains(&words), "{words}: {said}");
+        let output = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
+        assert!(output.contains(&expected), "{expected}: {output}");
     }
     assert!(
         !some.contains(example) && !some.contains("--purge"),
@@ -313,19 +316,23 @@ async fn its_last_words_fit_what_was_installed() {
         assert!(!notes(open).await.contains(metrics), "{open}");
     }
     assert!(!notes("networkPolicy.enabled=false").await.contains(label));
-    let gone = "deletes every object of its kinds in every namespace, and then the CRDs";
-    assert!(notes("crds.keep=false").await.contains(&format!("{gone}.")));
+    let warning = "deletes every object of its kinds in every namespace, and then the CRDs";
+    assert!(
+        notes("crds.keep=false")
+            .await
+            .contains(&format!("{warning}."))
+    );
     let some = notes("crds.keep=false,watchNamespaces={a}").await;
     assert!(
         some.contains(&format!(
-            "{gone}: all that\nother releases look after goes, too"
+            "{warning}: all that\nother releases look after goes, too"
         )),
         "{some}"
     );
 }
 
 #[tokio::test]
-async fn its_monitor_finds_its_service() {
+async fn monitor_selects_the_service() {
     for (values, scheme, tls) in [
         ("", "https", json!({ "insecureSkipVerify": true })),
         (
@@ -338,13 +345,14 @@ async fn its_monitor_finds_its_service() {
         ),
         (",metrics.secure=false", "http", Value::Null),
     ] {
-        let made = made(&[
+        let rendered = rendered(&[
             "--set",
             &format!("metrics.serviceMonitor.enabled=true{values}"),
         ])
         .await;
         let one = |kind: &str| {
-            made.iter()
+            rendered
+                .iter()
                 .find(|(name, _)| name.contains(&format!(" {kind} ")))
                 .unwrap()
                 .1
@@ -366,8 +374,8 @@ async fn its_monitor_finds_its_service() {
 }
 
 #[tokio::test]
-async fn its_certificate_is_mounted_where_it_is_looked_for() {
-    let deployment = &made(&[
+async fn certificate_is_mounted_at_the_path_of_the_flag() {
+    let deployment = &rendered(&[
         "--set",
         "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v",
     ])
@@ -393,8 +401,8 @@ async fn its_certificate_is_mounted_where_it_is_looked_for() {
 }
 
 #[tokio::test]
-async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
-    let made = async |values: &str| {
+async fn alerts_select_the_service_and_link_their_pages() {
+    let rendered = async |values: &str| {
         let fixed = [
             "template",
             "other",
@@ -404,29 +412,30 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
             "--set",
             values,
         ];
-        let (done, said) = told(
+        let (done, output) = result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
                 .await
                 .unwrap(),
         );
-        assert!(done, "{said}");
-        objects(&said)
+        assert!(done, "{output}");
+        objects(&output)
     };
-    let one = |made: &BTreeMap<String, Value>, kind: &str| {
-        made.iter()
+    let one = |rendered: &BTreeMap<String, Value>, kind: &str| {
+        rendered
+            .iter()
             .find(|(name, _)| name.contains(&format!(" {kind} ")))
             .map(|(_, object)| object.clone())
     };
     assert_eq!(
-        one(&made("replicas=2").await, "PrometheusRule"),
+        one(&rendered("replicas=2").await, "PrometheusRule"),
         None,
-        "it needs the Prometheus operator"
+        "the chart needs the Prometheus operator"
     );
     let values =
         "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
-    let plain = made(values).await;
+    let plain = rendered(values).await;
     let (rules, service) = (
         one(&plain, "PrometheusRule").unwrap(),
         one(&plain, "Service").unwrap(),
@@ -437,29 +446,33 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
         rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone()
     };
     let pages = rules.to_string().matches("runbook_url").count();
-    assert_eq!(pages, 0, "nobody knows where they are");
-    let elsewhere =
-        format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
-    let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
+    assert_eq!(pages, 0, "the location of the pages is unknown");
+    let elsewhere = format!(
+        "{values},metrics.prometheusRule.runbookBaseURL=https://docs.example.com/runbooks/"
+    );
+    let rules = one(&rendered(&elsewhere).await, "PrometheusRule").unwrap();
     assert_eq!(
         page(&rules),
         "https://docs.example.com/runbooks/QuartermasterDown.md"
     );
-    // What Prometheus fills in is left to it.
-    let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
+    // The chart leaves Prometheus' own templates alone.
+    let expected = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"]
         .as_str()
         .unwrap();
-    assert!(words.contains("{{ $labels.controller }}"), "{words}");
+    assert!(expected.contains("{{ $labels.controller }}"), "{expected}");
 }
 
 #[tokio::test]
-async fn its_dashboard_is_the_one_of_the_tree() {
-    let made = made(&["--set", "metrics.dashboard.enabled=true"]).await;
-    let dashboard = &made[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
+async fn dashboard_is_that_of_the_repository() {
+    let rendered = rendered(&["--set", "metrics.dashboard.enabled=true"]).await;
+    let dashboard = &rendered[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
-    let shown: Value =
+    let rendered_dashboard: Value =
         serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();
-    let ours =
+    let from_chart =
         std::fs::read_to_string(Path::new(ROOT).join("config/grafana/quartermaster.json")).unwrap();
-    assert_eq!(shown, serde_json::from_str::<Value>(&ours).unwrap());
+    assert_eq!(
+        rendered_dashboard,
+        serde_json::from_str::<Value>(&from_chart).unwrap()
+    );
 }

@@ -1,4 +1,4 @@
-//! The chart on a cluster: over what the documents' programs left, up, back, and away.
+//! The chart on a cluster: after the documents' programs, upgrade, rollback, and uninstall.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::chart::{CHART, helm};
 use super::*;
 use crate::support::{Operator, Plane, SOON, SYSTEM, bot_api};
 
-/// A cluster with nothing of ours, and helm for it.
+/// A cluster without Quartermaster, and helm for it.
 pub struct Site {
     pub bed: Bed,
     pub telegram: testbed::bot_api::BotApi,
@@ -43,18 +43,18 @@ impl Site {
         self.bed.plane.run_kubectl(arguments, "").await.unwrap()
     }
 
-    /// Whether helm does it, and what it says.
+    /// Runs helm; returns whether helm succeeded, and its output.
     async fn helm(&self, arguments: &[&str]) -> (bool, String) {
         helm_on(&self.bed.plane, &self.home, arguments).await
     }
 
     pub async fn done(&self, arguments: &[&str]) -> String {
-        let (done, said) = self.helm(arguments).await;
-        assert!(done, "{arguments:?}: {said}");
-        said
+        let (done, output) = self.helm(arguments).await;
+        assert!(done, "{arguments:?}: {output}");
+        output
     }
 
-    /// The values that lead to the world outside of the cluster.
+    /// Returns the values that point to the fakes outside of the cluster.
     pub fn outside(&self) -> String {
         let telegram = (
             "QUARTERMASTER_TELEGRAM_API_URL".to_owned(),
@@ -68,7 +68,7 @@ impl Site {
     }
 }
 
-/// Whether helm does it on this cluster, and what it says.
+/// Runs helm on this cluster; returns whether helm succeeded, and its output.
 async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bool, String) {
     let mut command = tree_command(helm().await);
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
@@ -77,11 +77,11 @@ async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bo
     command
         .env("KUBECONFIG", plane.admin_kubeconfig())
         .args(arguments);
-    told(&command.output().await.unwrap())
+    result_of(&command.output().await.unwrap())
 }
 
 #[tokio::test]
-async fn installed_upgraded_rolled_back_and_uninstalled() {
+async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);
     let kubectl = async |arguments: &[&str]| site.kubectl(arguments).await;
@@ -92,7 +92,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     };
     let crds = async || kubectl(&["get", "crd", "-o", "name"]).await.lines().count();
 
-    // Document 000's program was here.
+    // Document 000's program was installed here.
     bed.apply(include_str!("../crds/original.yaml")).await;
     let theirs = r#"{"apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": {"name": "theirs"}, "spec":
         {"type": "Telegram", "apiToken": {"secretName": "no", "key": "no"}, "telegramSpec": {"chatId": 1}}}"#;
@@ -111,38 +111,40 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "--set-string",
         &values,
     ];
-    let (came, said) = site.helm(&install).await;
+    let (succeeded, output) = site.helm(&install).await;
     assert!(
-        !came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"),
-        "{said}"
+        !succeeded
+            && output
+                .contains("add --take-ownership --force-conflicts --set crds.takeOwnership=true"),
+        "{output}"
     );
-    let said = done(
+    let output = done(
         &[
             &install[..],
             &[
                 "--take-ownership",
                 "--force-conflicts",
                 "--set",
-                "crds.takeOver=true",
+                "crds.takeOwnership=true",
             ],
         ]
         .concat(),
     )
     .await;
     assert!(
-        said.contains("STATUS: deployed") && said.contains("rollout status deployment/"),
-        "{said}"
+        output.contains("STATUS: deployed") && output.contains("rollout status deployment/"),
+        "{output}"
     );
-    assert_eq!(crds().await, registry::KINDS.len());
+    assert_eq!(crds().await, kinds::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     assert_eq!(operators.len(), 2);
-    examples_are_well(bed).await;
+    wait_for_examples(bed).await;
     drop(operators);
 
-    // Up, and back.
+    // Upgrade and rollback.
     let installed = args().await;
-    let said = done(&[
+    let output = done(&[
         "upgrade",
         "quartermaster",
         CHART,
@@ -153,9 +155,9 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "clusterName=prod",
     ])
     .await;
-    assert!(said.contains("STATUS: deployed"), "{said}");
+    assert!(output.contains("STATUS: deployed"), "{output}");
     assert!(args().await.contains("--cluster-name=prod"));
-    // By another name it is the same release still.
+    // An override of the full name does not make another release.
     let renamed = [
         "upgrade",
         "quartermaster",
@@ -166,10 +168,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "--set",
         "fullnameOverride=qm",
     ];
-    let said = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
+    let output = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
     assert!(
-        said.contains("name: qm-controller-manager\n") && !said.contains("not alone"),
-        "{said}"
+        output.contains("name: qm-controller-manager\n") && !output.contains("not alone"),
+        "{output}"
     );
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
@@ -177,17 +179,13 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     drop(operators);
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
 
-    what_another_release_may_have(&site).await;
+    second_release_installs_beside_the_first(&site).await;
 
-    // Away: what people made stays, and so do the CRDs.
+    // Uninstall: users' objects stay, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
-    assert_eq!(
-        before.lines().count(),
-        registry::KINDS.len() + 1,
-        "{before}"
-    );
-    // Its rights go while the operator runs.
+    assert_eq!(before.lines().count(), kinds::KINDS.len() + 1, "{before}");
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
     drop(operators);
@@ -196,7 +194,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
             crds().await,
             kubectl(&["get", kinds, "-A", "-o", "name"]).await
         ),
-        (registry::KINDS.len(), before)
+        (kinds::KINDS.len(), before)
     );
     let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = kubectl(&["get", names, "-o", "name"]).await;
@@ -207,9 +205,9 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     );
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
 
-    // CRDs that a release left behind may be another's, though something else that it installed is there.
+    // CRDs that a release left behind may belong to another one, although other objects of it exist.
     kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
-    let marks = [
+    let release_annotations = [
         "meta.helm.sh/release-name=quartermaster",
         &format!("meta.helm.sh/release-namespace={SYSTEM}"),
     ];
@@ -219,8 +217,8 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "annotate",
         "deployment",
         "web",
-        marks[0],
-        marks[1],
+        release_annotations[0],
+        release_annotations[1],
     ])
     .await;
     let another = [
@@ -232,21 +230,24 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         "--create-namespace",
         "--dry-run=server",
     ];
-    let (came, said) = site.helm(&another).await;
+    let (succeeded, output) = site.helm(&another).await;
     let take = [
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     assert!(
-        !came && said.contains("release quartermaster in quartermaster-system had it"),
-        "{said}"
+        !succeeded && output.contains("release quartermaster in quartermaster-system had it"),
+        "{output}"
     );
-    assert!(said.contains(&format!("add {}", take.join(" "))), "{said}");
+    assert!(
+        output.contains(&format!("add {}", take.join(" "))),
+        "{output}"
+    );
     done(&[&another[..], &take].concat()).await;
 
-    // And in again, to what is there, once what was installed without helm is out of the way.
+    // A new install adopts the remaining objects, once the objects that were installed without helm are deleted.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
     let elsewhere = [
@@ -259,20 +260,20 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     ];
     let without_crds = [&elsewhere[..], &["--set", "crds.install=false"]].concat();
     for install in [&install[..], &elsewhere, &another, &without_crds] {
-        let (came, said) = site.helm(&[install, &take].concat()).await;
+        let (succeeded, output) = site.helm(&[install, &take].concat()).await;
         assert!(
-            !came && said.contains(&format!("(kubectl {})", delete.join(" "))),
-            "{install:?}: {said}"
+            !succeeded && output.contains(&format!("(kubectl {})", delete.join(" "))),
+            "{install:?}: {output}"
         );
     }
     kubectl(&delete).await;
-    let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
+    let output = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
     assert!(
-        said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
-        "{said}"
+        output.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
+        "{output}"
     );
-    let said = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
-    assert!(!said.contains("not alone"), "{said}");
+    let output = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
+    assert!(!output.contains("not alone"), "{output}");
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     kubectl(&[
         "wait",
@@ -285,14 +286,14 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     assert_eq!(aws.balancers().await.unwrap().len(), 1);
 }
 
-/// Beside a release that is there, whatever is said to helm.
-async fn what_another_release_may_have(site: &Site) {
+/// A second release beside an existing one, with various values.
+async fn second_release_installs_beside_the_first(site: &Site) {
     let theirs = "release quartermaster in quartermaster-system, which is there";
     let take = [
         "--take-ownership",
         "--force-conflicts",
         "--set",
-        "crds.takeOver=true",
+        "crds.takeOwnership=true",
     ];
     let install = |name| {
         [
@@ -310,7 +311,7 @@ async fn what_another_release_may_have(site: &Site) {
         let all = site
             .kubectl(&["get", what, "-n", SYSTEM, "-o", columns])
             .await;
-        // The status of a Deployment is the cluster's.
+        // The cluster writes the status of a Deployment.
         let ours = |line: &&str| {
             line.starts_with("CustomResourceDefinition ")
                 || line.contains("quartermaster") && !line.starts_with("Deployment ")
@@ -321,22 +322,22 @@ async fn what_another_release_may_have(site: &Site) {
             .collect::<Vec<_>>()
     };
     let before = ours().await;
-    assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
+    assert!(before.len() > 4 * kinds::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
-            let (came, said) = site.helm(&[&install(name)[..], more].concat()).await;
+            let (succeeded, output) = site.helm(&[&install(name)[..], more].concat()).await;
             assert!(
-                !came && said.contains(&format!("belongs to {theirs}")),
-                "{said}"
+                !succeeded && output.contains(&format!("belongs to {theirs}")),
+                "{output}"
             );
             assert!(
-                said.contains("add --set crds.install=false") && !said.contains("take"),
-                "{said}"
+                output.contains("add --set crds.install=false") && !output.contains("take"),
+                "{output}"
             );
         }
     }
     let none =
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false";
     for (value, namespace, what) in [
         (
             "rbac.create=true",
@@ -344,7 +345,7 @@ async fn what_another_release_may_have(site: &Site) {
             "ClusterRole quartermaster-manager-role",
         ),
         (
-            "rbac.people=true",
+            "rbac.userRoles=true",
             "another",
             "ClusterRole quartermaster-contactpoint-viewer-role",
         ),
@@ -370,21 +371,24 @@ async fn what_another_release_may_have(site: &Site) {
             "--set",
             &values,
         ];
-        let (came, said) = site.helm(&[&install[..], &take].concat()).await;
-        let words = format!("{what} belongs to {theirs}: give this release another name");
-        assert!(!came && said.contains(&words), "{value}: {said}");
+        let (succeeded, output) = site.helm(&[&install[..], &take].concat()).await;
+        let expected = format!("{what} belongs to {theirs}: give this release another name");
+        assert!(
+            !succeeded && output.contains(&expected),
+            "{value}: {output}"
+        );
     }
     let install_there = ["install", "another", CHART, "-n", SYSTEM, "--set", none];
-    let (came, said) = site.helm(&install_there).await;
+    let (succeeded, output) = site.helm(&install_there).await;
     assert!(
-        !came
-            && said
+        !succeeded
+            && output
                 .contains("has the Lease quartermaster, with which only one of the two would act"),
-        "{said}"
+        "{output}"
     );
     assert_eq!(ours().await, before);
 
-    // One that acts everywhere: whoever comes beside it is told.
+    // The first release acts in the whole cluster: a second release reports that.
     for (values, uninstall) in [
         (
             "crds.install=false",
@@ -396,8 +400,8 @@ async fn what_another_release_may_have(site: &Site) {
         ),
     ] {
         let dry = ["--dry-run=server", "--set", values];
-        let said = site.done(&[&install("another")[..], &dry].concat()).await;
-        let notes = said.split_once("\nNOTES:\n").unwrap().1;
+        let output = site.done(&[&install("another")[..], &dry].concat()).await;
+        let notes = output.split_once("\nNOTES:\n").unwrap().1;
         assert!(
             notes.contains(
                 "It is not alone: quartermaster in quartermaster-system may act in the same"
@@ -425,9 +429,9 @@ async fn what_another_release_may_have(site: &Site) {
     site.done(&["uninstall", "another", "-n", "another"]).await;
 }
 
-/// With rights in its namespace alone, all that it is for works, and nothing is asked for in vain.
+/// With permissions in its namespace alone, everything works there, and the operator sends no forbidden request.
 #[tokio::test]
-async fn an_install_for_some_namespaces() {
+async fn namespaced_install_works_without_forbidden_requests() {
     let site = Site::new().await;
     site.kubectl(&["create", "namespace", "team"]).await;
     site.kubectl(&["create", "namespace", "others"]).await;
@@ -442,7 +446,7 @@ async fn an_install_for_some_namespaces() {
         "--set-string",
         &values,
     ];
-    let said = site
+    let output = site
         .done(
             &[
                 &install[..],
@@ -455,8 +459,8 @@ async fn an_install_for_some_namespaces() {
         )
         .await;
     let alone = "It is not alone: team in ops may act in the same namespaces";
-    assert!(!said.contains("not alone"), "{said}");
-    for (values, told) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
+    assert!(!output.contains("not alone"), "{output}");
+    for (values, reported) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
         let values = format!("crds.install=false,{values}");
         let beside = [
             "install",
@@ -468,17 +472,17 @@ async fn an_install_for_some_namespaces() {
             "--set",
             &values,
         ];
-        let said = site.done(&beside).await;
+        let output = site.done(&beside).await;
         assert_eq!(
-            (said.contains(alone), said.contains("not alone")),
-            (told, told),
-            "{values}: {said}"
+            (output.contains(alone), output.contains("not alone")),
+            (reported, reported),
+            "{values}: {output}"
         );
     }
     let since = site.bed.plane.audit().mark().await.unwrap();
     let operators = Operator::installed(&site.bed.plane, "ops", name).await;
     assert_eq!(operators.len(), 1);
-    // In one namespace, each has a Lease.
+    // In one namespace, each release has a Lease.
     let values = "crds.install=false,watchNamespaces={others}";
     let beside = [
         "install",
@@ -490,14 +494,14 @@ async fn an_install_for_some_namespaces() {
         "--set",
         values,
     ];
-    let (came, said) = site
+    let (succeeded, output) = site
         .helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat())
         .await;
-    let words = format!(
+    let expected = format!(
         "leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one"
     );
-    assert!(!came && said.contains(&words), "{said}");
-    // One that acts without has none that would be in the way.
+    assert!(!succeeded && output.contains(&expected), "{output}");
+    // An operator that acts without leader election has no Lease.
     let alone =
         "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
     site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone])
@@ -516,7 +520,7 @@ async fn an_install_for_some_namespaces() {
         "--from-literal=colour=blue",
     ])
     .await;
-    // One that all namespaces share.
+    // An object that all namespaces share.
     let (plane, client) = (bed.plane.clone(), bed.client.clone());
     Bed {
         plane,
@@ -549,7 +553,7 @@ async fn an_install_for_some_namespaces() {
     let subnets = json!({ "subnets": ["subnet-abc", "subnet-def"] });
     bed.create::<MyIngress>("front", json!({ "spec": subnets }))
         .await;
-    let well = [
+    let is_ready = [
         "contactpoint/chat",
         "configmapsync/copy",
         "myapp/app",
@@ -559,7 +563,7 @@ async fn an_install_for_some_namespaces() {
     bed.kubectl(
         &[
             &["wait", "--for=condition=Ready", "--timeout=60s"],
-            &well[..],
+            &is_ready[..],
         ]
         .concat(),
     )
@@ -574,7 +578,7 @@ async fn an_install_for_some_namespaces() {
         .collect();
     let refused: Vec<_> = ours.iter().filter(|request| request.lacked_right).collect();
     assert!(ours.len() > 20 && refused.is_empty(), "{refused:?}");
-    // kubectl fails where the answer is no.
+    // kubectl fails if the answer is no.
     for (namespace, may) in [("team", true), ("others", false)] {
         let asked = [
             "auth", "can-i", "list", "pods", "-n", namespace, "--as", &account,
@@ -584,9 +588,9 @@ async fn an_install_for_some_namespaces() {
     }
 }
 
-/// Whoever may do all in one namespace, and nothing beside it, installs what acts there.
+/// A user with all permissions in one namespace, and none outside, installs an operator for this namespace.
 #[tokio::test]
-async fn who_has_one_namespace_may_install_there() {
+async fn admin_of_one_namespace_may_install_there() {
     let Bed {
         plane, namespace, ..
     } = Bed::shared("tenant").await;
@@ -623,26 +627,27 @@ async fn who_has_one_namespace_may_install_there() {
         .await
         .unwrap_err();
     let values = format!(
-        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
+        "crds.install=false,rbac.create=false,rbac.userRoles=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
     );
     for way in [
         &["install", "team", CHART, "--set", &values][..],
         &["upgrade", "team", CHART, "--set", &values],
         &["uninstall", "team"],
     ] {
-        let (done, said) = helm_on(
+        let (done, output) = helm_on(
             &plane,
             &home,
             &[way, &["-n", &namespace, "--kube-as-user", &user]].concat(),
         )
         .await;
-        assert!(done, "{way:?}: {said}");
+        assert!(done, "{way:?}: {output}");
     }
 }
 
-/// Where CRDs are to go with the release, what they are for goes first, while the operator runs; what may not go keeps all of it.
+/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion keeps
+/// all of it.
 #[tokio::test]
-async fn crds_that_go_with_the_release_take_their_objects_along() {
+async fn crds_of_the_release_are_deleted_after_their_objects() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);
     let values = site.outside();
@@ -659,9 +664,9 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     site.done(&[&install[..], &["--set", "crds.keep=false"]].concat())
         .await;
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
-    examples_are_well(bed).await;
+    wait_for_examples(bed).await;
     let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
-    leaving_crds_out_takes_nothing(&site).await;
+    leaving_crds_out_deletes_nothing(&site).await;
 
     let balancer = aws.balancers().await.unwrap().remove(0);
     aws.protect(&balancer.arn, true).await.unwrap();
@@ -681,14 +686,17 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
             .args(args)
             .envs(container.env)
             .env("KUBECONFIG", &container.kubeconfig);
-        let (well, said) = told(&command.output().await.unwrap());
-        kubelet::end(&bed.plane, SYSTEM, &container.pod, well)
+        let (is_ready, output) = result_of(&command.output().await.unwrap());
+        kubelet::end(&bed.plane, SYSTEM, &container.pod, is_ready)
             .await
             .unwrap();
-        said
+        output
     };
-    let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
-    assert!(!gone && said.contains("DeletionProtected"), "{said}");
+    let ((uninstalled, _), output) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
+    assert!(
+        !uninstalled && output.contains("DeletionProtected"),
+        "{output}"
+    );
     let kept = [
         "get",
         "deployment,serviceaccount,crd",
@@ -703,11 +711,11 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
         "{kept}"
     );
 
-    // Its rights go while the operator runs.
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     aws.protect(&balancer.arn, false).await.unwrap();
-    let ((gone, helms), said) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
-    assert!(gone, "{helms}\n{said}");
+    let ((uninstalled, helms), output) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
+    assert!(uninstalled, "{helms}\n{output}");
     assert_eq!(aws.balancers().await.unwrap(), []);
     assert_eq!(
         site.kubectl(&[
@@ -738,10 +746,10 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// CRDs that are left out of a later release stay, and so do their objects, though they were to go with it; where helm would delete
-/// them, it is refused.
-async fn leaving_crds_out_takes_nothing(site: &Site) {
-    let kinds: Vec<_> = registry::KINDS.iter().map(KindInfo::crd_name).collect();
+/// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release; where
+/// helm would delete them, the chart fails.
+async fn leaving_crds_out_deletes_nothing(site: &Site) {
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),
         "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",
@@ -769,13 +777,13 @@ async fn leaving_crds_out_takes_nothing(site: &Site) {
     let annotate = ["annotate", "crd", "contactpoints.tg.azamaton.ru"];
     site.kubectl(&[&annotate[..], &["helm.sh/resource-policy-"]].concat())
         .await;
-    let (came, said) = site
+    let (succeeded, output) = site
         .helm(&[&upgrade[..], &["crds.install=false"]].concat())
         .await;
     let keep = [&annotate[..], &["helm.sh/resource-policy=keep"]].concat();
     assert!(
-        !came && said.contains(&format!("(kubectl {})", keep.join(" "))),
-        "{said}"
+        !succeeded && output.contains(&format!("(kubectl {})", keep.join(" "))),
+        "{output}"
     );
     site.kubectl(&keep).await;
     for value in ["crds.install=false", "crds.install=true"] {

@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use quartermaster::registry;
+use quartermaster::kinds;
 
 use super::*;
 use crate::support::{Bed, SYSTEM};
 
 async fn done(bed: &Bed, arguments: &[&str]) {
-    let (done, said) = make(&bed.plane, arguments).await;
-    assert!(done, "{arguments:?}: {said}");
+    let (done, printed) = make(&bed.plane, arguments).await;
+    assert!(done, "{arguments:?}: {printed}");
 }
 
 async fn crds(bed: &Bed) -> usize {
@@ -32,9 +32,9 @@ async fn nothing_left(bed: &Bed) {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// Takes away all that is there, while its operator runs.
+/// Removes the installation while its operator runs.
 pub async fn undeploy(bed: &Bed) {
-    // Its rights go while the operator runs.
+    // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     done(bed, &["undeploy"]).await;
     nothing_left(bed).await;
@@ -42,7 +42,7 @@ pub async fn undeploy(bed: &Bed) {
     done(bed, &["uninstall"]).await;
 }
 
-/// `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
+/// Runs `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
 pub async fn all_targets(bed: &Bed) {
     let config = || {
         [
@@ -55,11 +55,11 @@ pub async fn all_targets(bed: &Bed) {
     let done = async |arguments: &[&str]| done(bed, arguments).await;
 
     done(&["install"]).await;
-    assert_eq!(crds(bed).await, registry::KINDS.len());
-    let (is_deployed, said) = make(&bed.plane, &["deploy"]).await;
+    assert_eq!(crds(bed).await, kinds::KINDS.len());
+    let (is_deployed, printed) = make(&bed.plane, &["deploy"]).await;
     assert!(
-        !is_deployed && said.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),
-        "{said}"
+        !is_deployed && printed.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),
+        "{printed}"
     );
     let image = "registry.example.com/quartermaster:1.2.3";
     done(&["deploy", &format!("IMG={image}")]).await;
@@ -70,7 +70,7 @@ pub async fn all_targets(bed: &Bed) {
         .await
         .unwrap();
     assert_eq!(runs, image);
-    // As another program has it.
+    // The CRD of another program.
     let foreign = ["crd", "myapps.demo.rtfm.co.ua"];
     bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat())
         .await;
@@ -84,17 +84,17 @@ pub async fn all_targets(bed: &Bed) {
     done(&["install"]).await;
     done(&["uninstall"]).await;
     nothing_left(bed).await;
-    assert!(config() == before, "the checkout is as it was");
+    assert!(config() == before, "the checkout is unchanged");
 }
 
 #[tokio::test]
-async fn a_placeholder_is_no_image() {
+async fn placeholder_is_no_image() {
     let targets = ["deploy", "build-installer", "docker-push", "docker-buildx"];
     for (target, image) in targets
         .into_iter()
         .flat_map(|target| [(target, None), (target, Some("IMG="))])
     {
-        // None of these programs is there: whoever asks for one before refusing says so.
+        // None of these programs exists: a target that runs one before its own check prints the program's name.
         let unused = [
             "KUBECTL=/no/kubectl",
             "CONTAINER_TOOL=/no/docker",
@@ -107,29 +107,29 @@ async fn a_placeholder_is_no_image() {
             .output()
             .await
             .unwrap();
-        let (done, said) = told(&output);
-        assert!(!done, "{target}: {said}");
+        let (done, printed) = result_of(&output);
+        assert!(!done, "{target}: {printed}");
         assert!(
-            said.contains(&format!(
+            printed.contains(&format!(
                 "make {target}: IMG is still the placeholder quartermaster:latest"
             )),
-            "{said}"
+            "{printed}"
         );
         assert!(
-            said.contains(&format!(
+            printed.contains(&format!(
                 "  make {target} IMG=YOUR.REGISTRY/quartermaster:TAG\n"
             )),
-            "{said}"
+            "{printed}"
         );
-        assert!(!said.contains("/no/"), "{said}");
+        assert!(!printed.contains("/no/"), "{printed}");
     }
 }
 
 #[tokio::test]
-async fn nothing_is_undeployed_without_the_program_that_does_it() {
-    // kubectl is not there: whoever asks for it says so.
+async fn undeploy_deletes_nothing_without_its_programs() {
+    // kubectl does not exist: a target that runs it prints its name.
     let absent = ["QUARTERMASTER=/no/quartermaster", "KUBECTL=/no/kubectl"];
-    let (done, said) = told(
+    let (done, printed) = result_of(
         &tree_command("make")
             .arg("undeploy")
             .args(absent)
@@ -138,15 +138,15 @@ async fn nothing_is_undeployed_without_the_program_that_does_it() {
             .unwrap(),
     );
     assert!(
-        !done && said.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"),
-        "{said}"
+        !done && printed.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"),
+        "{printed}"
     );
-    assert!(!said.contains("/no/kubectl"), "{said}");
+    assert!(!printed.contains("/no/kubectl"), "{printed}");
 }
 
-/// There is no container engine where this runs, so what they are asked for is all that can be shown.
+/// No container engine exists on this machine, so the test can only show the commands.
 #[tokio::test]
-async fn what_the_container_tools_are_asked_for() {
+async fn container_tools_get_the_right_arguments() {
     let folder = Folder::new().unwrap();
     let (tool, log) = (folder.path().join("tool"), folder.path().join("log"));
     std::fs::write(
@@ -164,8 +164,8 @@ async fn what_the_container_tools_are_asked_for() {
             .output()
             .await
             .unwrap();
-        let (done, said) = told(&output);
-        assert!(done, "{arguments:?}: {said}");
+        let (done, printed) = result_of(&output);
+        assert!(done, "{arguments:?}: {printed}");
         let asked = std::fs::read_to_string(&log).unwrap();
         std::fs::remove_file(&log).unwrap();
         // The archive's folder has another name each time.

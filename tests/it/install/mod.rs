@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
 use testbed::process::Folder;
@@ -14,35 +14,34 @@ use tokio::process::Command;
 use crate::support::{Bed, TOKEN};
 
 mod chart;
+mod equivalence;
 mod helm;
 mod makefile;
-mod rights;
-mod same;
-mod upgraded;
+mod permissions;
+mod upgrade;
 mod values;
 mod walkthrough;
 mod workflows;
 
-/// The tree's root.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What runs the operator, as it is installed.
+/// Name of the Deployment that runs the operator, as installed.
 const DEPLOYMENT: &str = "quartermaster-controller-manager";
 
-/// Runs `make` in the tree, for this cluster, and gives its exit status and all that it wrote.
+/// Runs `make` in the repository, for this cluster, and returns whether it succeeded and its output.
 async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
     let kubectl = format!("KUBECTL={}", plane.binaries().join("kubectl").display());
-    let ours = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
+    let program = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
     let cache = Folder::new().unwrap();
     let mut command = tree_command("make");
-    command.args([&kubectl, ours]).args(arguments);
+    command.args([&kubectl, program]).args(arguments);
     command
         .env("KUBECONFIG", plane.admin_kubeconfig())
         .env("KUBECACHEDIR", cache.path());
-    told(&command.output().await.unwrap())
+    result_of(&command.output().await.unwrap())
 }
 
-/// A program in the tree's root that knows nothing of a `make` that runs this test.
+/// Returns a command in the repository's root that inherits nothing of a `make` that runs this test.
 fn tree_command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(ROOT).kill_on_drop(true);
@@ -52,23 +51,23 @@ fn tree_command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-fn told(output: &Output) -> (bool, String) {
-    let said = [&*output.stdout, &*output.stderr]
+fn result_of(output: &Output) -> (bool, String) {
+    let printed = [&*output.stdout, &*output.stderr]
         .map(|text| String::from_utf8_lossy(text).into_owned())
         .concat();
-    (output.status.success(), said)
+    (output.status.success(), printed)
 }
 
-/// The objects in this YAML, each by what it is and its name.
+/// Returns the objects in this YAML, by kind and name.
 fn objects(yaml: &str) -> BTreeMap<String, Value> {
     let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
     let count = all.len();
     let by_name: BTreeMap<_, _> = all.into_iter().map(named).collect();
-    assert_eq!(by_name.len(), count, "one object stands there twice");
+    assert_eq!(by_name.len(), count, "an object appears twice");
     by_name
 }
 
-/// An object, by what it is and its name.
+/// Returns an object with its key: kind and name.
 fn named(object: Value) -> (String, Value) {
     let [namespace, name] =
         ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or("-"));
@@ -76,7 +75,7 @@ fn named(object: Value) -> (String, Value) {
     (format!("{version} {kind} {namespace}/{name}"), object)
 }
 
-/// All files of a folder of the tree, in the order in which kubectl takes them.
+/// Returns all files of a folder of the repository, in kubectl's order.
 fn folder(name: &str) -> String {
     let mut files: Vec<_> = std::fs::read_dir(Path::new(ROOT).join(name))
         .unwrap()
@@ -89,8 +88,8 @@ fn folder(name: &str) -> String {
         .collect()
 }
 
-/// Has the examples be there, of every kind.
-async fn examples_are_there(bed: &Bed) {
+/// Creates the examples of every kind.
+async fn create_examples(bed: &Bed) {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["create", "namespace", "shop"]).await;
     kubectl(&[
@@ -102,15 +101,15 @@ async fn examples_are_there(bed: &Bed) {
     .await;
     let token = format!("--from-literal=token={TOKEN}");
     kubectl(&["create", "secret", "generic", "telegram-cp-token", &token]).await;
-    let said = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
+    let printed = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
     assert!(
-        said.contains("appservice.kosmos.io/appservice-sample created"),
-        "{said}"
+        printed.contains("appservice.kosmos.io/appservice-sample created"),
+        "{printed}"
     );
 }
 
-/// Waits until the examples that have a condition are well: all but the `TrackedField`.
-async fn conditions_are_well(bed: &Bed) {
+/// Waits until the examples that have a condition are ready: all but the `TrackedField`.
+async fn wait_for_conditions(bed: &Bed) {
     let all_but_one = [
         "contactpoint/telegram-cp",
         "configmapsync/configmapsync-sample",
@@ -118,7 +117,7 @@ async fn conditions_are_well(bed: &Bed) {
         "appservice/appservice-sample",
         "myingress/myapp",
     ];
-    assert_eq!(all_but_one.len() + 1, registry::KINDS.len());
+    assert_eq!(all_but_one.len() + 1, kinds::KINDS.len());
     let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
     bed.plane
         .run_kubectl(&[&wait, &all_but_one[..]].concat(), "")
@@ -126,10 +125,10 @@ async fn conditions_are_well(bed: &Bed) {
         .unwrap();
 }
 
-/// Has the examples be there, of every kind, and waits until all of them are well.
-async fn examples_are_well(bed: &Bed) {
-    examples_are_there(bed).await;
-    conditions_are_well(bed).await;
+/// Creates the examples of every kind, and waits until all of them are ready.
+async fn wait_for_examples(bed: &Bed) {
+    create_examples(bed).await;
+    wait_for_conditions(bed).await;
     bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))])
         .await;
     bed.waiting("nginx-deployment-replicas", "").await;

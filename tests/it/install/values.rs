@@ -1,17 +1,17 @@
-//! Which values the chart takes, and that the operator then takes them, too.
+//! Values that the chart accepts, and that the operator then accepts, too.
 
 use std::collections::BTreeSet;
 
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command as Subcommand};
 
-use super::chart::{CHART, helm, made, template};
+use super::chart::{CHART, helm, rendered, template};
 use super::*;
 use crate::support::SYSTEM;
 
-/// Every flag of `run`, but the one that the Pod's own namespace gives, with the value that sets it.
+/// Every flag of `run`, but the one that the Pod's own namespace sets, with the value that sets it.
 #[tokio::test]
-async fn every_flag_is_reached() {
+async fn every_flag_has_a_value() {
     let flags = [
         (
             "leader-elect",
@@ -24,19 +24,19 @@ async fn every_flag_is_reached() {
             "--leader-election-id=mine",
         ),
         (
-            "lease-duration",
+            "leader-elect-lease-duration",
             "leaderElection.leaseDuration=20s",
-            "--lease-duration=20s",
+            "--leader-elect-lease-duration=20s",
         ),
         (
-            "lease-renew-deadline",
+            "leader-elect-renew-deadline",
             "leaderElection.renewDeadline=8s",
-            "--lease-renew-deadline=8s",
+            "--leader-elect-renew-deadline=8s",
         ),
         (
-            "lease-retry-period",
+            "leader-elect-retry-period",
             "leaderElection.retryPeriod=1s",
-            "--lease-retry-period=1s",
+            "--leader-elect-retry-period=1s",
         ),
         (
             "metrics-bind-address",
@@ -134,7 +134,7 @@ async fn every_flag_is_reached() {
     ];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
-    let shown = run
+    let help = run
         .get_arguments()
         .filter(|flag| !flag.is_hide_set())
         .filter_map(|flag| flag.get_long());
@@ -143,7 +143,7 @@ async fn every_flag_is_reached() {
         .map(|(flag, ..)| *flag)
         .chain(["operator-namespace", "help"])
         .collect();
-    let missing: Vec<_> = shown.filter(|flag| !known.contains(flag)).collect();
+    let missing: Vec<_> = help.filter(|flag| !known.contains(flag)).collect();
     assert!(
         missing.is_empty(),
         "values.yaml has nothing for {missing:?}"
@@ -158,10 +158,10 @@ async fn every_flag_is_reached() {
     }
 }
 
-/// No webhook may go to the operator itself, so it is told its addresses.
+/// No webhook may reach the operator itself, so the chart passes its addresses.
 #[tokio::test]
-async fn the_operator_knows_its_own_addresses() {
-    let deployment = &made(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+async fn operator_gets_its_own_addresses() {
+    let deployment = &rendered(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let env = &deployment["spec"]["template"]["spec"]["containers"][0]["env"];
     let variable = Cli::command();
     let variable = variable
@@ -181,10 +181,10 @@ async fn the_operator_knows_its_own_addresses() {
     assert!(env.as_array().unwrap().contains(&expected), "{env:#}");
 }
 
-/// What the operator is started with.
+/// Returns the operator's arguments.
 async fn args(value: &str) -> Vec<String> {
     let deployment =
-        &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+        &rendered(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
     container["args"]
@@ -195,29 +195,30 @@ async fn args(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether the operator starts with them.
+/// Returns whether the operator starts with them.
 fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
-    let words = ["quartermaster"]
+    let arguments = ["quartermaster"]
         .into_iter()
         .chain(args.iter().map(AsRef::as_ref));
-    let Subcommand::Run(args) = Cli::try_parse_from(words)
+    let Subcommand::Run(args) = Cli::try_parse_from(arguments)
         .map_err(|error| error.to_string())?
         .command
     else {
         return Err("it is not run".into());
     };
-    let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+    let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
     args.config(&kinds)
         .map(drop)
         .map_err(|error| error.to_string())
 }
 
-/// What the operator would exit at does not get that far. Each value with helm's words, and as it would reach the operator.
+/// The chart rejects values with which the operator would exit. Each value has helm's message, and the flag as it would
+/// reach the operator.
 #[tokio::test]
-async fn what_the_operator_exits_at_is_refused() {
+async fn values_that_stop_the_operator_are_rejected() {
     let long = format!("clusterName={}", "e".repeat(101));
     let long_flag = format!("--cluster-name={}", "e".repeat(101));
-    for (value, words, flags) in [
+    for (value, expected, flags) in [
         (
             "leaderElection.id=Foo_",
             "/leaderElection/id",
@@ -231,46 +232,46 @@ async fn what_the_operator_exits_at_is_refused() {
         (
             "leaderElection.leaseDuration=9",
             "/leaderElection/leaseDuration",
-            &["--lease-duration=9"],
+            &["--leader-elect-lease-duration=9"],
         ),
         (
             "leaderElection.leaseDuration=6s",
             "renewDeadline is 6s, and leaseDuration 6s",
-            &["--lease-duration=6s"],
+            &["--leader-elect-lease-duration=6s"],
         ),
         (
             "leaderElection.leaseDuration=999ms,leaderElection.renewDeadline=9ms,leaderElection.retryPeriod=1ms",
             "leaseDuration is 999ms: give it 1s or more",
             &[
-                "--lease-duration=999ms",
-                "--lease-renew-deadline=9ms",
-                "--lease-retry-period=1ms",
+                "--leader-elect-lease-duration=999ms",
+                "--leader-elect-renew-deadline=9ms",
+                "--leader-elect-retry-period=1ms",
             ],
         ),
         (
             "leaderElection.renewDeadline=9s",
             "renewDeadline is 9s, and leaseDuration 9s",
-            &["--lease-renew-deadline=9s"],
+            &["--leader-elect-renew-deadline=9s"],
         ),
         (
             "leaderElection.renewDeadline=1100ms",
             "retryPeriod is 500ms, and",
-            &["--lease-renew-deadline=1100ms"],
+            &["--leader-elect-renew-deadline=1100ms"],
         ),
         (
             "leaderElection.retryPeriod=2728ms",
             "retryPeriod is 2728ms, and",
-            &["--lease-retry-period=2728ms"],
+            &["--leader-elect-retry-period=2728ms"],
         ),
         (
             "leaderElection.retryPeriod=0s",
             "retryPeriod is 0s: give it more",
-            &["--lease-retry-period=0s"],
+            &["--leader-elect-retry-period=0s"],
         ),
         (
             "leaderElection.retryPeriod=1s1h",
             "/leaderElection/retryPeriod",
-            &["--lease-retry-period=1s1h"],
+            &["--leader-elect-retry-period=1s1h"],
         ),
         ("log.level=verbose", "/log/level", &["--log-level=verbose"]),
         (
@@ -381,22 +382,25 @@ async fn what_the_operator_exits_at_is_refused() {
             &["--metrics-bind-address=:8443", "--metrics-bind-address=:1"],
         ),
     ] {
-        let (done, said) = template(&["--set-string", value]).await;
+        let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && said.contains(words) && !said.contains("sesame"),
-            "{value}: {said}"
+            !done && output.contains(expected) && !output.contains("sesame"),
+            "{value}: {output}"
         );
         let run = [&["run"], flags].concat();
-        assert!(understood(&run).is_err(), "it would start: {flags:?}");
+        assert!(
+            understood(&run).is_err(),
+            "the operator would start: {flags:?}"
+        );
     }
 }
 
-/// Whoever may read Pods must not read the proxy's password.
+/// A user who may read Pods must not read the proxy's password.
 #[tokio::test]
-async fn a_proxy_password_comes_from_a_secret_alone() {
+async fn proxy_password_comes_only_from_a_secret() {
     let values = "webhook.proxySecret.name=proxy,webhook.proxySecret.key=url";
     let deployment =
-        &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+        &rendered(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
@@ -419,7 +423,7 @@ async fn a_proxy_password_comes_from_a_secret_alone() {
 
     let instead = "name that in webhook.proxySecret: {name: NAME, key: KEY}";
     let both = "give this or webhook.proxy, not both";
-    for (value, words) in [
+    for (value, expected) in [
         ("webhook.proxy=http://me:sesame@proxy:3128", instead),
         ("webhook.proxy=http://sesame@proxy", instead),
         (
@@ -454,17 +458,17 @@ async fn a_proxy_password_comes_from_a_secret_alone() {
             "/webhook/proxySecret/name",
         ),
     ] {
-        let (done, said) = template(&["--set-string", value]).await;
+        let (done, output) = template(&["--set-string", value]).await;
         assert!(
-            !done && said.contains(words) && !said.contains("sesame"),
-            "{value}: {said}"
+            !done && output.contains(expected) && !output.contains("sesame"),
+            "{value}: {output}"
         );
     }
 }
 
-/// Neither help nor an error shows what the variable holds.
+/// Neither help nor an error shows the content of the variable.
 #[tokio::test]
-async fn the_proxy_variable_is_shown_nowhere() {
+async fn proxy_variable_is_never_printed() {
     for (value, arguments) in [
         ("http://me:sesame@proxy", &["run", "--help"][..]),
         ("http://me:sesame@proxy", &["run", "--no-such-flag"]),
@@ -474,17 +478,17 @@ async fn the_proxy_variable_is_shown_nowhere() {
         command
             .args(arguments)
             .env("QUARTERMASTER_WEBHOOK_PROXY", value);
-        let (_, said) = told(&command.output().await.unwrap());
+        let (_, output) = result_of(&command.output().await.unwrap());
         assert!(
-            said.contains("--") && !said.contains("sesame"),
-            "{arguments:?}: {said}"
+            output.contains("--") && !output.contains("sesame"),
+            "{arguments:?}: {output}"
         );
     }
 }
 
-/// Nothing is refused that it would start with, up to the bounds.
+/// The chart accepts every value with which the operator would start, up to the bounds.
 #[tokio::test]
-async fn what_the_operator_takes_is_let_through() {
+async fn values_that_the_operator_accepts_are_accepted() {
     let long = format!("clusterName={}", "é".repeat(100));
     for value in [
         "leaderElection.id=a.b-c",
@@ -509,9 +513,10 @@ async fn what_the_operator_takes_is_let_through() {
     }
 }
 
-/// What the rights follow is set by its value alone: said by another way, the operator would start, and be refused what it asks for.
+/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its requests
+/// would be forbidden.
 #[tokio::test]
-async fn what_rights_follow_has_one_way() {
+async fn settings_with_permissions_have_one_value() {
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
     for (flag, value) in [
@@ -527,7 +532,7 @@ async fn what_rights_follow_has_one_way() {
             .get_env()
             .unwrap();
         let (flag, variable) = (format!("--{flag}"), variable.to_str().unwrap());
-        for (said, what) in [
+        for (values, what) in [
             (format!("extraArgs={{--aws-timeout=30s,{flag}=x}}"), &*flag),
             (format!("extraArgs={{{flag},x}}"), &flag),
             (
@@ -535,18 +540,18 @@ async fn what_rights_follow_has_one_way() {
                 variable,
             ),
         ] {
-            let (done, words) = template(&["--set", &said]).await;
+            let (done, output) = template(&["--set", &values]).await;
             assert!(
-                !done && words.contains(&format!(": set {value} in place of {what}, for")),
-                "{said}: {words}"
+                !done && output.contains(&format!(": set {value} in place of {what}, for")),
+                "{values}: {output}"
             );
         }
     }
 }
 
 #[tokio::test]
-async fn what_is_no_value_is_refused() {
-    for (value, words) in [
+async fn unknown_values_are_rejected() {
+    for (value, expected) in [
         ("replica=3", "replica"),
         ("replicas=two", "replicas"),
         ("image.digest=sha256:12", "digest"),
@@ -585,8 +590,8 @@ async fn what_is_no_value_is_refused() {
             "metrics.port and healthProbe.port are both 8081: give each a port of its own",
         ),
     ] {
-        let (done, said) = template(&["--set", value]).await;
-        assert!(!done && said.contains(words), "{value}: {said}");
+        let (done, output) = template(&["--set", value]).await;
+        assert!(!done && output.contains(expected), "{value}: {output}");
     }
     assert!(
         template(&[
@@ -596,7 +601,7 @@ async fn what_is_no_value_is_refused() {
         .await
         .0
     );
-    // What is not served takes no port.
+    // A disabled server needs no port.
     assert!(
         template(&["--set", "metrics.port=8081,metrics.enabled=false"])
             .await
@@ -610,23 +615,23 @@ async fn what_is_no_value_is_refused() {
     );
 }
 
-/// Whoever has this chart beneath one of their own switches it by a condition on such a value.
+/// A chart that depends on this one switches it by a condition on such a value.
 #[tokio::test]
-async fn another_chart_may_switch_it() {
+async fn parent_chart_may_disable_the_chart() {
     assert!(template(&["--set", "enabled=true"]).await.0);
-    let (done, said) = template(&["--set", "enabled=false"]).await;
+    let (done, output) = template(&["--set", "enabled=false"]).await;
     assert!(
-        !done && said.contains("/enabled"),
-        "without a chart above it, that switches nothing: {said}"
+        !done && output.contains("/enabled"),
+        "without a parent chart the value changes nothing: {output}"
     );
 }
 
-/// No two releases come to share a name because theirs were cut.
+/// Truncated names never collide.
 #[tokio::test]
-async fn a_name_that_is_too_long_is_refused() {
+async fn names_that_are_too_long_are_rejected() {
     let template = async |release: &str, values: &str| {
         let fixed = ["template", release, CHART, "--set", values];
-        told(
+        result_of(
             &tree_command(helm().await)
                 .args(fixed)
                 .output()
@@ -640,15 +645,17 @@ async fn a_name_that_is_too_long_is_refused() {
         "team.quartermaster",
         "1-quartermaster",
     ] {
-        let (done, said) = template(name, "replicas=2").await;
+        let (done, output) = template(name, "replicas=2").await;
         assert!(
-            !done && said.contains("28 characters at most") && said.contains("fullnameOverride"),
-            "{name}: {said}"
+            !done
+                && output.contains("28 characters at most")
+                && output.contains("fullnameOverride"),
+            "{name}: {output}"
         );
-        let (done, said) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
+        let (done, output) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
         assert!(
-            done && said.contains("name: quartermaster-of-platform-eu-manager-role\n"),
-            "{name}: {said}"
+            done && output.contains("name: quartermaster-of-platform-eu-manager-role\n"),
+            "{name}: {output}"
         );
     }
     for (name, begins) in [
@@ -659,12 +666,12 @@ async fn a_name_that_is_too_long_is_refused() {
         ("fourteen-of-it", "fourteen-of-it-quartermaster"),
         ("quartermaster", "quartermaster"),
     ] {
-        let (done, said) = template(name, "replicas=2").await;
+        let (done, output) = template(name, "replicas=2").await;
         assert!(
-            done && said.contains(&format!("name: {begins}-manager-role\n")),
-            "{name}: {said}"
+            done && output.contains(&format!("name: {begins}-manager-role\n")),
+            "{name}: {output}"
         );
     }
-    let (done, said) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
-    assert!(!done && said.contains("/fullnameOverride"), "{said}");
+    let (done, output) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
+    assert!(!done && output.contains("/fullnameOverride"), "{output}");
 }

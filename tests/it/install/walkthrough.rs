@@ -1,9 +1,9 @@
-//! Document 002's install as it is printed, on a cluster that has nothing of ours, with the example of every kind; and then the
-//! Makefile's ways, on what it leaves.
+//! Document 002's install as printed, on a cluster without Quartermaster, with the example of every kind; and then the
+//! Makefile's targets, on its result.
 
 use std::sync::Arc;
 
-use quartermaster::registry;
+use quartermaster::kinds;
 use testbed::Options;
 use testbed::aws::Aws;
 use testbed::wait::until;
@@ -12,7 +12,7 @@ use super::*;
 use crate::support::{Bed, Operator, Plane, SOON, SYSTEM, bot_api};
 
 #[tokio::test]
-async fn document_002_as_printed() {
+async fn document_002_installs_as_printed() {
     let plane = Plane::Own(Arc::new(
         ControlPlane::start(Options::default()).await.unwrap(),
     ));
@@ -26,26 +26,26 @@ async fn document_002_as_printed() {
     let file = |name: &str| format!("{ROOT}/{name}");
 
     // The CRDs alone, then everything.
-    let said = kubectl(&["apply", "-f", &file("deploy/crd.yaml")]).await;
+    let output = kubectl(&["apply", "-f", &file("deploy/crd.yaml")]).await;
     assert!(
-        said.contains(
+        output.contains(
             "customresourcedefinition.apiextensions.k8s.io/appservices.kosmos.io created"
         ),
-        "{said}"
+        "{output}"
     );
-    let said = kubectl(&["apply", "-f", &file("deploy/")]).await;
+    let output = kubectl(&["apply", "-f", &file("deploy/")]).await;
     assert!(
-        said.contains(&format!("deployment.apps/{DEPLOYMENT} created")),
-        "{said}"
+        output.contains(&format!("deployment.apps/{DEPLOYMENT} created")),
+        "{output}"
     );
     assert_eq!(
-        said.lines().count(),
+        output.lines().count(),
         objects(&folder("deploy")).len(),
-        "{said}"
+        "{output}"
     );
     let again = kubectl(&["apply", "-k", &file("config/default")]).await;
-    // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace, which the
-    // apiserver drops.
+    // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace,
+    // which the apiserver drops.
     let taken_for_a_change = [
         "poddisruptionbudget.policy/",
         "validatingadmissionpolicy.admissionregistration.k8s.io/",
@@ -54,9 +54,9 @@ async fn document_002_as_printed() {
         line.ends_with(" unchanged") || taken_for_a_change.iter().any(|what| line.starts_with(what))
     };
     assert!(again.lines().all(same), "{again}");
-    assert_eq!(again.lines().count(), said.lines().count(), "{again}");
+    assert_eq!(again.lines().count(), output.lines().count(), "{again}");
 
-    // The world outside of this cluster, as a user sets it.
+    // The fakes outside of this cluster, as a user sets them.
     let mut outside = vec![format!("QUARTERMASTER_TELEGRAM_API_URL={}", telegram.url())];
     outside.extend(
         aws.env()
@@ -73,27 +73,27 @@ async fn document_002_as_printed() {
     assert!(ready.contains(" 2/2 "), "{ready}");
     shaped(&bed).await;
 
-    examples_are_well(&bed).await;
+    wait_for_examples(&bed).await;
 
-    let said = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
+    let output = kubectl(&["delete", "-f", &file("example/example_appservice.yaml")]).await;
     assert!(
-        said.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
-        "{said}"
+        output.starts_with("appservice.kosmos.io \"appservice-sample\" deleted"),
+        "{output}"
     );
 
-    // Nobody takes the CRDs away from what only the operator can clean up after.
-    let (done, said) = make(&bed.plane, &["uninstall"]).await;
-    assert!(!done, "{said}");
-    for words in [
+    // The CRDs stay while only the operator can clean up their objects.
+    let (done, output) = make(&bed.plane, &["uninstall"]).await;
+    assert!(!done, "{output}");
+    for expected in [
         "  configmapsyncs.apps.bixbite.io default/configmapsync-sample (finalizer quartermaster.dev/copies)\n",
         "  myingresses.demo.rtfm.co.ua default/myapp (finalizer quartermaster.dev/load-balancer)\n",
         "  quartermaster uninstall\n",
     ] {
-        assert!(said.contains(words), "{said}");
+        assert!(output.contains(expected), "{output}");
     }
     assert_eq!(
         kubectl(&["get", "crd", "-o", "name"]).await.lines().count(),
-        registry::KINDS.len()
+        kinds::KINDS.len()
     );
     for operator in &mut operators {
         operator.child().check_running().unwrap();
@@ -116,9 +116,9 @@ async fn document_002_as_printed() {
     super::makefile::all_targets(&bed).await;
 }
 
-/// Whoever applies the same manifests again must see that nothing has changed.
+/// A user who applies the same manifests again must see that nothing has changed.
 #[tokio::test]
-async fn a_second_apply_of_the_same_manifests_changes_nothing() {
+async fn second_apply_of_the_same_manifests_changes_nothing() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
     let deploy = format!("{ROOT}/deploy/");
     plane
@@ -146,7 +146,7 @@ async fn a_second_apply_of_the_same_manifests_changes_nothing() {
     assert!(changed.is_empty(), "{changed:#?}");
 }
 
-/// What a cluster makes of the shape of the install.
+/// Checks the shape of the installation on a cluster.
 async fn shaped(bed: &Bed) {
     let at = async |what: &[&str], path: &str| {
         let path = format!("jsonpath={{{path}}}");
@@ -175,7 +175,7 @@ async fn shaped(bed: &Bed) {
     })
     .await
     .unwrap();
-    // Whatever else runs under the account has no token by itself.
+    // Other Pods under the account have no token by default.
     assert_eq!(
         at(
             &["serviceaccount", DEPLOYMENT],

@@ -1,10 +1,10 @@
-//! The hosted workflows, as far as that can be told without a host: actionlint reads them too (`make lint`).
+//! The hosted workflows, as far as a test without a host can check them: actionlint reads them too (`make lint`).
 
 use std::fs;
 
 use super::*;
 
-/// Each by the name of its file.
+/// Returns the workflows by the names of their files.
 fn workflows() -> BTreeMap<String, String> {
     let folder = Path::new(ROOT).join(".github/workflows");
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap());
@@ -18,9 +18,9 @@ fn workflows() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A tag can be moved to other code, and some of these sign, or write to the registry.
+/// A tag can be moved to other code, and some of these actions sign, or write to the registry.
 #[test]
-fn every_action_is_one_commit_and_says_which_version() {
+fn every_action_is_pinned_to_a_commit_and_names_its_version() {
     let mut seen = 0;
     for (file, text) in workflows() {
         let used = text
@@ -47,7 +47,7 @@ fn every_action_is_one_commit_and_says_which_version() {
 }
 
 #[test]
-fn what_is_released_is_built_before_and_from_the_checkout_alone() {
+fn release_is_built_first_and_only_from_the_checkout() {
     let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
     let platforms = |text: &str, before: &str| {
         let list = text
@@ -69,7 +69,7 @@ fn what_is_released_is_built_before_and_from_the_checkout_alone() {
         platforms(release, "platforms: "),
         platforms(test, "platforms: ")
     );
-    // What another run left there would be signed too.
+    // Files that another run left there would be signed too.
     for cache in ["cache-from", "cache-to", "actions/cache@", "cache: true"] {
         assert!(!release.contains(cache), "{cache}");
     }

@@ -1,4 +1,4 @@
-//! Whatever becomes of the spec or of the Pod, there is a Pod as it is wanted; and then nothing is written.
+//! The desired Pod exists after every change of the spec or of the Pod; then nothing is written.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -9,8 +9,8 @@ use testbed::wait::until;
 use super::{running, waiting};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// The values of the container's variable, and its image.
-fn made_of(pod: &Pod) -> (Value, String) {
+/// Returns the values of the container's variable, and its image.
+fn variable_and_image(pod: &Pod) -> (Value, String) {
     let container = &pod.spec.as_ref().unwrap().containers[0];
     let values = container
         .env
@@ -22,21 +22,27 @@ fn made_of(pod: &Pod) -> (Value, String) {
 }
 
 #[tokio::test]
-async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
+async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1", "banner": "one" }))
         .await;
     let first = bed.app_runs("web").await;
-    assert_eq!(made_of(&first), (json!(["one"]), "nginx:1".into()));
+    assert_eq!(
+        variable_and_image(&first),
+        (json!(["one"]), "nginx:1".into())
+    );
 
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    let second = bed.app_runs_anew("web", &first).await;
-    assert_eq!(made_of(&second), (json!(["one"]), "nginx:2".into()));
-    let words = bed.event("web", "Replaced").await;
+    let second = bed.app_runs_again("web", &first).await;
     assert_eq!(
-        words,
+        variable_and_image(&second),
+        (json!(["one"]), "nginx:2".into())
+    );
+    let message = bed.event("web", "Replaced").await;
+    assert_eq!(
+        message,
         "web-pod is replaced: its image is nginx:1, and is to be nginx:2"
     );
     assert!(
@@ -44,7 +50,7 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
         "that is no loss"
     );
 
-    // As long as it may be, and with all that the kubelet or a shell could make something of.
+    // A banner of maximum length, with everything that the kubelet or a shell could interpret.
     let banner = format!(
         "'a' \"b\" $(HOME) $$ `c` \\n\n\u{1F680}{}",
         "$(date) 0123456789\n".repeat(5600)
@@ -52,31 +58,34 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
     assert!(banner.len() > 100_000);
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } }))
         .await;
-    let third = bed.app_runs_anew("web", &second).await;
-    assert_eq!(made_of(&third).0, json!([banner.replace('$', "$$")]));
+    let third = bed.app_runs_again("web", &second).await;
+    assert_eq!(
+        variable_and_image(&third).0,
+        json!([banner.replace('$', "$$")])
+    );
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } }))
         .await;
-    let fourth = bed.app_runs_anew("web", &third).await;
+    let fourth = bed.app_runs_again("web", &third).await;
     assert_eq!(
-        made_of(&fourth).0,
+        variable_and_image(&fourth).0,
         json!([null]),
         "the apiserver keeps no empty value"
     );
 
     bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
         .await;
-    let fifth = bed.app_runs_anew("web", &fourth).await;
+    let fifth = bed.app_runs_again("web", &fourth).await;
     assert!(
         fifth.spec.as_ref().unwrap().containers[0]
             .security_context
             .is_none()
     );
 
-    // Somebody gives the Pod itself another image.
+    // A user changes the image of the Pod itself.
     bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"])
         .await;
-    let sixth = bed.app_runs_anew("web", &fifth).await;
-    assert_eq!(made_of(&sixth).1, "nginx:2");
+    let sixth = bed.app_runs_again("web", &fifth).await;
+    assert_eq!(variable_and_image(&sixth).1, "nginx:2");
 
     // Labels, annotations, suspension and the default spelt out change nothing.
     let since = bed.plane.audit().mark().await.unwrap();
@@ -92,33 +101,33 @@ async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
     .await;
     assert_eq!(bed.app_runs("web").await.uid(), sixth.uid());
     bed.marker("marker").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status marker");
-    // The new generation is noted.
-    assert_eq!(asked, [("patch myapps/status web".to_owned(), 1)].into());
+    let mut requests = bed.requests(since).await;
+    requests.remove("patch myapps/status marker");
+    // The status records the new generation.
+    assert_eq!(requests, [("patch myapps/status web".to_owned(), 1)].into());
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_is_made_again() {
+async fn deleted_pod_is_recreated() {
     let bed = Bed::shared("apps").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     let mut pod = bed.app_runs("web").await;
     for _ in 0..3 {
         bed.delete::<Pod>("web-pod").await;
-        pod = bed.app_runs_anew("web", &pod).await;
+        pod = bed.app_runs_again("web", &pod).await;
     }
     bed.pod_ends("web").await;
-    pod = bed.app_runs_anew("web", &pod).await;
+    pod = bed.app_runs_again("web", &pod).await;
 
-    // While nobody looks.
+    // The change happens while no operator runs.
     operator.kill();
     bed.delete::<Pod>("web-pod").await;
     operator.restart();
     operator.ready().await;
-    pod = bed.app_runs_anew("web", &pod).await;
+    pod = bed.app_runs_again("web", &pod).await;
 
-    // What is said of the Pod before is not taken for what is said of this one.
+    // The operator does not apply events of the old Pod to the new one.
     let ready = |pod: Pod| {
         pod.status?
             .conditions?
@@ -135,11 +144,11 @@ async fn a_pod_that_is_deleted_is_made_again() {
         waiting("Running", "CrashLoopBackOff", "back-off 10s"),
     )
     .await;
-    bed.app_says("web", "CrashLoopBackOff").await;
+    bed.app_has_reason("web", "CrashLoopBackOff").await;
     bed.pod_is("web", running(true)).await;
-    bed.app_says("web", "Ready").await;
+    bed.app_has_reason("web", "Ready").await;
 
-    // At rest, and after a restart, nothing is written and nothing asked for.
+    // At rest, and after a restart, nothing is written and nothing requested.
     bed.marker("marker").await;
     let since = bed.plane.audit().mark().await.unwrap();
     operator.kill();
@@ -148,14 +157,14 @@ async fn a_pod_that_is_deleted_is_made_again() {
     bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" } } }))
         .await;
     bed.marker("later").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status later");
-    assert_eq!(asked, [].into());
+    let mut requests = bed.requests(since).await;
+    requests.remove("patch myapps/status later");
+    assert_eq!(requests, [].into());
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
 #[tokio::test]
-async fn suspended_it_is_left_alone() {
+async fn suspended_app_is_unchanged() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
@@ -164,17 +173,17 @@ async fn suspended_it_is_left_alone() {
     let pod = bed.app_runs("web").await;
     bed.patch::<MyApp>("web", json!({ "spec": { "suspend": true } }))
         .await;
-    bed.app_says("web", "Suspended").await;
-    bed.app_says("never", "Suspended").await;
+    bed.app_has_reason("web", "Suspended").await;
+    bed.app_has_reason("never", "Suspended").await;
     bed.event("web", "Suspended").await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    bed.app_says("web", "Suspended").await;
+    bed.app_has_reason("web", "Suspended").await;
     bed.marker("marker").await;
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
     assert!(bed.pod("never").await.is_none());
     bed.delete::<Pod>("web-pod").await;
-    bed.until("web", "its Pod is gone", |app: &MyApp| {
+    bed.until("web", "the Pod is deleted", |app: &MyApp| {
         app.status.as_ref().is_some_and(|it| it.pod_name.is_none())
     })
     .await;
@@ -185,7 +194,7 @@ async fn suspended_it_is_left_alone() {
         .await;
     bed.patch::<MyApp>("never", json!({ "spec": { "suspend": false } }))
         .await;
-    assert_eq!(made_of(&bed.app_runs("web").await).1, "nginx:2");
+    assert_eq!(variable_and_image(&bed.app_runs("web").await).1, "nginx:2");
     bed.app_runs("never").await;
     bed.event("web", "Ready").await;
 }

@@ -1,5 +1,5 @@
-//! The operator is killed at each of its writes, loses answers, and is told nothing: there is one Pod, as it is wanted, and it
-//! says so.
+//! The operator is killed at each of its writes, loses answers, and its watches are silent: the one desired Pod exists, and
+//! the status says so.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -7,32 +7,32 @@ use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
-use super::{by_hand, running, says};
+use super::{by_hand, reason_and_message, running};
 use crate::support::{Bed, Operator, SOON, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_changes_nothing() {
-    // Before a write is as good as after the one before.
+async fn kill_at_any_write_keeps_the_end_state() {
+    // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
     let writes = at_each_write(&points, run).await;
-    // At least: a Pod, that it is there, that it goes, another one, that it is there.
+    // At least: the Pod's creation and its status, its deletion, the other Pod's creation and its status.
     assert!(
         writes.iter().all(|writes| *writes >= 5),
         "{writes:?} writes"
     );
-    tokio::join!(answers_that_are_lost(), a_watch_that_is_silent());
+    tokio::join!(run_with_lost_answers(), run_with_a_silent_watch());
 }
 
-/// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
-/// how all of it ends.
+/// A `MyApp` is created, and gets another image, while the operator is killed at that write. Returns whether that write
+/// happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = by_hand("kills").await;
     let changes = async {
         bed.app("web", json!({ "image": "nginx:1" })).await;
-        bed.app_says("web", "PodPending").await;
+        bed.app_has_reason("web", "PodPending").await;
         bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
             .await;
-        bed.app_says("web", "PodPending").await;
+        bed.app_has_reason("web", "PodPending").await;
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
@@ -40,7 +40,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     (killed, end_state(&bed).await)
 }
 
-/// Without names, times and versions.
+/// Returns the end state without names, times and versions.
 async fn end_state(bed: &Bed) -> Value {
     let pods = bed
         .api::<Pod>()
@@ -51,11 +51,11 @@ async fn end_state(bed: &Bed) -> Value {
     let app = bed.api::<MyApp>().get("web").await.unwrap();
     let specs: Vec<_> = pods.iter().map(|pod| json!(pod.spec)).collect();
     let status = app.status.as_ref().unwrap();
-    json!({ "pods": specs, "says": says(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
+    json!({ "pods": specs, "says": reason_and_message(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
 }
 
-/// The Pod is made, and nobody learns of it: it is found, and not made again.
-async fn answers_that_are_lost() {
+/// The Pod is created and the answer is lost: the operator finds the Pod, and does not create it again.
+async fn run_with_lost_answers() {
     let bed = by_hand("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
@@ -65,7 +65,7 @@ async fn answers_that_are_lost() {
     );
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     assert_eq!(lost.hits(), 1);
     let pods = bed
         .api::<Pod>()
@@ -76,17 +76,19 @@ async fn answers_that_are_lost() {
     assert_eq!(pods.len(), 1);
 }
 
-/// Nothing is believed for ever, and nothing is done twice because nobody says that it is done.
-async fn a_watch_that_is_silent() {
+/// The operator does not trust its cache for ever, and repeats no write because a watch is silent.
+async fn run_with_a_silent_watch() {
     let bed = by_hand("silent").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(
         &bed,
-        Settings::default().kubeconfig(file).flag("--resync=1s"),
+        Settings::default()
+            .kubeconfig(file)
+            .flag("--sync-period=1s"),
     )
     .await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     let first = bed.pod("web").await.unwrap();
     let hidden = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED");
     bed.delete::<Pod>("web-pod").await;
@@ -95,7 +97,7 @@ async fn a_watch_that_is_silent() {
     assert_eq!(hidden.hits(), 1);
     proxy.behave();
 
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     proxy.freeze(Match::watch("pods"));
     bed.pod_is("web", running(true)).await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
@@ -105,7 +107,7 @@ async fn a_watch_that_is_silent() {
         third.spec.unwrap().containers[0].image.as_deref(),
         Some("nginx:2")
     );
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     bed.event("web", "Replaced").await;
     bed.event("web", "Recreated").await;
     assert_eq!(bed.events("web", "Replaced").await.len(), 1);
@@ -116,6 +118,6 @@ async fn a_watch_that_is_silent() {
         .count();
     assert!(
         deletes <= 2,
-        "{deletes}: in the state that was shown, and in the one that is there"
+        "{deletes}: once for the stale state, and once for the present one"
     );
 }

@@ -1,4 +1,4 @@
-//! What a scheduler and a kubelet say of the Pod, said by the test.
+//! Scheduler and kubelet states of the Pod, written by the test.
 
 use std::time::{Duration, Instant};
 
@@ -12,60 +12,60 @@ use super::{by_hand, running, waiting};
 use crate::support::{ACCOUNT, Bed, Operator, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_becomes_of_the_pod() {
+async fn app_follows_every_state_of_the_pod() {
     tokio::join!(
-        async { a_new_one_costs_two_writes_and_no_question(by_hand("new").await).await },
-        async { the_status_follows_the_pod(by_hand("status").await).await },
-        async { one_that_fails_is_made_again_more_and_more_slowly(by_hand("fails").await).await },
-        async { a_node_that_is_gone_takes_its_pod_along(by_hand("gone").await).await },
-        async { a_node_that_does_not_answer_is_waited_for(by_hand("quiet").await).await },
-        async { one_that_is_being_deleted_is_waited_for(by_hand("going").await).await },
-        async { where_the_namespace_is_being_deleted_none_is_made(by_hand("ending").await).await },
+        async { new_app_costs_two_writes_and_no_read(by_hand("new").await).await },
+        async { status_follows_the_pod(by_hand("status").await).await },
+        async { failed_pod_is_recreated_with_backoff(by_hand("fails").await).await },
+        async { pod_of_a_deleted_node_is_replaced(by_hand("gone").await).await },
+        async { unreachable_node_is_awaited(by_hand("quiet").await).await },
+        async { terminating_pod_is_awaited(by_hand("going").await).await },
+        async { terminating_namespace_gets_no_pod(by_hand("ending").await).await },
     );
 }
 
-/// Nobody clears the namespace here.
-async fn where_the_namespace_is_being_deleted_none_is_made(bed: Bed) {
+/// No controller clears the namespace here.
+async fn terminating_namespace_gets_no_pod(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     let namespaces: Api<Namespace> = Api::all(bed.client.clone());
     namespaces
         .delete(&bed.namespace, &DeleteParams::default())
         .await
         .unwrap();
     bed.delete::<Pod>("web-pod").await;
-    bed.app_says("web", "NamespaceTerminating").await;
+    bed.app_has_reason("web", "NamespaceTerminating").await;
     let status = bed.api::<MyApp>().get("web").await.unwrap().status.unwrap();
     assert_eq!((status.phase, status.pod_name), (None, None));
 }
 
-async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
+async fn new_app_costs_two_writes_and_no_read(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.marker("before").await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     bed.marker("after").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status after");
+    let mut reads = bed.requests(since).await;
+    reads.remove("patch myapps/status after");
     let two = ["create pods web-pod", "patch myapps/status web"].map(|what| (what.to_owned(), 1));
-    assert_eq!(asked, two.into());
+    assert_eq!(reads, two.into());
     assert!(
         bed.events("web", "Created").await.is_empty()
             && bed.events("web", "PodPending").await.is_empty()
     );
 }
 
-async fn the_status_follows_the_pod(bed: Bed) {
-    // Nothing is looked at without a reason.
+async fn status_follows_the_pod(bed: Bed) {
+    // The operator reconciles only when triggered.
     let settings = Settings::default()
-        .flag("--waiting-min=10m")
-        .flag("--waiting-max=10m");
+        .flag("--poll-min=10m")
+        .flag("--poll-max=10m");
     let _operator = Operator::start(&bed, settings).await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     let unscheduled = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" });
     bed.pod_is(
         "web",
@@ -73,12 +73,12 @@ async fn the_status_follows_the_pod(bed: Bed) {
     )
     .await;
     assert_eq!(
-        bed.app_says("web", "Unschedulable").await,
+        bed.app_has_reason("web", "Unschedulable").await,
         "0/3 nodes are available"
     );
     bed.node("status-node", "True", "fine").await;
     bed.bind("web", "status-node").await;
-    for (reason, words) in [
+    for (reason, message) in [
         ("ContainerCreating", "container web waits"),
         ("ImagePullBackOff", "Back-off pulling image \"nginx\""),
         (
@@ -86,14 +86,14 @@ async fn the_status_follows_the_pod(bed: Bed) {
             "container has runAsNonRoot and image will run as root",
         ),
     ] {
-        bed.pod_is("web", waiting("Pending", reason, words)).await;
-        assert_eq!(bed.app_says("web", reason).await, words);
+        bed.pod_is("web", waiting("Pending", reason, message)).await;
+        assert_eq!(bed.app_has_reason("web", reason).await, message);
         let app = bed.api::<MyApp>().get("web").await.unwrap();
         assert_eq!(app.status.unwrap().phase.as_deref(), Some("Pending"));
     }
     bed.pod_is("web", running(true)).await;
-    assert_eq!(bed.app_says("web", "Ready").await, "web-pod runs");
-    // A container that crashes has its reasons in turn: each is told once until all is well.
+    assert_eq!(bed.app_has_reason("web", "Ready").await, "web-pod runs");
+    // A crashing container changes its reasons: each is reported once until the app is ready.
     for times in 1..=3 {
         bed.pod_is(
             "web",
@@ -105,7 +105,7 @@ async fn the_status_follows_the_pod(bed: Bed) {
         )
         .await;
         assert_eq!(
-            bed.app_says("web", "CrashLoopBackOff").await,
+            bed.app_has_reason("web", "CrashLoopBackOff").await,
             format!("back-off {times}0s")
         );
         bed.pod_is(
@@ -113,35 +113,36 @@ async fn the_status_follows_the_pod(bed: Bed) {
             waiting("Running", "RunContainerError", "no such file"),
         )
         .await;
-        bed.app_says("web", "RunContainerError").await;
+        bed.app_has_reason("web", "RunContainerError").await;
     }
     bed.pod_is("web", running(true)).await;
-    bed.app_says("web", "Ready").await;
+    bed.app_has_reason("web", "Ready").await;
     bed.event("web", "Ready").await;
     for reason in ["ImagePullBackOff", "CrashLoopBackOff", "RunContainerError"] {
         bed.event("web", reason).await;
         assert_eq!(bed.events("web", reason).await.len(), 1, "{reason}");
     }
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
-    // As long as somebody says something of the Pod its node is not asked for; but for a pass that our own status woke.
+    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status write
+    // triggered.
     let requests = bed.plane.audit().requests(since).await.unwrap();
-    let asked = requests
+    let reads = requests
         .iter()
         .filter(|request| request.subject.name == "status-node" && request.subject.verb == "get");
-    let ours = asked
+    let operator_reads = reads
         .filter(|request| request.subject.user.ends_with(ACCOUNT))
         .count();
-    assert!(ours < 4, "asked for {ours} times");
+    assert!(operator_reads < 4, "read {operator_reads} times");
 }
 
-async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
+async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
     let least = Duration::from_millis(100);
     let settings = Settings::default()
-        .flag("--retry-min=100ms")
-        .flag("--retry-max=5m");
+        .flag("--backoff-min=100ms")
+        .flag("--backoff-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     let mut pod = bed.pod("web").await.unwrap();
     let ends = [
         json!({ "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory." }),
@@ -156,23 +157,23 @@ async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
         let delay = least * 2u32.pow(times);
         assert!(
             failed.elapsed() >= delay,
-            "made again after {:?}, the {times}. time",
+            "recreated after {:?}, the {times}. time",
             failed.elapsed()
         );
-        bed.app_says("web", "PodPending").await;
+        bed.app_has_reason("web", "PodPending").await;
     }
-    let words = bed.event("web", "PodFailed").await;
+    let message = bed.event("web", "PodFailed").await;
     assert_eq!(
-        words,
+        message,
         "web-pod failed: Evicted: The node was low on resource: memory."
     );
     assert_eq!(
         bed.events("web", "PodFailed").await.len(),
         1,
-        "until it is well"
+        "until the app is ready"
     );
     bed.event("web", "PodSucceeded").await;
-    // What is wanted meanwhile is not waited for.
+    // A change of the spec meanwhile takes effect at once.
     bed.pod_is("web", json!({ "phase": "Failed" })).await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
@@ -183,20 +184,20 @@ async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
     );
 }
 
-/// A `MyApp` whose Pod ran on this node, and is not ready any more.
+/// Creates a `MyApp` whose Pod ran on this node, and is no longer ready.
 async fn stalled(bed: &Bed, node: &str) -> Pod {
     bed.node(node, "True", "fine").await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     bed.bind("web", node).await;
     bed.pod_is("web", running(true)).await;
     let pod = bed.app_runs("web").await;
     bed.pod_is("web", running(false)).await;
-    bed.app_says("web", "PodNotReady").await;
+    bed.app_has_reason("web", "PodNotReady").await;
     pod
 }
 
-async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
+async fn pod_of_a_deleted_node_is_replaced(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "gone-node").await;
     let since = bed.plane.audit().mark().await.unwrap();
@@ -204,32 +205,32 @@ async fn a_node_that_is_gone_takes_its_pod_along(bed: Bed) {
         .delete("gone-node", &DeleteParams::default())
         .await
         .unwrap();
-    let words = bed.app_says("web", "NodeNotFound").await;
+    let message = bed.app_has_reason("web", "NodeNotFound").await;
     assert_eq!(
-        words,
+        message,
         "node gone-node of web-pod no longer exists; the Pod is created again once it is gone too"
     );
-    let going = bed
+    let terminating = bed
         .until("web-pod", "is being deleted", |pod: &Pod| {
             pod.metadata.deletion_timestamp.is_some()
         })
         .await;
-    assert_eq!(going.uid(), pod.uid());
+    assert_eq!(terminating.uid(), pod.uid());
     assert_eq!(
-        going.metadata.deletion_grace_period_seconds,
+        terminating.metadata.deletion_grace_period_seconds,
         Some(30),
-        "with the grace that it asks for"
+        "with the grace period of the Pod"
     );
     bed.marker("marker").await;
-    assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
-    bed.app_says("web", "NodeNotFound").await;
+    assert_eq!(bed.requests(since).await["delete pods web-pod"], 1);
+    bed.app_has_reason("web", "NodeNotFound").await;
     bed.pod_ends("web").await;
     bed.another("web", &pod).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     assert_eq!(bed.events("web", "NodeNotFound").await.len(), 1);
 }
 
-async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
+async fn unreachable_node_is_awaited(bed: Bed) {
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let pod = stalled(&bed, "quiet-node").await;
     bed.node(
@@ -238,66 +239,69 @@ async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
         "Kubelet stopped posting node status.",
     )
     .await;
-    let words = bed.app_says("web", "NodeNotReady").await;
+    let message = bed.app_has_reason("web", "NodeNotReady").await;
     assert!(
-        words.contains("Said: Kubelet stopped posting node status."),
-        "{words}"
+        message.contains("Said: Kubelet stopped posting node status."),
+        "{message}"
     );
-    assert!(words.contains("kubectl delete node quiet-node"), "{words}");
+    assert!(
+        message.contains("kubectl delete node quiet-node"),
+        "{message}"
+    );
     bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // Also when the operator begins anew.
+    // The same after a restart of the operator.
     operator.kill();
     operator.restart();
     operator.ready().await;
     bed.marker("marker").await;
-    let mut asked = bed.asked(since).await;
-    asked.remove("patch myapps/status marker");
+    let mut reads = bed.requests(since).await;
+    reads.remove("patch myapps/status marker");
     assert_eq!(
-        asked,
+        reads,
         [].into(),
-        "nothing is deleted, and nothing said again"
+        "nothing is deleted, and no Event repeated"
     );
     bed.node("quiet-node", "True", "fine").await;
-    bed.app_says("web", "PodNotReady").await;
+    bed.app_has_reason("web", "PodNotReady").await;
     bed.pod_is("web", running(true)).await;
     assert_eq!(bed.app_runs("web").await.uid(), pod.uid());
     assert_eq!(bed.events("web", "NodeNotReady").await.len(), 1);
 }
 
-async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
+async fn terminating_pod_is_awaited(bed: Bed) {
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.node("going-node", "True", "fine").await;
     bed.app("web", json!({ "image": "nginx:1" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     bed.bind("web", "going-node").await;
     bed.pod_is("web", running(true)).await;
     let pod = bed.app_runs("web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    let words = bed.app_says("web", "ChildTerminating").await;
+    let message = bed.app_has_reason("web", "ChildTerminating").await;
     assert_eq!(
-        words,
+        message,
         "web-pod is being deleted; it is created again once it is gone"
     );
-    // More changes of mind delete nothing again, not even the one back.
+    // Further changes of the spec cause no further deletion, not even the change back.
     for image in ["nginx:3", "nginx:1"] {
         bed.patch::<MyApp>("web", json!({ "spec": { "image": image } }))
             .await;
-        bed.app_says("web", "ChildTerminating").await;
+        bed.app_has_reason("web", "ChildTerminating").await;
     }
-    assert_eq!(bed.asked(since).await["delete pods web-pod"], 1);
+    assert_eq!(bed.requests(since).await["delete pods web-pod"], 1);
     bed.pod_ends("web").await;
     let pod = bed.another("web", &pod).await;
     assert_eq!(
         pod.spec.unwrap().containers[0].image.as_deref(),
         Some("nginx:1")
     );
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     assert!(bed.events("web", "ChildTerminating").await.is_empty());
 
-    // The one that goes with its MyApp is not made again.
+    // A Pod that is deleted with its MyApp is not recreated.
     bed.bind("web", "going-node").await;
     bed.pod_is("web", running(true)).await;
     bed.app_runs("web").await;

@@ -16,13 +16,13 @@ mod changes;
 mod kills;
 mod kubelet;
 mod ownership;
-mod refusals;
+mod rejected;
 mod shell;
 mod stale;
 mod walkthrough;
 
-/// What a `MyApp` says of itself: its condition's reason and words.
-fn says(app: &MyApp) -> (String, String) {
+/// Returns reason and message of the condition.
+fn reason_and_message(app: &MyApp) -> (String, String) {
     let condition = app
         .status
         .as_ref()
@@ -32,7 +32,7 @@ fn says(app: &MyApp) -> (String, String) {
         .unwrap_or_default()
 }
 
-/// Without scheduler, kubelet and garbage collector: whatever becomes of a Pod there is a test's own doing.
+/// Returns a namespace without scheduler, kubelet and garbage collector: only the test changes Pods there.
 async fn by_hand(name: &str) -> Bed {
     let bed = Bed::bare(name).await;
     bed.create::<ServiceAccount>("default", json!({})).await;
@@ -40,20 +40,20 @@ async fn by_hand(name: &str) -> Bed {
 }
 
 impl Bed {
-    /// A `MyApp` with this spec.
+    /// Creates a `MyApp` with this spec.
     async fn app(&self, name: &str, spec: Value) -> MyApp {
         self.create(name, json!({ "spec": spec })).await
     }
 
-    /// Waits until a `MyApp` says this of its present spec; gives the words.
-    async fn app_says(&self, name: &str, reason: &str) -> String {
+    /// Waits until the condition of a `MyApp`'s present generation has this reason; returns the message.
+    async fn app_has_reason(&self, name: &str, reason: &str) -> String {
         let app = self
             .until(name, reason, |app: &MyApp| {
                 let observed = app
                     .status
                     .as_ref()
                     .and_then(|status| status.observed_generation);
-                observed == app.metadata.generation && says(app).0 == reason
+                observed == app.metadata.generation && reason_and_message(app).0 == reason
             })
             .await;
         let status = app.status.as_ref().unwrap();
@@ -66,22 +66,22 @@ impl Bed {
             status.conditions[0].status,
             if status.ready { "True" } else { "False" }
         );
-        says(&app).1
+        reason_and_message(&app).1
     }
 
-    /// Its Pod, as it is.
+    /// Returns the app's Pod.
     async fn pod(&self, app: &str) -> Option<Pod> {
         self.api().get_opt(&format!("{app}-pod")).await.unwrap()
     }
 
-    /// Waits until a `MyApp` is ready; gives its Pod.
+    /// Waits until a `MyApp` is ready; returns its Pod.
     async fn app_runs(&self, name: &str) -> Pod {
-        self.app_says(name, "Ready").await;
+        self.app_has_reason(name, "Ready").await;
         self.pod(name).await.unwrap()
     }
 
     /// Waits until a `MyApp` is ready with another Pod than this.
-    async fn app_runs_anew(&self, name: &str, before: &Pod) -> Pod {
+    async fn app_runs_again(&self, name: &str, before: &Pod) -> Pod {
         self.another(name, before).await;
         self.app_runs(name).await
     }
@@ -96,23 +96,23 @@ impl Bed {
         .unwrap()
     }
 
-    /// Waits until Pods are let in: a new namespace has no `ServiceAccount` for a moment.
-    pub async fn takes_pods(&self) {
+    /// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
+    pub async fn accepts_pods(&self) {
         let accounts: Api<ServiceAccount> = self.api();
-        until("its default ServiceAccount", SOON, async || {
+        until("the default ServiceAccount", SOON, async || {
             Ok(accounts.get_opt("default").await?)
         })
         .await
         .unwrap();
     }
 
-    /// The operator's requests in this namespace since then, but for Events: verb and resource, and how often.
-    async fn asked(&self, since: Mark) -> BTreeMap<String, usize> {
+    /// Returns the number of the operator's requests in this namespace since then, without Events, by verb and resource.
+    async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
-            let ours = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+            let by_operator = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
             let watches = ["watch", "list"].contains(&subject.verb.as_str());
-            if ours
+            if by_operator
                 && subject.namespace == self.namespace
                 && subject.resource != "events"
                 && !watches
@@ -128,14 +128,14 @@ impl Bed {
         counts
     }
 
-    /// Has the operator do something later than all that it was told before.
+    /// Creates an object, and waits for the operator's reaction, which follows those to all earlier changes.
     async fn marker(&self, name: &str) {
         self.app(name, json!({ "image": "nginx", "suspend": true }))
             .await;
-        self.app_says(name, "Suspended").await;
+        self.app_has_reason(name, "Suspended").await;
     }
 
-    /// Gives a Pod this node, as the scheduler does.
+    /// Binds a Pod to this node, as the scheduler does.
     async fn bind(&self, app: &str, node: &str) {
         let name = format!("{app}-pod");
         let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name }, "target": { "kind": "Node", "name": node } });
@@ -146,7 +146,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// Says of a Pod how it is, as its kubelet does.
+    /// Writes the status of a Pod, as its kubelet does.
     async fn pod_is(&self, app: &str, status: Value) {
         let patch = Patch::Merge(json!({ "status": status }));
         let pods: Api<Pod> = self.api();
@@ -155,7 +155,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// Removes a Pod that is being deleted, as its kubelet does, or who collects the Pods of nodes that are gone.
+    /// Deletes a Terminating Pod finally, as its kubelet does, or the garbage collector for Pods of deleted nodes.
     async fn pod_ends(&self, app: &str) {
         let now = DeleteParams {
             grace_period_seconds: Some(0),
@@ -167,7 +167,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// A node that says this of itself.
+    /// Creates a node with this condition.
     async fn node(&self, name: &str, ready: &str, message: &str) {
         let condition =
             json!({ "type": "Ready", "status": ready, "reason": "Said", "message": message });
@@ -184,20 +184,20 @@ impl Bed {
     }
 }
 
-/// A Pod's status, running and ready or not.
+/// Returns a Pod's status, running and ready or not.
 fn running(ready: bool) -> Value {
     let ready = if ready { "True" } else { "False" };
     json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }], "containerStatuses": null })
 }
 
-/// A Pod's status while its container waits.
+/// Returns a Pod's status while its container waits.
 fn waiting(phase: &str, reason: &str, message: &str) -> Value {
     let state = json!({ "waiting": { "reason": reason, "message": message } });
     let container = json!({ "name": "web", "image": "nginx", "imageID": "", "ready": false, "restartCount": 0, "state": state });
     json!({ "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }], "containerStatuses": [container] })
 }
 
-/// The Pod that document 003's program makes: the variable twice, no owner.
+/// Returns the Pod that document 003's program creates: the variable twice, no owner.
 fn documents_pod(app: &str, image: &str, banner: &str) -> Value {
     let script = "if [ -n \"$BANNER\" ]; then echo \"$BANNER\"; fi\nexec sleep infinity\n";
     json!({
@@ -213,7 +213,7 @@ fn documents_pod(app: &str, image: &str, banner: &str) -> Value {
     })
 }
 
-/// The controller of a Pod, and whether it is this `MyApp`.
+/// Returns whether this `MyApp` is the controller of a Pod.
 fn is_owned_by(pod: &Pod, app: &MyApp) -> bool {
     let controller = pod
         .owner_references()

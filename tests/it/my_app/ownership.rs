@@ -1,4 +1,4 @@
-//! A Pod that is not ours is never touched; one that is handed over is taken as it is.
+//! The operator never changes an unowned Pod, and adopts a Pod without changes.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, PropagationPolicy};
@@ -13,10 +13,10 @@ use crate::support::{Bed, Operator, SOON, Settings};
 const BANNER: &str = "This pod was created for $5 \u{1F680}";
 
 #[tokio::test]
-async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
+async fn pod_of_the_document_is_adopted_without_restart() {
     let bed = Bed::shared("apps").await;
-    bed.takes_pods().await;
-    let theirs: Pod = bed
+    bed.accepts_pods().await;
+    let original_pod: Pod = bed
         .create("web-pod", documents_pod("web", "nginx:1", BANNER))
         .await;
     let _operator = Operator::start(&bed, Settings::default()).await;
@@ -24,33 +24,33 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
     let app = bed
         .app("web", json!({ "image": "nginx:1", "banner": BANNER }))
         .await;
-    let words = bed.app_says("web", "Conflict").await;
-    let (_, command) = words.split_once("to hand it over: kubectl ").unwrap();
+    let message = bed.app_has_reason("web", "Conflict").await;
+    let (_, command) = message.split_once("to adopt it: kubectl ").unwrap();
     let here = &bed.namespace;
     assert_eq!(
         command,
         format!("annotate pods web-pod -n {here} quartermaster.dev/adopt-by={here}/web")
     );
-    assert_eq!(bed.event("web", "Conflict").await, words);
-    // It is asked for again and again, and nothing is written.
-    let asked = until("it is asked for", SOON, async || {
-        let asked = bed.asked(since).await;
-        Ok(asked
+    assert_eq!(bed.event("web", "Conflict").await, message);
+    // The operator checks again and again, and writes nothing.
+    let requests = until("the creation is retried", SOON, async || {
+        let requests = bed.requests(since).await;
+        Ok(requests
             .get("get pods web-pod")
             .is_some_and(|times| *times > 3)
-            .then_some(asked))
+            .then_some(requests))
     });
-    let mut asked = asked.await.unwrap();
-    asked.remove("get pods web-pod");
+    let mut requests = requests.await.unwrap();
+    requests.remove("get pods web-pod");
     let once = ["create pods web-pod", "patch myapps/status web"].map(|what| (what.to_owned(), 1));
-    assert_eq!(asked, once.into(), "it was refused once, and told once");
+    assert_eq!(requests, once.into(), "one rejection, and one Event");
     let live = bed.pod("web").await.unwrap();
     assert_eq!(
         (live.labels(), live.annotations(), live.owner_references()),
         (
-            theirs.labels(),
-            theirs.annotations(),
-            theirs.owner_references()
+            original_pod.labels(),
+            original_pod.annotations(),
+            original_pod.owner_references()
         )
     );
 
@@ -58,92 +58,99 @@ async fn the_pod_of_the_documents_program_is_handed_over_and_not_restarted() {
         .run_kubectl(&command.split(' ').collect::<Vec<_>>(), "")
         .await
         .unwrap();
-    let taken = bed.app_runs("web").await;
+    let adopted = bed.app_runs("web").await;
     assert_eq!(
         bed.event("web", "Adopted").await,
         "web-pod is adopted as it is"
     );
-    assert!(is_owned_by(&taken, &app));
+    assert!(is_owned_by(&adopted, &app));
     assert!(
-        !taken
+        !adopted
             .annotations()
             .contains_key("quartermaster.dev/adopt-by")
     );
-    assert_eq!(taken.uid(), theirs.uid());
+    assert_eq!(adopted.uid(), original_pod.uid());
     assert_eq!(
-        taken.metadata.generation,
+        adopted.metadata.generation,
         Some(1),
-        "nothing of its spec was changed"
+        "the spec is unchanged"
     );
     let env = json!([{ "name": "BANNER" }, { "name": "BANNER", "value": BANNER }]);
     assert_eq!(
-        serde_json::to_value(&taken.spec.as_ref().unwrap().containers[0].env).unwrap(),
+        serde_json::to_value(&adopted.spec.as_ref().unwrap().containers[0].env).unwrap(),
         env
     );
-    assert_eq!(taken.labels()["app"], "web");
+    assert_eq!(adopted.labels()["app"], "web");
 
-    // Its profile is its own, until there is a reason to make it anew.
+    // The adopted Pod keeps its security profile until there is another reason to recreate it.
     bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } }))
         .await;
-    assert_eq!(bed.app_runs("web").await.uid(), theirs.uid());
+    assert_eq!(bed.app_runs("web").await.uid(), original_pod.uid());
     bed.patch::<MyApp>("web", json!({ "spec": { "banner": "another" } }))
         .await;
-    let ours = bed.app_runs_anew("web", &taken).await;
-    assert!(is_owned_by(&ours, &app));
+    let recreated = bed.app_runs_again("web", &adopted).await;
+    assert!(is_owned_by(&recreated, &app));
     assert_eq!(
-        ours.spec.unwrap().containers[0].env.as_ref().unwrap().len(),
+        recreated.spec.unwrap().containers[0]
+            .env
+            .as_ref()
+            .unwrap()
+            .len(),
         1
     );
 }
 
 #[tokio::test]
-async fn one_that_differs_is_taken_over_and_made_anew() {
+async fn differing_pod_is_adopted_and_recreated() {
     let bed = Bed::shared("apps").await;
-    bed.takes_pods().await;
+    bed.accepts_pods().await;
     let mut pod = documents_pod("web", "nginx:1", BANNER);
     pod["metadata"]["annotations"] =
         json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
-    let theirs: Pod = bed.create("web-pod", pod).await;
+    let original_pod: Pod = bed.create("web-pod", pod).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:2", "banner": BANNER }))
         .await;
-    let ours = bed.app_runs_anew("web", &theirs).await;
+    let recreated = bed.app_runs_again("web", &original_pod).await;
     assert_eq!(
-        ours.spec.unwrap().containers[0].image.as_deref(),
+        recreated.spec.unwrap().containers[0].image.as_deref(),
         Some("nginx:2")
     );
 }
 
 #[tokio::test]
-async fn what_another_controls_is_left_alone_whatever_it_says() {
+async fn pod_of_another_controller_is_unchanged() {
     let bed = Bed::shared("apps").await;
-    bed.takes_pods().await;
+    bed.accepts_pods().await;
     let map: ConfigMap = bed.create("boss", json!({})).await;
     let mut pod = documents_pod("web", "nginx:1", BANNER);
     let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "boss", "uid": map.uid(), "controller": true });
     pod["metadata"]["ownerReferences"] = json!([owner]);
     pod["metadata"]["annotations"] =
         json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
-    let theirs: Pod = bed.create("web-pod", pod).await;
+    let original_pod: Pod = bed.create("web-pod", pod).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:1", "banner": BANNER }))
         .await;
-    let words = bed.app_says("web", "Conflict").await;
-    assert!(words.contains("is controlled by ConfigMap boss"), "{words}");
+    let message = bed.app_has_reason("web", "Conflict").await;
+    assert!(
+        message.contains("is controlled by ConfigMap boss"),
+        "{message}"
+    );
     bed.marker("marker").await;
     let live = bed.pod("web").await.unwrap();
     assert_eq!(
         (live.uid(), live.annotations()),
-        (theirs.uid(), theirs.annotations())
+        (original_pod.uid(), original_pod.annotations())
     );
 
-    // Once it is gone there is room for ours.
+    // Once that Pod is deleted, the operator creates its own.
     bed.delete::<Pod>("web-pod").await;
-    bed.app_runs_anew("web", &theirs).await;
+    bed.app_runs_again("web", &original_pod).await;
 }
 
 #[tokio::test]
-async fn a_mark_that_is_stripped_is_put_back_and_without_both_it_is_not_ours() {
+async fn one_removed_ownership_mark_is_restored_and_two_release_the_pod() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = bed.app("web", json!({ "image": "nginx" })).await;
@@ -160,21 +167,21 @@ async fn a_mark_that_is_stripped_is_put_back_and_without_both_it_is_not_ours() {
     let since = bed.plane.audit().mark().await.unwrap();
     let both = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": null }, "ownerReferences": null } });
     bed.patch::<Pod>("web-pod", both).await;
-    bed.app_says("web", "Conflict").await;
+    bed.app_has_reason("web", "Conflict").await;
     let app = bed.api::<MyApp>().get("web").await.unwrap();
     assert_eq!(app.status.unwrap().pod_name, None);
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
-    bed.app_says("web", "Conflict").await;
+    bed.app_has_reason("web", "Conflict").await;
     bed.marker("marker").await;
-    let mut asked = bed.asked(since).await;
-    asked.retain(|what, _| what.contains("pods") && !what.starts_with("get"));
-    assert_eq!(asked, [].into());
+    let mut requests = bed.requests(since).await;
+    requests.retain(|what, _| what.contains("pods") && !what.starts_with("get"));
+    assert_eq!(requests, [].into());
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
 #[tokio::test]
-async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
+async fn pod_ownership_is_restored_after_a_backup() {
     let bed = Bed::shared("apps").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let spec = json!({ "image": "nginx", "banner": "$" });
@@ -186,20 +193,20 @@ async fn after_a_restore_from_a_backup_the_pod_is_taken_back() {
         ..DeleteParams::default()
     };
     apps.delete("web", &orphan).await.unwrap();
-    // The garbage collector, who sees to that, looks for new kinds every 30 s.
-    until("it is gone", SOON * 2, async || {
+    // The garbage collector, which deletes it, discovers new kinds only every 30 s.
+    until("the Pod is deleted", SOON * 2, async || {
         Ok(apps.get_opt("web").await?.is_none().then_some(()))
     })
     .await
     .unwrap();
     let again = bed.app("web", spec).await;
-    let taken = bed.app_runs("web").await;
-    assert_eq!(taken.uid(), pod.uid());
-    assert!(is_owned_by(&taken, &again));
+    let adopted = bed.app_runs("web").await;
+    assert_eq!(adopted.uid(), pod.uid());
+    assert!(is_owned_by(&adopted, &again));
 
-    // Deleted as usual, it takes its Pod along.
+    // The default deletion deletes the Pod, too.
     bed.delete::<MyApp>("web").await;
-    until("its Pod goes", SOON * 2, async || {
+    until("the Pod is deleted", SOON * 2, async || {
         Ok(bed.pod("web").await.is_none().then_some(()))
     })
     .await

@@ -1,5 +1,5 @@
-//! The built command, run by real shells as the kubelet would start it: the banner comes out as it is and runs nothing, and
-//! as process 1 it leaves on SIGTERM.
+//! The built command, run by real shells as the kubelet would start it: the banner is printed unchanged and runs nothing,
+//! and as process 1 the command exits on SIGTERM.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -20,13 +20,13 @@ use testbed::process::Folder;
 
 use crate::support::SOON;
 
-/// How long is waited to see that something does not leave: a process that leaves takes some milliseconds.
+/// Time after which a process counts as one that does not exit: an exit takes some milliseconds.
 const STAYS: Duration = Duration::from_millis(500);
 
-/// Document 003's, word for word.
+/// Document 003's command, word for word.
 const DOCUMENTS: &str = "if [ -n \"$BANNER\" ]; then echo \"$BANNER\"; fi\nexec sleep infinity\n";
 
-/// The container of a `MyApp` with this banner.
+/// Returns the container of a `MyApp` with this banner.
 fn container(banner: &str) -> Container {
     let app: MyApp = serde_json::from_value(json!({
         "apiVersion": "demo.rtfm.co.ua/v1",
@@ -39,8 +39,8 @@ fn container(banner: &str) -> Container {
     pod.spec.unwrap().containers.remove(0)
 }
 
-/// The kubelet's expansion of `$(NAME)` in env values, command and args: `$$` is `$`, an unknown name stays as it is, and so
-/// does a `$` before anything else.
+/// Expands `$(NAME)` as the kubelet does in env values, command and args: `$$` is `$`, an unknown name stays unchanged, and
+/// so does a `$` before anything else.
 /// <https://github.com/kubernetes/kubernetes/blob/v1.36.0/third_party/forked/golang/expansion/expand.go>
 fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut expanded = String::new();
@@ -75,7 +75,7 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     expanded + rest
 }
 
-/// What the kubelet starts for a container: the arguments, and the variables on top of these.
+/// Returns what the kubelet starts for a container: the arguments, and the variables on top of these.
 fn started(
     container: &Container,
     given: &[(&str, &str)],
@@ -88,18 +88,18 @@ fn started(
         let value = expand(variable.value.as_deref().unwrap_or_default(), &variables);
         variables.insert(variable.name.clone(), value);
     }
-    let words = container
+    let arguments = container
         .command
         .iter()
         .flatten()
         .chain(container.args.iter().flatten());
     (
-        words.map(|word| expand(word, &variables)).collect(),
+        arguments.map(|word| expand(word, &variables)).collect(),
         variables,
     )
 }
 
-/// What the banner variable holds when the kubelet has made it.
+/// Returns the content of the banner variable after the kubelet's expansion.
 fn held(banner: &str) -> String {
     let given = [
         ("HOME", "/root"),
@@ -118,9 +118,9 @@ fn held(banner: &str) -> String {
 #[case("$(X")]
 #[case("$")]
 #[case("$$(HOME) $$$$ $(BANNER) $ä $(KUBERNETES_PORT)$")]
-fn the_kubelet_expands_nothing(#[case] banner: &str) {
+fn kubelet_expands_nothing(#[case] banner: &str) {
     assert_eq!(held(banner), banner);
-    // Without our doubling it would; but for what it leaves alone anyway.
+    // Without the operator's doubling the kubelet would expand these, except for text that it never changes.
     let given = [
         ("HOME", "/root"),
         ("KUBERNETES_PORT", "tcp"),
@@ -147,7 +147,7 @@ fn the_kubelet_expands_nothing(#[case] banner: &str) {
 #[case("$(VAR_A)$", "A$")]
 #[case("$?_boo_$!", "$?_boo_$!")]
 #[case("$$$$$$", "$$$")]
-fn the_rule_is_the_kubelets(#[case] text: &str, #[case] expanded: &str) {
+fn expansion_matches_the_kubelet(#[case] text: &str, #[case] expanded: &str) {
     assert_eq!(
         expand(text, &[("VAR_A".to_owned(), "A".to_owned())].into()),
         expanded
@@ -156,18 +156,18 @@ fn the_rule_is_the_kubelets(#[case] text: &str, #[case] expanded: &str) {
 
 proptest! {
     #[test]
-    fn whatever_the_banner_the_kubelet_expands_nothing(banner in r"[$()AHOME\PC]{0,40}") {
+    fn kubelet_expands_nothing_of_any_banner(banner in r"[$()AHOME\PC]{0,40}") {
         prop_assert_eq!(held(&banner), banner);
     }
 }
 
 #[test]
-fn the_kubelet_leaves_the_command_as_it_is() {
-    let (words, _) = started(&container("x"), &[]);
-    assert_eq!(words, ["/bin/sh", "-c", build::SCRIPT]);
+fn kubelet_keeps_the_command() {
+    let (arguments, _) = started(&container("x"), &[]);
+    assert_eq!(arguments, ["/bin/sh", "-c", build::SCRIPT]);
 }
 
-/// The shells of this machine: `/bin/sh`, and what else images have there.
+/// Returns the shells of this machine: `/bin/sh`, and those that images have.
 fn shells() -> Vec<Vec<PathBuf>> {
     let mut shells = vec![vec![PathBuf::from("/bin/sh")]];
     shells.extend(
@@ -180,26 +180,30 @@ fn shells() -> Vec<Vec<PathBuf>> {
     shells
 }
 
-/// Where a program of this machine is.
+/// Returns the path of a program of this machine.
 fn found(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|folder| folder.join(name))
         .find(|file| file.exists())
 }
 
-/// A process of the command as process 1 of a PID namespace of its own; it ends with this value.
+/// A process of the command as process 1 of its own PID namespace; the process ends with this value.
 struct First {
     unshare: Child,
     out: Option<thread::JoinHandle<Vec<u8>>>,
 }
 
 impl First {
-    fn start(shell: &[PathBuf], words: &[String], variables: &BTreeMap<String, String>) -> Self {
+    fn start(
+        shell: &[PathBuf],
+        arguments: &[String],
+        variables: &BTreeMap<String, String>,
+    ) -> Self {
         let mut command = Command::new(found("unshare").expect("util-linux's unshare"));
         command
             .args(["--pid", "--fork", "--kill-child", "--"])
             .args(shell)
-            .args(&words[1..]);
+            .args(&arguments[1..]);
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -222,7 +226,7 @@ impl First {
         }
     }
 
-    /// The process that is the first in its namespace.
+    /// Returns the id of the first process in the namespace.
     fn id(&self) -> Option<String> {
         let id = self.unshare.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
@@ -248,7 +252,7 @@ impl First {
             }
             assert!(
                 Instant::now() < until,
-                "it does not sleep (is this user allowed to unshare a PID namespace?)"
+                "the command does not sleep (may this user unshare a PID namespace?)"
             );
             thread::sleep(Duration::from_millis(5));
         }
@@ -262,7 +266,7 @@ impl First {
         assert!(status.success());
     }
 
-    /// Whether it leaves within `patience`; its exit code.
+    /// Returns the exit code if the process exits within `patience`.
     fn leaves(&mut self, patience: Duration) -> Option<i32> {
         let until = Instant::now() + patience;
         loop {
@@ -276,7 +280,7 @@ impl First {
         }
     }
 
-    /// All that it printed until it ended.
+    /// Returns all output until the end.
     fn printed(&mut self) -> String {
         String::from_utf8(self.out.take().unwrap().join().unwrap()).unwrap()
     }
@@ -284,13 +288,13 @@ impl First {
 
 impl Drop for First {
     fn drop(&mut self) {
-        // It takes its child along.
+        // The kill ends the child, too.
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
     }
 }
 
-/// What a banner may hold that a shell, `echo`, `printf` or the kubelet could make something of.
+/// Returns banners that a shell, `echo`, `printf` or the kubelet could interpret.
 fn banners(marker: &Path) -> Vec<String> {
     let marker = marker.display();
     vec![
@@ -311,7 +315,7 @@ fn banners(marker: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_banner_is_printed_as_it_is_and_runs_nothing() {
+fn banner_is_printed_unchanged_and_runs_nothing() {
     let folder = Folder::new().unwrap();
     let marker = folder.path().join("ran");
     let banners = banners(&marker);
@@ -322,8 +326,8 @@ fn a_banner_is_printed_as_it_is_and_runs_nothing() {
     );
     for shell in shells() {
         for banner in &banners {
-            let (words, variables) = started(&container(banner), &[("HOME", "/root")]);
-            let mut first = First::start(&shell, &words, &variables);
+            let (arguments, variables) = started(&container(banner), &[("HOME", "/root")]);
+            let mut first = First::start(&shell, &arguments, &variables);
             first.sleeps();
             first.terminate();
             assert_eq!(first.leaves(SOON), Some(0), "{shell:?}");
@@ -334,8 +338,8 @@ fn a_banner_is_printed_as_it_is_and_runs_nothing() {
             );
             assert!(!marker.exists(), "{shell:?}: {banner:.80?} ran something");
         }
-        let (words, variables) = started(&container(""), &[]);
-        let mut first = First::start(&shell, &words, &variables);
+        let (arguments, variables) = started(&container(""), &[]);
+        let mut first = First::start(&shell, &arguments, &variables);
         first.sleeps();
         first.terminate();
         assert_eq!(
@@ -346,13 +350,13 @@ fn a_banner_is_printed_as_it_is_and_runs_nothing() {
     }
 }
 
-/// So replacing a Pod takes no 30 s of grace. Document 003's command stays: what runs as process 1 gets no signal that it has
-/// no handler for.
+/// The exit on SIGTERM saves the 30 s of grace when a Pod is replaced. Document 003's command does not exit: process 1 gets
+/// no signal without a handler.
 #[test]
-fn it_leaves_on_sigterm_as_process_1_and_the_documents_command_does_not() {
+fn command_exits_on_sigterm_as_process_1_unlike_that_of_the_document() {
     for shell in shells() {
-        let (ours, variables) = started(&container("hello"), &[]);
-        let mut first = First::start(&shell, &ours, &variables);
+        let (arguments, variables) = started(&container("hello"), &[]);
+        let mut first = First::start(&shell, &arguments, &variables);
         first.sleeps();
         first.terminate();
         assert_eq!(first.leaves(SOON), Some(0), "{shell:?}");
@@ -365,13 +369,13 @@ fn it_leaves_on_sigterm_as_process_1_and_the_documents_command_does_not() {
     }
 }
 
-/// An image without `sleep`, or one that is killed in it: the container ends, and is started again with a growing delay.
+/// An image without `sleep`, or one whose `sleep` is killed: the container ends, and restarts with a growing delay.
 #[test]
-fn without_sleep_it_ends_instead_of_spinning() {
+fn command_exits_without_sleep() {
     for shell in shells().into_iter().filter(|shell| shell.len() == 1) {
-        let (words, mut variables) = started(&container("hello"), &[]);
+        let (arguments, mut variables) = started(&container("hello"), &[]);
         variables.insert("PATH".into(), "/nowhere".into());
-        let mut first = First::start(&shell, &words, &variables);
+        let mut first = First::start(&shell, &arguments, &variables);
         assert_eq!(first.leaves(SOON), Some(127), "{shell:?}");
         assert_eq!(first.printed(), "hello\n");
     }

@@ -1,66 +1,68 @@
-//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+//! Stale objects: an app's watch may have fallen silent.
 
 use testbed::proxy::{Match, Proxy, Verb};
 
 use super::*;
 use crate::support::{Operator, Settings};
 
-/// An app with a Pod, whose watch says nothing any more.
-async fn known(name: &str) -> (Bed, Proxy, Operator) {
+/// Creates an app with a Pod, and freezes its watch.
+async fn known_app(name: &str) -> (Bed, Proxy, Operator) {
     let bed = by_hand(name).await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     bed.app("web", json!({ "image": "nginx" })).await;
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     (bed, proxy, operator)
 }
 
-/// Waits until the operator has asked whether the app that it knows is there.
-async fn asked(proxy: &Proxy) {
+/// Waits until the operator has read whether the app in its cache still exists.
+async fn existence_checked(proxy: &Proxy) {
     let asked = Match::verb(Verb::Get).resource("myapps").name("web");
-    until("it asks whether the app is there", SOON, async || {
-        Ok((proxy.count(&asked) > 0).then_some(()))
-    })
+    until(
+        "the operator reads whether the app exists",
+        SOON,
+        async || Ok((proxy.count(&asked) > 0).then_some(())),
+    )
     .await
     .unwrap();
 }
 
-/// Nobody has the UID that the Pod bears, as far as the cache shows.
+/// In the cache, no app has the UID of the Pod's owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_app_of_the_past_takes_no_pod_back() {
-    let (bed, proxy, _operator) = known("pod-restored").await;
+async fn stale_app_restores_no_ownership() {
+    let (bed, proxy, _operator) = known_app("pod-restored").await;
     let silent = proxy.freeze(Match::watch("myapps"));
     bed.delete::<MyApp>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     let new = bed.app("web", json!({ "image": "nginx" })).await;
-    let mut theirs = bed.pod("web").await.unwrap().owner_references().to_vec();
-    theirs[0].uid = new.uid().unwrap();
+    let mut former_owners = bed.pod("web").await.unwrap().owner_references().to_vec();
+    former_owners[0].uid = new.uid().unwrap();
     proxy.forget();
     let labels = json!({ "quartermaster.dev/owner-uid": new.uid() });
     let pod = bed
         .patch::<Pod>(
             "web-pod",
-            json!({ "metadata": { "labels": labels, "ownerReferences": theirs } }),
+            json!({ "metadata": { "labels": labels, "ownerReferences": former_owners } }),
         )
         .await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
     silent.take_back();
-    bed.app_says("web", "PodPending").await;
+    bed.app_has_reason("web", "PodPending").await;
     assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
-/// Nor is the Pod made again that went with it: it would go again, and so on.
+/// The operator does not recreate the Pod of a deleted app: the Pod would be deleted again, and so on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn for_an_app_that_is_gone_no_pod_is_made() {
-    let (bed, proxy, _operator) = known("pod-gone").await;
+async fn deleted_app_creates_no_pod() {
+    let (bed, proxy, _operator) = known_app("pod-gone").await;
     let silent = proxy.freeze(Match::watch("myapps"));
     bed.delete::<MyApp>("web").await;
     silent.wait_for_hits(1, SOON).await.unwrap();
     proxy.forget();
     bed.pod_ends("web").await;
-    asked(&proxy).await;
+    existence_checked(&proxy).await;
     assert_eq!(proxy.count(&Match::verb(Verb::Create).resource("pods")), 0);
     silent.take_back();
     bed.marker("marker").await;

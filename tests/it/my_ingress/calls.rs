@@ -1,4 +1,4 @@
-//! What is called in AWS, and what AWS may answer, against AWS's own model of its API.
+//! Calls of AWS and its possible errors, against AWS's own model of its API.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use testbed::aws;
 use super::nodes::http;
 use super::*;
 
-/// botocore has the model that AWS makes its SDKs from.
+/// botocore has the model from which AWS generates its SDKs.
 #[tokio::test]
-async fn every_error_of_the_api_stands_in_the_table() {
+async fn every_error_of_the_api_is_in_the_table() {
     let model = aws::api_model().await.unwrap();
     let shapes = model["shapes"].as_object().unwrap();
     let errors: BTreeSet<_> = shapes
@@ -24,9 +24,10 @@ async fn every_error_of_the_api_stands_in_the_table() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The policy of the documentation lets these through: each is called, and no other. What needs no right is not counted.
+/// The policy of the documentation allows these actions: the operator uses each, and no other. Actions without a permission
+/// do not count.
 #[tokio::test]
-async fn what_is_called_is_what_the_policy_grants() {
+async fn called_actions_match_the_policy() {
     let site = Site::with_nodes("calls", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let group = site.aws.security_groups().remove(0);
@@ -53,18 +54,18 @@ async fn what_is_called_is_what_the_policy_grants() {
     site.respec("web", json!({ "listeners": [secure] })).await;
     site.ready("web").await;
     let calls = site.aws.calls().len();
-    site.node_goes("i-2").await;
+    site.delete_node("i-2").await;
     let deregistered =
         |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
     assert!(
         !deregistered(&site.aws.calls()[..calls]),
-        "one that stays is not taken away"
+        "a security group that stays is not removed"
     );
     site.aws.wait_for(SOON, deregistered).await.unwrap();
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
     let granted = AwsAction::ALL
         .into_iter()

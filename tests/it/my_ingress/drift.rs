@@ -1,9 +1,9 @@
-//! What the spec says is put right, in AWS and after a change of the spec; what it does not say is left alone.
+//! The operator corrects the fields of the spec, in AWS and after a change of the spec, and does not touch others.
 
 use super::*;
 
 #[tokio::test]
-async fn all_that_we_set_is_put_right_and_nothing_else() {
+async fn operator_settings_are_corrected_and_no_others() {
     let site = Site::new("drift").await;
     let _operator = site.operator().await;
     let groups = site.aws.security_groups();
@@ -27,31 +27,31 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
         .unwrap();
     site.aws.set_ip_address_type(arn, "ipv4").await.unwrap();
     site.aws.tag(arn, "team", "them").await.unwrap();
-    // Not ours to set.
+    // A tag that the operator does not own.
     site.aws.tag(arn, "cost-centre", "7").await.unwrap();
     site.aws.protect(arn, true).await.unwrap();
-    site.look_again("web").await;
-    let right = |balancer: &Balancer| {
-        balancer.subnets == made.subnets
-            && balancer.security_groups == made.security_groups
-            && balancer.ip_address_type == "dualstack"
-            && balancer.tags["team"] == "shop"
+    site.reconcile("web").await;
+    let right = |load_balancer: &Balancer| {
+        load_balancer.subnets == made.subnets
+            && load_balancer.security_groups == made.security_groups
+            && load_balancer.ip_address_type == "dualstack"
+            && load_balancer.tags["team"] == "shop"
     };
-    let mended = site.becomes("web", "is as it was", right).await;
-    assert_eq!(mended.tags["cost-centre"], "7");
-    assert!(mended.deletion_protection);
-    let told = site.bed.event("web", "Updated").await;
+    let corrected = site.becomes("web", "is corrected", right).await;
+    assert_eq!(corrected.tags["cost-centre"], "7");
+    assert!(corrected.deletion_protection);
+    let event = site.bed.event("web", "Updated").await;
     assert!(
-        told.starts_with(
+        event.starts_with(
             "tags, subnets, IP address type, security groups of load balancer web-alb"
         ),
-        "{told}"
+        "{event}"
     );
 }
 
-/// What was never in the spec is whatever somebody made it.
+/// Settings that the spec never had stay as they are.
 #[tokio::test]
-async fn what_the_spec_does_not_say_is_left_alone() {
+async fn settings_outside_the_spec_are_unchanged() {
     let site = Site::new("unsaid").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -67,12 +67,12 @@ async fn what_the_spec_does_not_say_is_left_alone() {
         .await
         .unwrap();
     site.aws.clear();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.respec("web", json!({ "subnets": ["subnet-abc", "subnet-ghi"] }))
         .await;
     let moved = site
-        .becomes("web", "has other subnets", |balancer| {
-            balancer.subnets[1] == "subnet-ghi"
+        .becomes("web", "has other subnets", |load_balancer| {
+            load_balancer.subnets[1] == "subnet-ghi"
         })
         .await;
     assert_eq!(
@@ -86,9 +86,9 @@ async fn what_the_spec_does_not_say_is_left_alone() {
     assert_eq!(changing(&site.aws.calls()), ["SetSubnets"]);
 }
 
-/// One refusal does not keep the rest from being put right.
+/// A rejected correction does not block the others.
 #[tokio::test]
-async fn what_aws_lets_be_is_put_right() {
+async fn rejected_correction_blocks_no_other() {
     let site = Site::new("partly").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -96,18 +96,21 @@ async fn what_aws_lets_be_is_put_right() {
     let group = site.aws.security_groups().remove(1);
     let spec = json!({ "subnets": ["subnet-abc", "subnet-0000"], "securityGroups": [group] });
     site.respec("web", spec).await;
-    let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("AWS says SubnetNotFound: "), "{words}");
-    assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
-    let told = site.bed.event("web", "Updated").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        told.starts_with("security groups of load balancer web-alb"),
-        "{told}"
+        message.starts_with("AWS says SubnetNotFound: "),
+        "{message}"
+    );
+    assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
+    let event = site.bed.event("web", "Updated").await;
+    assert!(
+        event.starts_with("security groups of load balancer web-alb"),
+        "{event}"
     );
 }
 
 #[tokio::test]
-async fn every_change_of_the_spec_and_back() {
+async fn every_change_of_the_spec_applies_and_reverts() {
     let site = Site::new("changes").await;
     let _operator = site.operator().await;
     let groups = site.aws.security_groups();
@@ -116,45 +119,45 @@ async fn every_change_of_the_spec_and_back() {
     let made = site.balancer("web").await.unwrap();
     let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
     site.respec("web", json!({ "subnets": three })).await;
-    site.becomes("web", "has three subnets", |balancer| {
-        balancer.subnets == three
+    site.becomes("web", "has three subnets", |load_balancer| {
+        load_balancer.subnets == three
     })
     .await;
     site.respec("web", json!({ "subnets": SUBNETS })).await;
-    site.becomes("web", "has two subnets", |balancer| {
-        balancer.subnets == SUBNETS
+    site.becomes("web", "has two subnets", |load_balancer| {
+        load_balancer.subnets == SUBNETS
     })
     .await;
     site.respec("web", json!({ "ipAddressType": "dualstack" }))
         .await;
-    site.becomes("web", "has both addresses", |balancer| {
-        balancer.ip_address_type == "dualstack"
+    site.becomes("web", "has both addresses", |load_balancer| {
+        load_balancer.ip_address_type == "dualstack"
     })
     .await;
     site.respec("web", json!({ "ipAddressType": "ipv4" })).await;
-    site.becomes("web", "has one address", |balancer| {
-        balancer.ip_address_type == "ipv4"
+    site.becomes("web", "has one address", |load_balancer| {
+        load_balancer.ip_address_type == "ipv4"
     })
     .await;
     site.respec("web", json!({ "securityGroups": groups }))
         .await;
-    site.becomes("web", "has two groups", |balancer| {
-        balancer.security_groups.len() == 2
+    site.becomes("web", "has two groups", |load_balancer| {
+        load_balancer.security_groups.len() == 2
     })
     .await;
     site.respec("web", json!({ "securityGroups": [groups[1]] }))
         .await;
-    site.becomes("web", "has the other group", |balancer| {
-        balancer.security_groups == groups[1..]
+    site.becomes("web", "has the other group", |load_balancer| {
+        load_balancer.security_groups == groups[1..]
     })
     .await;
-    // Which ones it would have without is not known any more.
+    // The default security groups are no longer known.
     site.respec("web", json!({ "securityGroups": null })).await;
     site.ready("web").await;
     site.respec("web", json!({ "tags": { "a": "1", "b": "2" } }))
         .await;
-    site.becomes("web", "has tags", |balancer| {
-        balancer.tags.get("b").is_some_and(|b| b == "2")
+    site.becomes("web", "has tags", |load_balancer| {
+        load_balancer.tags.get("b").is_some_and(|b| b == "2")
     })
     .await;
     site.ready("web").await;
@@ -162,8 +165,8 @@ async fn every_change_of_the_spec_and_back() {
     site.respec("web", json!({ "tags": { "a": "3", "b": null } }))
         .await;
     let tagged = site
-        .becomes("web", "has one tag", |balancer| {
-            !balancer.tags.contains_key("b")
+        .becomes("web", "has one tag", |load_balancer| {
+            !load_balancer.tags.contains_key("b")
         })
         .await;
     assert_eq!(
@@ -172,20 +175,20 @@ async fn every_change_of_the_spec_and_back() {
     );
     site.respec("web", json!({ "tags": null })).await;
     let bare = site
-        .becomes("web", "has none", |balancer| {
-            !balancer.tags.contains_key("a")
+        .becomes("web", "has none", |load_balancer| {
+            !load_balancer.tags.contains_key("a")
         })
         .await;
     assert_eq!(bare.security_groups, groups[1..]);
     let ready = site.ready("web").await;
-    assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
+    assert_eq!(ready.status.unwrap().alb.unwrap().managed_tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
-    // AWS refuses what is not in the balancer's VPC; the one that stands goes on.
+    // AWS rejects subnets outside the load balancer's VPC; the load balancer stays as it is.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
-    assert!(words.starts_with("AWS says "), "{words}");
+    let message = site.has_reason("web", "SpecRejected").await;
+    assert!(message.starts_with("AWS says "), "{message}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
     site.respec("web", json!({ "subnets": SUBNETS })).await;
     site.ready("web").await;

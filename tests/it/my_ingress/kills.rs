@@ -1,5 +1,5 @@
-//! The operator is killed at each call of AWS, before it is sent and after it was done: in the end there is exactly one
-//! balancer, or none.
+//! The operator is killed at each call of AWS, before the call is sent and after AWS has processed it: in the end there is
+//! exactly one load balancer, or none.
 
 use testbed::aws::{On, Point};
 use testbed::proxy::Match;
@@ -7,7 +7,8 @@ use testbed::proxy::Match;
 use super::*;
 use crate::support::{at_each_write, struck};
 
-/// Plays `scene` with an operator that is killed at this call, and started again. Whether it came to that.
+/// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether that call happened, and the
+/// scene's result.
 pub(super) async fn killed_at<T>(
     site: &Site,
     settings: Settings,
@@ -25,26 +26,26 @@ pub(super) async fn killed_at<T>(
     (gate.was_reached(), given)
 }
 
-/// What is left of a balancer's tags without UIDs.
-fn plain(balancer: &Balancer) -> Value {
-    let tags: BTreeMap<_, _> = balancer
+/// Returns a load balancer's tags without UIDs.
+fn plain(load_balancer: &Balancer) -> Value {
+    let tags: BTreeMap<_, _> = load_balancer
         .tags
         .iter()
         .filter(|(key, _)| !key.contains("quartermaster.dev/o"))
         .collect();
     json!([
-        balancer.subnets,
-        balancer.security_groups.len(),
-        balancer.ip_address_type,
+        load_balancer.subnets,
+        load_balancer.security_groups.len(),
+        load_balancer.ip_address_type,
         tags
     ])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
+async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
     let site = Site::new("killed").await;
     let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
-        // One AWS for each of the two, which play side by side.
+        // Each of the two has its own AWS, and they run side by side.
         let site = match point {
             Point::Before => site.another("killed").await,
             Point::After => Site::new("killed").await,
@@ -61,23 +62,24 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
             changed["tags"] = json!({ "team": null, "stage": "test" });
             site.respec("web", changed).await;
             site.ready("web").await;
-            let balancers = site.aws.balancers().await.unwrap();
-            assert_eq!(balancers.len(), 1);
+            let load_balancers = site.aws.balancers().await.unwrap();
+            assert_eq!(load_balancers.len(), 1);
             site.bed.delete::<MyIngress>("web").await;
-            site.gone("web").await;
+            site.is_deleted("web").await;
             assert_eq!(site.aws.balancers().await.unwrap(), []);
-            plain(&balancers[0])
+            plain(&load_balancers[0])
         };
         Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
-    // Look, create, look whose; look, whose, two for tags, three for the rest; look, whose, delete, look.
+    // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe, delete,
+    // describe.
     assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
 }
 
-/// The same at each write to Kubernetes.
+/// The same for each write to Kubernetes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
+async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
     let points = [
         testbed::proxy::Point::AfterApplied,
         testbed::proxy::Point::AfterAnswer,
@@ -92,14 +94,17 @@ async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
             site.respec("web", json!({ "tags": { "team": null, "stage": "test" } }))
                 .await;
             site.ready("web").await;
-            let balancers = site.aws.balancers().await.unwrap();
+            let load_balancers = site.aws.balancers().await.unwrap();
             site.bed.delete::<MyIngress>("web").await;
-            site.gone("web").await;
+            site.is_deleted("web").await;
             assert_eq!(
-                (balancers.len(), site.aws.balancers().await.unwrap().len()),
+                (
+                    load_balancers.len(),
+                    site.aws.balancers().await.unwrap().len()
+                ),
                 (1, 0)
             );
-            plain(&balancers[0])
+            plain(&load_balancers[0])
         };
         let writes = Match::writes().except_resource("events");
         Box::pin(crate::support::killed_at(
@@ -113,7 +118,7 @@ async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
         .await
     });
     let writes = Box::pin(writes).await;
-    // The finalizer, what is asked for, Ready; the tags, Ready; the finalizer.
+    // The finalizer, the request, Ready; the tags, Ready; the finalizer.
     assert!(
         writes.iter().all(|writes| *writes >= 6),
         "{writes:?} writes"
@@ -121,7 +126,7 @@ async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
+async fn kill_during_adoption_completes_the_adoption() {
     let site = Site::new("killed").await;
     site.aws.provisioning(std::time::Duration::ZERO);
     for point in [Point::Before, Point::After] {
@@ -140,19 +145,22 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
             let scene = async {
                 site.ingress("web", json!({})).await;
                 site.ready("web").await;
-                let balancer = site.balancer("web").await.unwrap();
-                assert_eq!(balancer.arn, arn);
-                assert_eq!(balancer.tags["quartermaster.dev/owner"], site.path("web"));
-                plain(&balancer)
+                let load_balancer = site.balancer("web").await.unwrap();
+                assert_eq!(load_balancer.arn, arn);
+                assert_eq!(
+                    load_balancer.tags["quartermaster.dev/owner"],
+                    site.path("web")
+                );
+                plain(&load_balancer)
             };
-            let came = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
+            let happened = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
             site.aws.delete(&arn).await.unwrap();
-            came
+            happened
         });
         let calls = Box::pin(calls).await;
         assert!(
             calls[0] >= 4,
-            "look, whose, mark, take the consent away: {calls:?}"
+            "describe, read tags, add tags, remove the consent: {calls:?}"
         );
     }
 }

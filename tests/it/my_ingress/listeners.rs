@@ -1,10 +1,10 @@
-//! Listeners: traffic arrives at each node, where the Service is now.
+//! Listeners: traffic reaches each node, at the Service's present port.
 
 use k8s_openapi::api::core::v1::Service;
 use testbed::aws::{Listener, TargetGroup};
 
-use super::nodes::{EXCLUDED, http, never_led_nowhere};
-use super::ownership::hand_over;
+use super::nodes::{EXCLUDED, assert_never_without_targets, http};
+use super::ownership::run_adopt_commands;
 use super::*;
 
 #[tokio::test]
@@ -16,44 +16,44 @@ async fn traffic_follows_the_nodes() {
         .await;
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
-    site.tells(&[(80, 2, 2, "")]).await;
+    site.has_listener_status(&[(80, 2, 2, "")]).await;
 
     site.node("i-3").await;
     site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080), ("i-3", 30_080)])
         .await;
-    site.tells(&[(80, 3, 3, "")]).await;
+    site.has_listener_status(&[(80, 3, 3, "")]).await;
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-1", 30_080), ("i-3", 30_080)]).await;
-    site.node_goes("i-1").await;
+    site.delete_node("i-1").await;
     site.arrives(80, &[("i-3", 30_080)]).await;
-    site.tells(&[(80, 1, 1, "")]).await;
+    site.has_listener_status(&[(80, 1, 1, "")]).await;
     site.exclude("i-2", false).await;
     site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
 
-    // The last ones go: what is there stays.
+    // The last nodes are excluded: their targets stay.
     site.exclude("i-2", true).await;
     site.arrives(80, &[("i-3", 30_080)]).await;
-    site.node_goes("i-3").await;
-    let words = site.says("web", "NoNodes").await;
-    assert!(words.contains(EXCLUDED), "{words}");
-    site.tells(&[(80, 1, 1, "NoNodes")]).await;
+    site.delete_node("i-3").await;
+    let message = site.has_reason("web", "NoNodes").await;
+    assert!(message.contains(EXCLUDED), "{message}");
+    site.has_listener_status(&[(80, 1, 1, "NoNodes")]).await;
     site.arrives(80, &[("i-3", 30_080)]).await;
     site.exclude("i-2", false).await;
     site.arrives(80, &[("i-2", 30_080)]).await;
     site.ready("web").await;
 
-    // An instance that ended before its node does holds up no other.
+    // An instance that ended before its node does not block the others.
     site.aws.end_instance("i-2");
     site.node("i-4").await;
     site.arrives(80, &[("i-4", 30_080)]).await;
     site.ready("web").await;
-    site.tells(&[(80, 1, 2, "")]).await;
-    never_led_nowhere(&site.aws.calls());
+    site.has_listener_status(&[(80, 1, 2, "")]).await;
+    assert_never_without_targets(&site.aws.calls());
 }
 
-/// Kubernetes may give a node port that a Service released to somebody else's.
+/// Kubernetes may give a node port that a Service released to another Service.
 #[tokio::test]
-async fn targets_are_removed_when_the_service_has_released_their_node_port() {
+async fn targets_are_removed_after_the_service_released_their_node_port() {
     let site = Site::with_nodes("released", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let at = |port: u16| [("i-1", port), ("i-2", port)];
@@ -63,9 +63,10 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     site.arrives(80, &at(30_080)).await;
     site.ready("web").await;
     site.bed.delete::<Service>("shop").await;
-    site.says("web", "ServiceNotFound").await;
+    site.has_reason("web", "ServiceNotFound").await;
     site.arrives(80, &[]).await;
-    site.tells(&[(80, 0, 0, "ServiceNotFound")]).await;
+    site.has_listener_status(&[(80, 0, 0, "ServiceNotFound")])
+        .await;
     assert_eq!(site.listening().await.len(), 1, "the listener itself stays");
 
     site.service("shop", 30_081).await;
@@ -74,12 +75,12 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     let inside =
         json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80, "nodePort": null }] } });
     site.bed.patch::<Service>("shop", inside).await;
-    let words = site.says("web", "NoNodePort").await;
-    assert!(words.contains("type: NodePort"), "{words}");
+    let message = site.has_reason("web", "NoNodePort").await;
+    assert!(message.contains("type: NodePort"), "{message}");
     site.arrives(80, &[]).await;
-    site.tells(&[(80, 0, 0, "NoNodePort")]).await;
+    site.has_listener_status(&[(80, 0, 0, "NoNodePort")]).await;
 
-    // Also while no node can take traffic.
+    // The same while no node can get traffic.
     let outside =
         json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
     site.bed.patch::<Service>("shop", outside).await;
@@ -88,7 +89,7 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     for node in ["i-1", "i-2"] {
         site.exclude(node, true).await;
     }
-    site.says("web", "NoNodes").await;
+    site.has_reason("web", "NoNodes").await;
     site.arrives(80, &at(30_082)).await;
     let moved = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_083 }] } });
     site.bed.patch::<Service>("shop", moved).await;
@@ -102,8 +103,8 @@ async fn traffic_follows_the_service_and_the_spec() {
     let at = |port: u16| [("i-1", port), ("i-2", port)];
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
         .await;
-    let words = site.says("web", "ServiceNotFound").await;
-    assert!(words.contains("Service shop does not exist"), "{words}");
+    let message = site.has_reason("web", "ServiceNotFound").await;
+    assert!(message.contains("Service shop does not exist"), "{message}");
     assert_eq!(
         (site.listening().await.len(), site.groups().await.len()),
         (0, 0),
@@ -113,20 +114,20 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(80, &at(30_080)).await;
     site.ready("web").await;
 
-    // Another port on the nodes.
+    // Another node port.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &at(30_081)).await;
     site.ready("web").await;
-    site.tells(&[(80, 2, 2, "")]).await;
+    site.has_listener_status(&[(80, 2, 2, "")]).await;
 
-    // None: the node port is still the Service's, so what is there stays.
+    // No matching port: the node port still belongs to the Service, so its targets stay.
     let ports = json!({ "spec": { "ports": [{ "port": 81, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
-    let words = site.says("web", "ServicePortNotFound").await;
+    let message = site.has_reason("web", "ServicePortNotFound").await;
     assert!(
-        words.contains("has no port 80 over TCP: it has 81"),
-        "{words}"
+        message.contains("has no port 80 over TCP: it has 81"),
+        "{message}"
     );
     site.arrives(80, &at(30_081)).await;
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_082 }] } });
@@ -134,7 +135,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(80, &at(30_082)).await;
     site.ready("web").await;
 
-    // A second one, and a change of the first one's port.
+    // A second listener, and a change of the first one's port.
     site.service("api", 30_090).await;
     site.respec(
         "web",
@@ -143,7 +144,8 @@ async fn traffic_follows_the_service_and_the_spec() {
     .await;
     site.arrives(8080, &at(30_090)).await;
     site.arrives(80, &at(30_082)).await;
-    site.tells(&[(80, 2, 2, ""), (8080, 2, 2, "")]).await;
+    site.has_listener_status(&[(80, 2, 2, ""), (8080, 2, 2, "")])
+        .await;
     site.respec(
         "web",
         json!({ "listeners": [http(81, "shop"), http(8080, "api")] }),
@@ -161,9 +163,10 @@ async fn traffic_follows_the_service_and_the_spec() {
         [81, 8080]
     );
     assert_eq!(site.groups().await.len(), 2);
-    site.tells(&[(81, 2, 2, ""), (8080, 2, 2, "")]).await;
+    site.has_listener_status(&[(81, 2, 2, ""), (8080, 2, 2, "")])
+        .await;
 
-    // Both lead elsewhere.
+    // Both lead to other Services.
     site.respec(
         "web",
         json!({ "listeners": [http(81, "api"), http(8080, "shop")] }),
@@ -173,10 +176,10 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.arrives(8080, &at(30_082)).await;
     site.ready("web").await;
 
-    // While it is suspended nothing is done; then all go.
+    // While the MyIngress is suspended nothing changes; then all listeners are deleted.
     site.respec("web", json!({ "suspend": true, "listeners": null }))
         .await;
-    site.says("web", "Suspended").await;
+    site.has_reason("web", "Suspended").await;
     assert_eq!(
         (site.listening().await.len(), site.groups().await.len()),
         (2, 2)
@@ -188,15 +191,15 @@ async fn traffic_follows_the_service_and_the_spec() {
         (0, 0)
     );
     assert_eq!(site.status().await, []);
-    never_led_nowhere(&site.aws.calls());
+    assert_never_without_targets(&site.aws.calls());
 
-    // A plain balancer costs what it did.
+    // A load balancer without listeners costs no more than before.
     drop(operator);
     site.aws.clear();
     let _operator = site.reaching().await;
     let looked = |calls: &[Arc<Call>]| calls.len() >= 2;
     let calls = site.aws.wait_for(SOON, looked).await.unwrap();
-    site.look_again("web").await;
+    site.reconcile("web").await;
     site.aws
         .wait_for(SOON, |now| now.len() >= calls.len() + 2)
         .await
@@ -208,7 +211,7 @@ async fn traffic_follows_the_service_and_the_spec() {
 }
 
 #[tokio::test]
-async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
+async fn listener_settings_are_corrected_and_no_others() {
     let site = Site::with_nodes("listeners", &["i-1"]).await;
     let operator = site.reaching().await;
     site.service("shop", 30_080).await;
@@ -276,21 +279,21 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         group.health_check_path == "/healthz"
     })
     .await;
-    // Not said, it stays.
+    // Without the field the policy stays.
     site.respec("web", secure(&second, Value::Null, json!("/healthz")))
         .await;
     site.ready("web").await;
     becomes("the policy still", &|it, _| it.ssl_policy == old).await;
     site.arrives(443, &[("i-1", 30_080)]).await;
 
-    // Somebody else changes what is ours, and makes what is theirs.
-    let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
+    // Another client changes the operator's objects, and creates its own.
+    let foreign_group = site.aws.create_target_group("theirs", 80).await.unwrap();
     site.respec("web", secure(&second, json!(new), json!("/healthz")))
         .await;
     becomes("the new policy", &|it, _| it.ssl_policy == new).await;
     let action = [
         ("DefaultActions.member.1.Type", "forward"),
-        ("DefaultActions.member.1.TargetGroupArn", &*theirs),
+        ("DefaultActions.member.1.TargetGroupArn", &*foreign_group),
     ];
     let modify = [
         &[("ListenerArn", &*made.arn), ("SslPolicy", old)],
@@ -310,9 +313,13 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         ("Targets.member.1.Port", "30080"),
     ];
     site.aws.ask("DeregisterTargets", &targets).await.unwrap();
-    let foreign = site.aws.create_listener(&arn, 9000, &theirs).await.unwrap();
-    site.look_again("web").await;
-    becomes("as it was", &|it, group| {
+    let foreign = site
+        .aws
+        .create_listener(&arn, 9000, &foreign_group)
+        .await
+        .unwrap();
+    site.reconcile("web").await;
+    becomes("is corrected", &|it, group| {
         it.target_group == group.arn
             && it.ssl_policy == new
             && group.health_check_path == "/healthz"
@@ -320,19 +327,19 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     .await;
     site.arrives(443, &[("i-1", 30_080)]).await;
     site.ready("web").await;
-    let told = site.bed.event("web", "Updated").await;
-    assert!(told.contains("port 443"), "{told}");
+    let updated_event = site.bed.event("web", "Updated").await;
+    assert!(updated_event.contains("port 443"), "{updated_event}");
 
-    // Theirs is in the way: never touched, and said.
+    // A foreign listener blocks the port: the operator does not touch and reports it.
     site.respec(
         "web",
         json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
     )
     .await;
-    let words = site.says("web", "ListenerConflict").await;
-    assert!(words.contains("port 9000"), "{words}");
+    let message = site.has_reason("web", "Conflict").await;
+    assert!(message.contains("port 9000"), "{message}");
     becomes("HTTP", &|it, _| it.protocol == "HTTP").await;
-    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")])
+    site.has_listener_status(&[(443, 1, 1, ""), (9000, 0, 0, "Conflict")])
         .await;
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
@@ -341,9 +348,9 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     let left = left.iter().find(|it| it.port == 9000).unwrap();
     assert_eq!(
         (&left.arn, &left.target_group, left.tags.len()),
-        (&foreign, &theirs, 0)
+        (&foreign, &foreign_group, 0)
     );
-    // So is a group of the name that ours would have.
+    // The same for a group with the name that the operator would use.
     let name = site
         .groups()
         .await
@@ -358,8 +365,8 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         json!({ "listeners": [http(443, "shop"), http(81, "shop")] }),
     )
     .await;
-    let words = site.says("web", "ListenerConflict").await;
-    assert!(words.contains(&name), "{words}");
+    let message = site.has_reason("web", "Conflict").await;
+    assert!(message.contains(&name), "{message}");
     site.respec("web", json!({ "listeners": [http(443, "shop")] }))
         .await;
     site.ready("web").await;
@@ -370,34 +377,39 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
             .any(|it| it.arn == squatter && it.tags.is_empty())
     );
 
-    // Both are handed over by a tag.
+    // A tag lets the operator adopt both.
     site.respec(
         "web",
         json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] }),
     )
     .await;
-    let words = until("both are in the way", SOON, async || {
-        let words = site.says("web", "ListenerConflict").await;
-        Ok((words.contains(&foreign) && words.contains(&squatter)).then_some(words))
+    let message = until("both are in the way", SOON, async || {
+        let message = site.has_reason("web", "Conflict").await;
+        Ok((message.contains(&foreign) && message.contains(&squatter)).then_some(message))
     });
-    hand_over(&site, &words.await.unwrap()).await;
+    run_adopt_commands(&site, &message.await.unwrap()).await;
     site.arrives(9000, &[("i-1", 30_080)]).await;
     site.arrives(81, &[("i-1", 30_080)]).await;
     site.ready("web").await;
     for arn in [&foreign, &squatter] {
-        until("it is told", SOON, async || {
-            let told = site.bed.events("web", "Adopted").await;
-            Ok(told
+        until("the Event is emitted", SOON, async || {
+            let updated_event = site.bed.events("web", "Adopted").await;
+            Ok(updated_event
                 .iter()
-                .any(|event| event.note.as_ref().is_some_and(|words| words.contains(arn)))
+                .any(|event| {
+                    event
+                        .note
+                        .as_ref()
+                        .is_some_and(|message| message.contains(arn))
+                })
                 .then_some(()))
         })
         .await
         .unwrap();
     }
-    let taken = site.listening().await;
+    let adopted = site.listening().await;
     assert!(
-        taken.iter().all(|it| it.tags == made.tags) && taken.iter().any(|it| it.arn == foreign)
+        adopted.iter().all(|it| it.tags == made.tags) && adopted.iter().any(|it| it.arn == foreign)
     );
     assert_eq!(
         site.groups()
@@ -408,11 +420,11 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
             .tags,
         made.tags
     );
-    // They are ours: their tags are put right, and they go when they are not wanted any more.
+    // The operator owns them: it corrects their tags, and deletes them with their ports.
     for arn in [&foreign, &squatter] {
         site.aws.untag(arn, "ManagedBy").await.unwrap();
     }
-    site.look_again("web").await;
+    site.reconcile("web").await;
     until("they bear our tags again", SOON, async || {
         let listeners = site.listening().await;
         let listener = listeners.iter().find(|it| it.arn == foreign).unwrap();
@@ -428,7 +440,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     assert!(!site.groups().await.iter().any(|it| it.arn == squatter));
     assert!(!site.listening().await.iter().any(|it| it.arn == foreign));
 
-    // AWS refuses one: the other is served.
+    // AWS rejects one listener: the other works.
     let mut bad = secure(
         "arn:aws:acm:us-east-1:123456789012:certificate/none",
         Value::Null,
@@ -439,10 +451,10 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         .unwrap()
         .push(http(82, "shop"));
     site.respec("web", bad).await;
-    let words = site.says("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        words.starts_with("port 443: AWS says CertificateNotFound"),
-        "{words}"
+        message.starts_with("port 443: AWS says CertificateNotFound"),
+        "{message}"
     );
     site.arrives(82, &[("i-1", 30_080)]).await;
     let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
@@ -452,7 +464,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     site.ready("web").await;
 
     // At rest: so many calls, and no write.
-    site.tells(&[(443, 1, 1, "")]).await;
+    site.has_listener_status(&[(443, 1, 1, "")]).await;
     drop(operator);
     site.respec(
         "web",
@@ -461,10 +473,11 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     .await;
     let operator = Operator::start(
         &site.bed,
-        site.settings().whole_cluster().flag("--aws-resync=2s"),
+        site.settings().whole_cluster().flag("--aws-sync-period=2s"),
     )
     .await;
-    site.tells(&[(443, 1, 1, ""), (444, 1, 1, "")]).await;
+    site.has_listener_status(&[(443, 1, 1, ""), (444, 1, 1, "")])
+        .await;
     site.ready("web").await;
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.aws.clear();
@@ -481,7 +494,7 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     let starts: Vec<_> = (0..calls.len())
         .filter(|at| calls[*at].action == "DescribeLoadBalancers")
         .collect();
-    let pass: Vec<_> = calls[starts[1]..starts[2]]
+    let reconcile: Vec<_> = calls[starts[1]..starts[2]]
         .iter()
         .map(|call| call.action.as_str())
         .collect();
@@ -494,12 +507,12 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
         "DescribeTargetHealth",
         "DescribeTargetHealth",
     ];
-    assert_eq!(pass, expected);
+    assert_eq!(reconcile, expected);
     assert_eq!(site.writes(since).await, [""; 0]);
 }
 
 #[tokio::test]
-async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
+async fn unhealthy_targets_are_reported_with_the_needed_rule() {
     let site = Site::with_nodes("health", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let groups = site.aws.security_groups();
@@ -513,36 +526,37 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
         json!({ "listeners": [http(80, "shop")], "securityGroups": groups }),
     )
     .await;
-    let words = site.says("web", "TargetsInitial").await;
-    assert!(words.contains("port 80"), "{words}");
+    let message = site.has_reason("web", "TargetsInitial").await;
+    assert!(message.contains("port 80"), "{message}");
     let group = site.groups().await.remove(0);
     for id in ["i-1", "i-2"] {
         site.aws
             .health(&group.arn, id, "unhealthy", "Target.Timeout")
             .unwrap();
     }
-    let words = site.says("web", "TargetsUnhealthy").await;
+    let message = site.has_reason("web", "TargetsUnhealthy").await;
     let mut named = groups.clone();
     named.sort();
-    assert!(words.contains("(Target.Timeout"), "{words}");
+    assert!(message.contains("(Target.Timeout"), "{message}");
     assert!(
-        words.contains(&format!("lets TCP 30080 in from {}", named.join(", "))),
-        "{words}"
+        message.contains(&format!("lets TCP 30080 in from {}", named.join(", "))),
+        "{message}"
     );
-    site.tells(&[(80, 0, 2, "TargetsUnhealthy")]).await;
-    // Another port on the nodes: even then no listener leads nowhere.
+    site.has_listener_status(&[(80, 0, 2, "TargetsUnhealthy")])
+        .await;
+    // Another node port: at no moment a listener leads nowhere.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &[("i-1", 30_081), ("i-2", 30_081)]).await;
-    never_led_nowhere(&site.aws.calls());
-    // One is enough.
+    assert_never_without_targets(&site.aws.calls());
+    // One healthy target is enough.
     site.aws.health(&group.arn, "i-2", "healthy", "").unwrap();
     site.ready("web").await;
-    site.tells(&[(80, 1, 2, "")]).await;
+    site.has_listener_status(&[(80, 1, 2, "")]).await;
     site.bed.event("web", "Ready").await;
     site.aws.health(&group.arn, "i-1", "healthy", "").unwrap();
-    site.look_again("web").await;
-    site.tells(&[(80, 2, 2, "")]).await;
+    site.reconcile("web").await;
+    site.has_listener_status(&[(80, 2, 2, "")]).await;
     assert_eq!(
         site.bed.events("web", "Ready").await.len(),
         1,
@@ -551,16 +565,16 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
 }
 
 #[tokio::test]
-async fn an_operator_of_some_namespaces_says_that_it_cannot() {
+async fn namespaced_operator_reports_missing_access_to_nodes() {
     let site = Site::new("scoped").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
         .await;
-    let words = site.says("web", "OutOfScope").await;
-    assert!(words.contains("--watch-namespace"), "{words}");
+    let message = site.has_reason("web", "OutOfScope").await;
+    assert!(message.contains("--watch-namespace"), "{message}");
     assert_eq!(site.aws.calls().len(), 0);
     site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
 }

@@ -1,4 +1,4 @@
-//! `MyIngress` against moto, which stands in for AWS, behind the testbed's layer of AWS's own rules and of faults.
+//! `MyIngress` against moto, which replaces AWS, behind the testbed's layer of AWS's own rules and of faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use testbed::wait::until;
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 mod calls;
+mod delayed;
+mod deletion;
 mod drift;
-mod ending;
 mod kills;
-mod late;
+mod listener_deletion;
 mod listeners;
-mod listeners_ending;
 mod nodes;
 mod outages;
 mod ownership;
@@ -28,10 +28,10 @@ mod rest;
 mod stale;
 mod walkthrough;
 
-/// The document's subnets, which the testbed has.
+/// The document's subnets, which exist in the testbed.
 const SUBNETS: [&str; 2] = ["subnet-abc", "subnet-def"];
 
-/// A namespace, and an AWS of its own.
+/// A namespace, and its own AWS.
 struct Site {
     bed: Bed,
     aws: Aws,
@@ -45,7 +45,7 @@ impl Site {
         }
     }
 
-    /// Another namespace with the same AWS.
+    /// Creates another namespace with the same AWS.
     async fn another(&self, name: &str) -> Self {
         Self {
             bed: Bed::on(self.bed.plane.clone(), name).await,
@@ -53,7 +53,7 @@ impl Site {
         }
     }
 
-    /// An operator that has this AWS.
+    /// Returns settings for this AWS.
     fn settings(&self) -> Settings {
         Settings::default().aws(&self.aws)
     }
@@ -62,7 +62,7 @@ impl Site {
         Operator::start(&self.bed, self.settings()).await
     }
 
-    /// A `MyIngress` with the document's subnets, and this.
+    /// Creates a `MyIngress` with the document's subnets, and these fields.
     async fn ingress(&self, name: &str, more: Value) -> MyIngress {
         let mut spec = json!({ "subnets": SUBNETS });
         for (field, value) in more.as_object().unwrap() {
@@ -77,52 +77,59 @@ impl Site {
             .await;
     }
 
-    /// Has AWS looked at again now.
-    async fn look_again(&self, name: &str) {
+    /// Triggers a reconcile, which reads AWS again.
+    async fn reconcile(&self, name: &str) {
         let now = uuid::Uuid::new_v4().to_string();
-        let asked =
+        let annotation =
             json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-        self.bed.patch::<MyIngress>(name, asked).await;
+        self.bed.patch::<MyIngress>(name, annotation).await;
     }
 
-    /// Waits until it gives this reason for its generation; its words.
-    async fn says(&self, name: &str, reason: &str) -> String {
+    /// Waits until the condition of the present generation has this reason; returns its message.
+    async fn has_reason(&self, name: &str, reason: &str) -> String {
         let ingress = self.bed.until(name, reason, |ingress: &MyIngress| {
-            says(ingress).0 == reason && up_to_date(ingress)
+            reason_and_message(ingress).0 == reason && up_to_date(ingress)
         });
-        says(&ingress.await).1
+        reason_and_message(&ingress.await).1
     }
 
     async fn ready(&self, name: &str) -> MyIngress {
-        self.says(name, "Ready").await;
+        self.has_reason(name, "Ready").await;
         self.bed.api().get(name).await.unwrap()
     }
 
-    /// Waits until the object is gone.
-    async fn gone(&self, name: &str) {
+    /// Waits until the object is deleted.
+    async fn is_deleted(&self, name: &str) {
         let api: Api<MyIngress> = self.bed.api();
-        until(format!("{name} is gone"), SOON, async || {
+        until(format!("{name} is deleted"), SOON, async || {
             Ok(api.get_opt(name).await?.is_none().then_some(()))
         })
         .await
         .unwrap();
     }
 
-    /// What AWS has of that `MyIngress`.
+    /// Returns the load balancer of that `MyIngress`.
     async fn balancer(&self, name: &str) -> Option<Balancer> {
         self.aws.balancer(&format!("{name}-alb")).await.unwrap()
     }
 
-    /// Waits until the balancer is so.
+    /// Waits until the load balancer satisfies `is`.
     async fn becomes(&self, name: &str, what: &str, is: impl Fn(&Balancer) -> bool) -> Balancer {
-        until(format!("the balancer of {name} {what}"), SOON, async || {
-            Ok(self.balancer(name).await.filter(|balancer| is(balancer)))
-        })
+        until(
+            format!("the load balancer of {name} {what}"),
+            SOON,
+            async || {
+                Ok(self
+                    .balancer(name)
+                    .await
+                    .filter(|load_balancer| is(load_balancer)))
+            },
+        )
         .await
         .unwrap()
     }
 
-    /// The operator's writes since then in this namespace, but for Events.
+    /// Returns the operator's writes since then in this namespace, without Events.
     async fn writes(&self, since: Mark) -> Vec<String> {
         let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
         let requests = self
@@ -141,14 +148,14 @@ impl Site {
             .collect()
     }
 
-    /// `NAMESPACE/NAME`.
+    /// Returns `NAMESPACE/NAME`.
     fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.bed.namespace)
     }
 }
 
-/// Reason and words of the condition.
-fn says(ingress: &MyIngress) -> (String, String) {
+/// Returns reason and message of the condition.
+fn reason_and_message(ingress: &MyIngress) -> (String, String) {
     let conditions = ingress
         .status
         .as_ref()
@@ -167,7 +174,7 @@ fn up_to_date(ingress: &MyIngress) -> bool {
         .is_some_and(|status| status.observed_generation == ingress.metadata.generation)
 }
 
-/// What the calls are, counted.
+/// Returns the number of calls by action.
 fn counted(calls: &[Arc<Call>]) -> BTreeMap<String, usize> {
     let mut counted = BTreeMap::new();
     for call in calls {
@@ -176,7 +183,7 @@ fn counted(calls: &[Arc<Call>]) -> BTreeMap<String, usize> {
     counted
 }
 
-/// Those of them that may change something.
+/// Returns the calls that may change something.
 fn changing(calls: &[Arc<Call>]) -> Vec<String> {
     calls
         .iter()

@@ -1,4 +1,4 @@
-//! What the tests of listeners share: nodes, each on an instance of its name, Services, and where traffic arrives.
+//! Helpers of the tests of listeners: nodes, each on an instance of its name, Services, and the destinations of traffic.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use testbed::aws::{Listener, TargetGroup};
 
 use super::*;
 
-/// Label of nodes that are left out.
+/// Label of excluded nodes.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
 impl Site {
-    /// A control plane of its own: nodes belong to no namespace.
+    /// Returns a site with its own control plane: nodes belong to no namespace.
     pub(super) async fn with_nodes(name: &str, nodes: &[&str]) -> Self {
         let bed = Bed::own_with(testbed::Options::apiserver_only(), name).await;
         let site = Self {
@@ -27,7 +27,7 @@ impl Site {
         site
     }
 
-    /// An operator that reaches them.
+    /// Starts an operator that may read nodes.
     pub(super) async fn reaching(&self) -> Operator {
         Operator::start(&self.bed, self.settings().whole_cluster()).await
     }
@@ -36,7 +36,7 @@ impl Site {
         Api::all(self.bed.client.clone())
     }
 
-    /// A node on an instance.
+    /// Creates a node on an instance.
     pub(super) async fn node(&self, id: &str) {
         self.aws.add_instance(id, 'a');
         let spec = json!({ "providerID": format!("aws:///us-east-1a/{id}") });
@@ -48,7 +48,7 @@ impl Site {
             .unwrap();
     }
 
-    pub(super) async fn node_goes(&self, id: &str) {
+    pub(super) async fn delete_node(&self, id: &str) {
         self.nodes()
             .delete(id, &DeleteParams::default())
             .await
@@ -64,7 +64,7 @@ impl Site {
             .unwrap();
     }
 
-    /// A Service whose port 80 is at this port of each node.
+    /// Creates a Service whose port 80 is at this port of each node.
     pub(super) async fn service(&self, name: &str, node_port: u16) {
         let ports = json!([{ "port": 80, "nodePort": node_port }]);
         let spec = json!({ "type": "NodePort", "selector": { "app": name }, "ports": ports });
@@ -73,7 +73,7 @@ impl Site {
             .await;
     }
 
-    /// Waits until requests to a port of `web` may arrive at these ports of nodes, and nowhere else.
+    /// Waits until requests to a port of `web` may arrive at these node ports, and nowhere else.
     pub(super) async fn arrives(&self, port: u16, at: &[(&str, u16)]) {
         let at: Vec<_> = at
             .iter()
@@ -88,14 +88,17 @@ impl Site {
         .await;
         if let Err(error) = arrived {
             let ingress: MyIngress = self.bed.api().get("web").await.unwrap();
-            panic!("{error:#}; it leads to {last:?}; {:?}", ingress.status);
+            panic!(
+                "{error:#}; the port leads to {last:?}; {:?}",
+                ingress.status
+            );
         }
     }
 
-    /// What `web` listens on.
+    /// Returns the listeners of `web`.
     pub(super) async fn listening(&self) -> Vec<Listener> {
         match self.balancer("web").await {
-            Some(balancer) => self.aws.listeners(&balancer.arn).await.unwrap(),
+            Some(load_balancer) => self.aws.listeners(&load_balancer.arn).await.unwrap(),
             None => Vec::new(),
         }
     }
@@ -115,9 +118,9 @@ impl Site {
             .listeners
     }
 
-    /// Waits until the status says just this of the listeners: port, healthy, total, reason.
-    pub(super) async fn tells(&self, listeners: &[(u16, u32, u32, &str)]) {
-        let told = |it: &ListenerStatus| (it.port, it.healthy, it.total, it.reason.clone());
+    /// Waits until the status has exactly these listeners: port, healthy, total, reason.
+    pub(super) async fn has_listener_status(&self, listeners: &[(u16, u32, u32, &str)]) {
+        let row = |it: &ListenerStatus| (it.port, it.healthy, it.total, it.reason.clone());
         let expected: Vec<_> = listeners
             .iter()
             .map(|(port, healthy, total, reason)| (*port, *healthy, *total, (*reason).into()))
@@ -127,23 +130,24 @@ impl Site {
                 status
                     .listeners
                     .iter()
-                    .map(told)
+                    .map(row)
                     .eq(expected.iter().cloned())
             })
         };
         self.bed
-            .until("web", &format!("tells {listeners:?}"), tells)
+            .until("web", &format!("the status has {listeners:?}"), tells)
             .await;
     }
 }
 
-/// An HTTP listener that leads to port 80 of a Service.
+/// Returns an HTTP listener that leads to port 80 of a Service.
 pub(super) fn http(port: u16, service: &str) -> Value {
     json!({ "port": port, "service": { "name": service, "port": 80 } })
 }
 
-/// That at no moment a listener was led to a group without targets, and that no group was asked to go before its listener.
-pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
+/// Asserts that at no moment a listener led to a group without targets, and that the operator deleted no group before its
+/// listener.
+pub(super) fn assert_never_without_targets(calls: &[Arc<Call>]) {
     let mut registered: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     let mut led = BTreeSet::new();
     for call in calls
@@ -177,7 +181,7 @@ pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
     }
     assert!(
         !led.is_empty() || calls.iter().any(|call| call.action == "DeleteTargetGroup"),
-        "it was led somewhere"
+        "no listener has a group"
     );
     let in_use = calls
         .iter()

@@ -1,4 +1,4 @@
-//! AWS is slow, down, or says no.
+//! AWS is slow, down, or rejects calls.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use testbed::aws::{Fault, On, Times};
 
 use super::*;
 
-/// It is said, tried again, and in the end there is one balancer.
+/// The fault is reported, the call is retried, and in the end there is one load balancer.
 #[rstest]
 #[case::throttled(Fault::Throttled, "Throttled")]
 #[case::failing(Fault::internal_failure(), "AWSUnavailable")]
@@ -28,7 +28,7 @@ use super::*;
 )]
 #[case::unfit(
     Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"),
-    "SubnetUnfit"
+    "SubnetInvalid"
 )]
 #[case::taken(
     Fault::code(
@@ -37,9 +37,9 @@ use super::*;
     ),
     "NameTaken"
 )]
-#[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
+#[case::unknown(Fault::code("NeverHeardOf", "words"), "AWSRequestFailed")]
 #[tokio::test]
-async fn at_the_creation(#[case] fault: Fault, #[case] reason: &str) {
+async fn fault_at_the_creation_is_reported_and_retried(#[case] fault: Fault, #[case] reason: &str) {
     let site = Site::new("fault").await;
     let order = site
         .aws
@@ -66,19 +66,19 @@ async fn creation_without_an_answer_is_not_repeated() {
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
 }
 
-/// One refusal of what only another spec changes, and no second call.
+/// One rejection that only another spec fixes, and no second call.
 #[tokio::test]
-async fn what_only_the_spec_can_mend_is_not_tried_again() {
+async fn error_of_the_spec_is_not_retried() {
     let site = Site::new("terminal").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({ "securityGroups": ["sg-0000"] }))
         .await;
-    let words = site.says("web", "SpecRefused").await;
+    let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        words.starts_with("AWS says InvalidSecurityGroup: "),
-        "{words}"
+        message.starts_with("AWS says InvalidSecurityGroup: "),
+        "{message}"
     );
-    // Another one is done with meanwhile.
+    // The operator has handled another object meanwhile.
     site.ingress("marker", json!({})).await;
     site.ready("marker").await;
     let names = |name: &str| {
@@ -94,29 +94,29 @@ async fn what_only_the_spec_can_mend_is_not_tried_again() {
     site.ready("web").await;
 }
 
-/// A describe does not show a new balancer for a while: it is created once all the same.
+/// A describe does not show a new load balancer for a while: the operator creates it once all the same.
 #[tokio::test]
-async fn shown_late() {
+async fn late_load_balancer_is_created_once() {
     let site = Site::new("late").await;
     site.aws.hide_new(Duration::from_secs(5));
     let _operator = site.operator().await;
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "Creating").await;
-    assert!(words.contains("does not show it yet"), "{words}");
+    let message = site.has_reason("web", "Creating").await;
+    assert!(message.contains("does not show it yet"), "{message}");
     site.ready("web").await;
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
     assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
     let writes = site.writes(since).await;
     assert!(
         writes.len() <= 5,
-        "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}"
+        "the finalizer, the request, Creating, Provisioning, Ready: {writes:?}"
     );
 }
 
-/// One look that fails is not told; AWS that stays away is.
+/// One failed read is not reported; a lasting outage is.
 #[tokio::test]
-async fn a_hiccup_is_not_told() {
+async fn transient_error_is_not_reported() {
     let site = Site::new("hiccup").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -127,7 +127,7 @@ async fn a_hiccup_is_not_told() {
             .aws
             .fault(On::action("DescribeTags"), Times::First(1), fault);
         site.aws.clear();
-        site.look_again("web").await;
+        site.reconcile("web").await;
         let well = |calls: &[Arc<Call>]| {
             calls
                 .iter()
@@ -135,7 +135,7 @@ async fn a_hiccup_is_not_told() {
         };
         site.aws.wait_for(SOON, well).await.unwrap();
         assert_eq!(order.hits(), 1);
-        // Another pass, whose look is done with.
+        // Another reconcile, whose read has ended.
         site.respec(
             "web",
             json!({ "tags": { "marker": uuid::Uuid::new_v4().to_string() } }),
@@ -146,25 +146,25 @@ async fn a_hiccup_is_not_told() {
         assert!(writes.len() <= 2, "the marker's key, Ready: {writes:?}");
     }
     site.aws.down(true);
-    site.look_again("web").await;
-    site.says("web", "AWSUnavailable").await;
+    site.reconcile("web").await;
+    site.has_reason("web", "AWSUnavailable").await;
     site.aws.down(false);
     site.ready("web").await;
 }
 
-/// In the middle of its life: what was active stays in the status, the reason says what is wrong.
+/// Credentials expire later: the status keeps the load balancer's state, and the reason names the problem.
 #[tokio::test]
-async fn credentials_that_expire_and_come_back() {
+async fn expired_credentials_are_reported_until_renewed() {
     let site = Site::new("expired").await;
     let operator = site.operator().await;
     site.ingress("web", json!({})).await;
     let ready = site.ready("web").await;
     site.aws.access_key(testbed::aws::ACCESS_KEY, true);
-    site.look_again("web").await;
-    let words = site.says("web", "CredentialsMissing").await;
+    site.reconcile("web").await;
+    let message = site.has_reason("web", "CredentialsMissing").await;
     assert!(
-        words.contains("ExpiredToken") && words.contains("docs/my-ingress.md"),
-        "{words}"
+        message.contains("ExpiredToken") && message.contains("docs/my-ingress.md"),
+        "{message}"
     );
     let ill: MyIngress = site.bed.api().get("web").await.unwrap();
     assert_eq!(ill.status.unwrap().alb, ready.status.unwrap().alb);
@@ -175,16 +175,16 @@ async fn credentials_that_expire_and_come_back() {
 }
 
 #[tokio::test]
-async fn without_credentials() {
+async fn missing_credentials_are_reported() {
     let site = Site::new("nobody").await;
     let mut settings = site.settings();
     settings.env.retain(|(name, _)| !name.contains("KEY"));
     let operator = Operator::start(&site.bed, settings).await;
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "CredentialsMissing").await;
-    assert!(words.contains("docs/my-ingress.md"), "{words}");
+    let message = site.has_reason("web", "CredentialsMissing").await;
+    assert!(message.contains("docs/my-ingress.md"), "{message}");
     assert_eq!(site.aws.calls().len(), 0);
     assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
 }

@@ -1,4 +1,4 @@
-//! Whose a balancer is: what is not ours is never changed, never deleted, never claimed.
+//! Ownership of load balancers: the operator never changes, deletes or claims an unowned one.
 
 use testbed::aws::{On, Point, REGION};
 use testbed::proxy::{Fault, Match, Then, Times, Verb};
@@ -9,12 +9,11 @@ const UID: &str = "quartermaster.dev/owner-uid";
 const CLUSTER: &str = "quartermaster.dev/cluster";
 const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 
-/// Keys and values.
 type Tags<'a> = &'a [(&'a str, &'a str)];
 
-/// Carries out the commands that a condition shows, word for word.
-pub(super) async fn hand_over(site: &Site, words: &str) {
-    for commands in words.split("to hand it over: ").skip(1) {
+/// Runs the commands in a condition's message, word for word.
+pub(super) async fn run_adopt_commands(site: &Site, message: &str) {
+    for commands in message.split("to hand it over: ").skip(1) {
         let commands = commands.split("; ").next().unwrap();
         let (aws, kubectl) = commands.split_once(" && ").unwrap();
         let aws: Vec<_> = aws.split(' ').collect();
@@ -50,10 +49,10 @@ pub(super) async fn hand_over(site: &Site, words: &str) {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+async fn foreign_load_balancer_is_unchanged_until_adoption() {
     let site = Site::new("foreign").await;
     let _operator = site.operator().await;
-    let ours = site.path("a");
+    let owner = site.path("a");
     let cases: [(&str, Tags<'_>, &str); 5] = [
         ("untagged", &[], "is not ours"),
         ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
@@ -61,7 +60,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
             "byname",
             &[
                 ("ManagedBy", "quartermaster"),
-                ("quartermaster.dev/owner", &ours),
+                ("quartermaster.dev/owner", &owner),
             ],
             "is not ours",
         ),
@@ -77,7 +76,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         ("promised", &[(ADOPT_BY, "shop/another")], "is not ours"),
     ];
     for (name, tags, whose) in cases {
-        // Of other settings, so that what is handed over is also put right.
+        // The adopted load balancer has other settings, so that the operator also corrects them.
         let subnets = ["subnet-abc", "subnet-ghi"];
         let arn = site
             .aws
@@ -87,30 +86,30 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         let before = site.balancer(name).await.unwrap();
         site.aws.clear();
         site.ingress(name, json!({})).await;
-        let words = site.says(name, "Conflict").await;
-        assert!(words.contains(whose), "{words}");
-        site.look_again(name).await;
+        let message = site.has_reason(name, "Conflict").await;
+        assert!(message.contains(whose), "{message}");
+        site.reconcile(name).await;
         site.aws
             .wait_for(SOON, |calls| calls.len() >= 4)
             .await
             .unwrap();
-        // Once there is a third look, the second is over.
-        site.look_again(name).await;
+        // A third read begins after the second has ended.
+        site.reconcile(name).await;
         site.aws
             .wait_for(SOON, |calls| calls.len() >= 6)
             .await
             .unwrap();
-        site.says(name, "Conflict").await;
+        site.has_reason(name, "Conflict").await;
         assert_eq!(changing(&site.aws.calls()), [""; 0], "{name}");
         let ingress: MyIngress = site.bed.api().get(name).await.unwrap();
         let alb = ingress.status.unwrap().alb.unwrap();
         assert_eq!(
             (alb.arn, alb.dns),
             (None, None),
-            "another's is not shown as ours"
+            "the status leaves out a foreign load balancer"
         );
 
-        hand_over(&site, &words).await;
+        run_adopt_commands(&site, &message).await;
         site.ready(name).await;
         let after = site.balancer(name).await.unwrap();
         assert_eq!(
@@ -123,26 +122,26 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         );
         assert_eq!(after.tags["quartermaster.dev/owner"], site.path(name));
         assert_eq!(after.subnets, SUBNETS);
-        let told = site.bed.event(name, "Adopted").await;
-        assert!(told.contains(&arn), "{told}");
+        let event = site.bed.event(name, "Adopted").await;
+        assert!(event.contains(&arn), "{event}");
     }
 }
 
 #[tokio::test]
-async fn with_its_tags_stripped_it_is_not_ours_any_more() {
+async fn load_balancer_without_tags_is_unowned() {
     let site = Site::new("stripped").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     let made = site.balancer("web").await.unwrap();
 
-    // What proves nothing is put back.
+    // The operator restores tags that prove nothing.
     for key in ["ManagedBy", "quartermaster.dev/owner"] {
         site.aws.untag(&made.arn, key).await.unwrap();
-        site.look_again("web").await;
+        site.reconcile("web").await;
         let whole = site
-            .becomes("web", "has its tags again", |balancer| {
-                balancer.tags == made.tags
+            .becomes("web", "has its tags again", |load_balancer| {
+                load_balancer.tags == made.tags
             })
             .await;
         assert_eq!(whole.arn, made.arn);
@@ -151,14 +150,14 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
         site.aws.untag(&made.arn, key).await.unwrap();
     }
     site.aws.clear();
-    site.look_again("web").await;
-    let words = site.says("web", "Conflict").await;
+    site.reconcile("web").await;
+    let message = site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(site.balancer("web").await.unwrap().tags, BTreeMap::new());
 
-    // Its ARN in a status proves nothing either, nor does what the document's program left there.
+    // An ARN in a status proves nothing either, nor do the tags of the document's program.
     let status = json!({ "alb": { "arn": made.arn, "dns": made.dns }, "create_ingress": { "alb-arn": made.arn } });
     let kopf = json!({ "kopf.zalando.org/last-handled-configuration": "{}\n" });
     let spec = json!({ "subnets": SUBNETS, "suspend": true });
@@ -169,7 +168,7 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
             json!({ "metadata": { "annotations": kopf }, "spec": spec }),
         )
         .await;
-    site.says("web", "Suspended").await;
+    site.has_reason("web", "Suspended").await;
     let patch = kube::api::Patch::Merge(json!({ "status": status }));
     site.bed
         .api::<MyIngress>()
@@ -177,17 +176,17 @@ async fn with_its_tags_stripped_it_is_not_ours_any_more() {
         .await
         .unwrap();
     site.respec("web", json!({ "suspend": false })).await;
-    assert_eq!(site.says("web", "Conflict").await, words);
+    assert_eq!(site.has_reason("web", "Conflict").await, message);
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
-    hand_over(&site, &words).await;
+    run_adopt_commands(&site, &message).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
 #[tokio::test]
-async fn of_two_of_one_name_the_second_is_refused() {
+async fn second_of_two_objects_with_one_name_is_rejected() {
     let site = Site::new("first").await;
     let other = site.another("second").await;
     let flag = format!(
@@ -200,60 +199,64 @@ async fn of_two_of_one_name_the_second_is_refused() {
     let made = site.balancer("web").await.unwrap();
     site.aws.clear();
     other.ingress("web", json!({})).await;
-    let words = other.says("web", "NameTaken").await;
+    let message = other.has_reason("web", "NameTaken").await;
     assert!(
-        words.starts_with(&format!(
+        message.starts_with(&format!(
             "load balancer web-alb is that of MyIngress {}",
             site.path("web")
         )),
-        "{words}"
+        "{message}"
     );
-    // It goes without a trace, ...
+    // The second MyIngress is deleted without a trace, ...
     other.bed.delete::<MyIngress>("web").await;
-    other.gone("web").await;
+    other.is_deleted("web").await;
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(
         site.aws.balancers().await.unwrap(),
         std::slice::from_ref(&made)
     );
-    // ... or has its turn once the first is gone.
+    // ... or gets the name once the first is deleted.
     other.ingress("web", json!({})).await;
-    other.says("web", "NameTaken").await;
+    other.has_reason("web", "NameTaken").await;
     site.bed.delete::<MyIngress>("web").await;
     other.ready("web").await;
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// AWS answers with whatever has the name and the settings.
+/// AWS answers with the load balancer of that name and those settings, whoever created it.
 #[tokio::test]
-async fn one_that_came_in_between_is_not_claimed() {
+async fn load_balancer_created_meanwhile_is_not_claimed() {
     let site = Site::new("between").await;
     let gate = site
         .aws
         .gate(On::action("CreateLoadBalancer"), 1, Point::Before);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
+    let _operator = Operator::start(
+        &site.bed,
+        site.settings().flag("--aws-consistency-window=2s"),
+    )
+    .await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
-    let theirs = site
+    let foreign = site
         .aws
         .create("web-alb", &SUBNETS, "internet-facing", &[])
         .await
         .unwrap();
     gate.release();
-    site.says("web", "Conflict").await;
+    site.has_reason("web", "Conflict").await;
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let left = site.aws.balancers().await.unwrap();
     assert_eq!(
         (left.len(), &left[0].arn, left[0].tags.len()),
-        (1, &theirs, 0)
+        (1, &foreign, 0)
     );
     assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
 }
 
-/// What is to be another's is not taken away from them.
+/// The operator does not claim back a load balancer that is tagged for another owner.
 #[tokio::test]
-async fn ones_own_is_handed_on() {
+async fn owned_load_balancer_moves_to_another_owner() {
     let site = Site::new("handed").await;
     let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -264,15 +267,17 @@ async fn ones_own_is_handed_on() {
         .tag(&arn, "quartermaster.dev/owner", "somebody")
         .await
         .unwrap();
-    site.look_again("web").await;
-    let whole = |balancer: &Balancer| balancer.tags["quartermaster.dev/owner"] == site.path("web");
+    site.reconcile("web").await;
+    let whole = |load_balancer: &Balancer| {
+        load_balancer.tags["quartermaster.dev/owner"] == site.path("web")
+    };
     let looked_at = site.becomes("web", "has its tags again", whole).await;
     assert_eq!(looked_at.tags[ADOPT_BY], "another/web");
 }
 
-/// The cache shows an object that is gone: nothing is created for it.
+/// The cache shows a deleted object: the operator creates nothing for it.
 #[tokio::test]
-async fn for_one_that_is_gone_nothing_is_created() {
+async fn deleted_object_creates_nothing() {
     let site = Site::new("gone").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let api: Api<MyIngress> = site.bed.api();
@@ -297,7 +302,7 @@ async fn for_one_that_is_gone_nothing_is_created() {
     let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
     site.ingress("web", json!({})).await;
     reached.notified().await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.ingress("marker", json!({})).await;
     site.ready("marker").await;
     assert_eq!(order.hits(), 1);
@@ -307,14 +312,14 @@ async fn for_one_that_is_gone_nothing_is_created() {
         .await
         .unwrap()
         .into_iter()
-        .map(|balancer| balancer.name)
+        .map(|load_balancer| load_balancer.name)
         .collect();
     assert_eq!(made, ["marker-alb"]);
 }
 
-/// Where the balancer is not, it is neither made again nor forgotten.
+/// In another region, the operator neither recreates nor forgets the load balancer.
 #[tokio::test]
-async fn in_another_region_nothing_is_done() {
+async fn other_region_changes_nothing() {
     let site = Site::new("region").await;
     let mut operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -322,20 +327,20 @@ async fn in_another_region_nothing_is_done() {
     operator.kill();
     drop(operator);
     let moved = Operator::start(&site.bed, site.settings().env("AWS_REGION", "eu-central-1")).await;
-    let words = site.says("web", "RegionMismatch").await;
-    assert!(words.contains("is not in eu-central-1"), "{words}");
+    let message = site.has_reason("web", "RegionMismatch").await;
+    assert!(message.contains("is not in eu-central-1"), "{message}");
     site.bed.delete::<MyIngress>("web").await;
-    site.look_again("web").await;
-    site.says("web", "RegionMismatch").await;
+    site.reconcile("web").await;
+    site.has_reason("web", "RegionMismatch").await;
     drop(moved);
     let _operator = site.operator().await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// There is none of its name in another account, or somebody else's.
+/// In another account, no load balancer has the name, or a foreign one.
 #[tokio::test]
-async fn in_another_account_nothing_is_done() {
+async fn other_account_changes_nothing() {
     let (site, other) = (Site::new("account").await, Aws::start().await.unwrap());
     let operator = site.operator().await;
     let taken = other
@@ -350,28 +355,28 @@ async fn in_another_account_nothing_is_done() {
     drop(operator);
     let moved = Operator::start(&site.bed, Settings::default().aws(&other)).await;
     for name in names {
-        let words = site.says(name, "AccountMismatch").await;
+        let message = site.has_reason(name, "AccountMismatch").await;
         let account = taken.split(':').nth(4).unwrap();
         let made = site.balancer(name).await.unwrap();
         assert!(
-            words.starts_with(&format!("{} is not in {account}, the account", made.arn)),
-            "{words}"
+            message.starts_with(&format!("{} is not in {account}, the account", made.arn)),
+            "{message}"
         );
         site.bed.delete::<MyIngress>(name).await;
-        site.says(name, "AccountMismatch").await;
+        site.has_reason(name, "AccountMismatch").await;
     }
     assert_eq!(changing(&other.calls()), [""; 0]);
     drop(moved);
     let _operator = site.operator().await;
     for name in names {
-        site.gone(name).await;
+        site.is_deleted(name).await;
     }
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
-/// All UIDs are new after a restore from a backup, and the status is gone.
+/// All UIDs are new after a restore from a backup, and the status is lost.
 #[tokio::test]
-async fn what_was_restored_is_taken_back() {
+async fn ownership_is_restored_after_a_backup() {
     let site = Site::new("restored").await;
     let operator = site.operator().await;
     site.ingress("web", json!({})).await;
@@ -382,7 +387,7 @@ async fn what_was_restored_is_taken_back() {
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let restored = site.ingress("web", json!({})).await;
     let _operator = site.operator().await;
     site.ready("web").await;
@@ -393,9 +398,9 @@ async fn what_was_restored_is_taken_back() {
     );
 }
 
-/// What nobody can change is said before anything is claimed.
+/// The immutable scheme is checked before any tag is written.
 #[tokio::test]
-async fn of_another_scheme_it_cannot_be_taken_over() {
+async fn other_scheme_prevents_adoption() {
     let site = Site::new("scheme").await;
     let _operator = site.operator().await;
     let adopt = [(ADOPT_BY, &*site.path("web"))];
@@ -404,14 +409,14 @@ async fn of_another_scheme_it_cannot_be_taken_over() {
         .await
         .unwrap();
     site.ingress("web", json!({})).await;
-    let words = site.says("web", "NotAlike").await;
+    let message = site.has_reason("web", "Incompatible").await;
     assert!(
-        words.starts_with("load balancer web-alb is internal"),
-        "{words}"
+        message.starts_with("load balancer web-alb is internal"),
+        "{message}"
     );
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     site.bed.delete::<MyIngress>("web").await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     site.ingress("web", json!({ "scheme": "internal" })).await;
     site.ready("web").await;
 }

@@ -111,7 +111,7 @@ async fn aws_calls_go_through_the_proxy_unless_no_proxy_lists_the_host() {
 
 /// A proxy that saw them would learn the credentials of the operator's role.
 #[tokio::test]
-async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
+async fn credentials_of_the_node_are_never_requested_through_the_proxy() {
     let bed = Bed::shared("aws-imds").await;
     let proxy = Recorder::start();
     let settings = settings(&proxy, "")
@@ -120,8 +120,8 @@ async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
     let _operator = Operator::start(&bed, settings).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
-    let says = |ingress: &MyIngress| super::says(ingress).0 == "CredentialsMissing";
-    bed.until("lb", "told that there are no credentials", says)
+    let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "CredentialsMissing";
+    bed.until("lb", "reports the missing credentials", says)
         .await;
     assert!(
         proxy.lines().iter().all(|line| !line.contains("169.254.")),
@@ -131,7 +131,7 @@ async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_aws_cannot_be_called_through_is_reported_and_not_passed_by() {
+async fn unusable_proxy_is_reported_and_not_bypassed() {
     let bed = Bed::shared("aws-socks").await;
     let (proxy, direct) = (Recorder::start(), Recorder::start());
     let settings = settings(&proxy, "").env("HTTPS_PROXY", "socks5://user:password@127.0.0.1:1080");
@@ -139,14 +139,14 @@ async fn a_proxy_that_aws_cannot_be_called_through_is_reported_and_not_passed_by
     let operator = Operator::start(&bed, with_keys(settings, &endpoint)).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
-    let says = |ingress: &MyIngress| super::says(ingress).0 == "ProxyInvalid";
-    let ingress = bed.until("lb", "told that the proxy is none", says).await;
+    let says = |ingress: &MyIngress| super::reason_and_message(ingress).0 == "ProxyInvalid";
+    let ingress = bed.until("lb", "reports the invalid proxy", says).await;
     assert!(
-        super::says(&ingress)
+        super::reason_and_message(&ingress)
             .1
             .contains("http://proxy.example:3128"),
         "{:?}",
-        super::says(&ingress)
+        super::reason_and_message(&ingress)
     );
     assert!(!operator.logs().contains("password"));
     assert_eq!(direct.lines(), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! What it costs while nothing changes.
+//! Cost while nothing changes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use super::*;
 
 const MANY: usize = 200;
 
-/// How many passes run at once: what they had asked before was forgotten in the middle of them.
+/// Number of concurrent reconciles: the batch reads of an earlier round ended in the middle of them.
 const UNDER_WAY: usize = 16;
 
 #[tokio::test]
-async fn two_reads_made_together_and_no_write() {
+async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     let site = Site::new("rest").await;
     site.aws.provisioning(Duration::ZERO);
     let operator = site.operator().await;
@@ -28,37 +28,37 @@ async fn two_reads_made_together_and_no_write() {
     drop(operator);
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.aws.clear();
-    // A page has not all of them.
+    // The list needs several pages.
     site.aws.page_size(150);
-    // AWS is asked no faster than by those who run it. Each is looked at again, all on their own.
+    // Only the number of concurrent reconciles limits the calls to AWS. Each object is reconciled again, without a trigger.
     let operator =
         Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
-    let looked_at = |calls: &[Arc<Call>]| -> Vec<String> {
+    let arns_read = |calls: &[Arc<Call>]| -> Vec<String> {
         let members = calls.iter().flat_map(|call| call.params.clone());
         members
             .filter(|(name, _)| name.starts_with("ResourceArns."))
             .map(|(_, arn)| arn)
             .collect()
     };
-    let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(looked_at(calls)).len() == MANY;
+    let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(arns_read(calls)).len() == MANY;
     let calls = site.aws.wait_for(SOON * 2, all).await.unwrap();
     let counted = counted(&calls);
     assert_eq!(
         counted.keys().collect::<Vec<_>>(),
         ["DescribeLoadBalancers", "DescribeTags"]
     );
-    let passes = looked_at(&calls).len();
+    let reconciles = arns_read(&calls).len();
     assert!(
-        counted["DescribeTags"] < passes,
-        "{counted:?} for {passes}: they are asked for together"
+        counted["DescribeTags"] < reconciles,
+        "{counted:?} for {reconciles}: reads are batched"
     );
     assert!(
-        counted["DescribeLoadBalancers"] <= passes + UNDER_WAY,
-        "{counted:?} for {passes}"
+        counted["DescribeLoadBalancers"] <= reconciles + UNDER_WAY,
+        "{counted:?} for {reconciles}"
     );
     assert_eq!(site.writes(since).await, [""; 0]);
 
-    // Nobody asks before there is one, and nobody once there is none.
+    // The operator reads AWS only while a MyIngress exists.
     drop(operator);
     let other = site.another("none").await;
     let began = Instant::now();
@@ -67,11 +67,14 @@ async fn two_reads_made_together_and_no_write() {
         .bed
         .create::<k8s_openapi::api::core::v1::ConfigMap>("any", json!({}))
         .await;
-    let asked = site
+    let call_count = site
         .aws
         .calls()
         .iter()
         .filter(|call| call.at > began)
         .count();
-    assert_eq!((asked, operator.probe("readyz").await.unwrap().0), (0, 200));
+    assert_eq!(
+        (call_count, operator.probe("readyz").await.unwrap().0),
+        (0, 200)
+    );
 }

@@ -1,13 +1,13 @@
-//! What an operator knows may be of the past: its cache is behind, or another one leads by now.
+//! Stale state: the operator's cache lags behind, or another replica leads by now.
 
 use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
 use tokio::sync::Notify;
 
 use super::*;
 
-/// One who has its name now has its balancer too.
+/// A MyIngress that has the name now has the load balancer, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deletion_of_the_past_deletes_nothing() {
+async fn stale_deletion_deletes_nothing() {
     let site = Site::new("past").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
@@ -16,13 +16,13 @@ async fn a_deletion_of_the_past_deletes_nothing() {
     let made = site.balancer("web").await.unwrap();
     site.aws.protect(&made.arn, true).await.unwrap();
     site.bed.delete::<MyIngress>("web").await;
-    site.says("web", "DeletionProtected").await;
+    site.has_reason("web", "DeletionProtected").await;
 
     let frozen = proxy.freeze(Match::watch("myingresses"));
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
     let new = site.ingress("web", json!({})).await;
     site.aws
@@ -35,12 +35,15 @@ async fn a_deletion_of_the_past_deletes_nothing() {
         .unwrap();
     proxy.forget();
     site.aws.protect(&made.arn, false).await.unwrap();
-    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    let existence_read = Match::verb(Verb::Get).resource("myingresses").name("web");
     until(
-        "it has asked whether the one that it knows is there",
+        "the operator has read whether the cached object exists",
         SOON,
         async || {
-            Ok((proxy.count(&asked) > 0 || site.balancer("web").await.is_none()).then_some(()))
+            Ok(
+                (proxy.count(&existence_read) > 0 || site.balancer("web").await.is_none())
+                    .then_some(()),
+            )
         },
     )
     .await
@@ -50,14 +53,17 @@ async fn a_deletion_of_the_past_deletes_nothing() {
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// Nor is it taken back from who has the name now, although nobody has the UID that it bears as far as the cache shows.
+/// The operator does not restore its ownership from the MyIngress that has the name now, although in the cache no object
+/// has the UID of the tag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_of_the_past_takes_nothing_back() {
+async fn stale_object_restores_no_ownership() {
     let site = Site::new("restored-past").await;
     let (proxy, file) = site.bed.through_proxy().await;
     let _operator = Operator::start(
         &site.bed,
-        site.settings().kubeconfig(file).flag("--aws-resync=1s"),
+        site.settings()
+            .kubeconfig(file)
+            .flag("--aws-sync-period=1s"),
     )
     .await;
     site.ingress("web", json!({})).await;
@@ -70,9 +76,9 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     site.bed
         .patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } }))
         .await;
-    site.gone("web").await;
+    site.is_deleted("web").await;
     let new = site.ingress("web", json!({})).await.uid().unwrap();
-    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    let existence_read = Match::verb(Verb::Get).resource("myingresses").name("web");
     proxy.forget();
     site.aws
         .tag(&made.arn, "quartermaster.dev/owner-uid", &new)
@@ -81,9 +87,9 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     let bears =
         async || site.balancer("web").await.unwrap().tags["quartermaster.dev/owner-uid"].clone();
     until(
-        "it has asked whether the one that it knows is there",
+        "the operator has read whether the cached object exists",
         SOON,
-        async || Ok((proxy.count(&asked) > 0 || bears().await != new).then_some(())),
+        async || Ok((proxy.count(&existence_read) > 0 || bears().await != new).then_some(())),
     )
     .await
     .unwrap();
@@ -93,14 +99,14 @@ async fn a_resource_of_the_past_takes_nothing_back() {
     assert_eq!(bears().await, new);
 }
 
-/// It is frozen between the note in the status and the call that it announces.
+/// The operator is frozen between the note in the status and the call that the note announces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leads_next_goes_on_where_the_other_was_stopped() {
+async fn new_leader_continues_the_creation() {
     let site = Site::new("leaders").await;
     let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
-    until("it leads", SOON, async || {
+    until("the operator leads", SOON, async || {
         let led = format!(
             "leader_election_master_status{{name=\"{}\"}} 1",
             site.bed.namespace

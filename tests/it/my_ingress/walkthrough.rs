@@ -8,7 +8,7 @@ const SAMPLE: &str = concat!(
 );
 
 #[tokio::test]
-async fn document_003() {
+async fn document_003_works_as_printed() {
     let bed = Bed::own("myingress").await;
     let site = Site {
         bed,
@@ -24,7 +24,7 @@ async fn document_003() {
         "myingress.demo.rtfm.co.ua/myapp created"
     );
 
-    // There is one, and it does not work yet.
+    // The load balancer exists, and does not work yet.
     kubectl(&[
         "wait",
         "--for=jsonpath={.status.alb.state}=provisioning",
@@ -92,13 +92,13 @@ async fn document_003() {
     assert_eq!(
         site.balancer("myapp").await.unwrap().arn,
         made.arn,
-        "it was made once"
+        "the load balancer was created once"
     );
 
     kubectl(&["delete", "-f", SAMPLE, "--timeout=30s"]).await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
     for reason in ["Created", "Ready", "Deleted"] {
-        let told = kubectl(&[
+        let events = kubectl(&[
             "events",
             "--for=mying/myapp",
             "-o",
@@ -106,9 +106,9 @@ async fn document_003() {
         ])
         .await;
         assert_eq!(
-            told.split(' ').filter(|told| *told == reason).count(),
+            events.split(' ').filter(|events| *events == reason).count(),
             1,
-            "{reason} in {told}"
+            "{reason} in {events}"
         );
     }
     let metrics = operator.metrics().await;

@@ -12,7 +12,7 @@ const NOW: &str = "<now>";
 const EARLIER: &str = "<earlier>";
 
 /// Fields whose values the apiserver or the clock determines.
-const VOLATILE: [&str; 3] = ["heldSeconds", "nodePort", "resourceVersion"];
+const VOLATILE: [&str; 3] = ["suspendedSeconds", "nodePort", "resourceVersion"];
 
 /// Minimum lengths at which hexadecimal or decimal digits count as a digest or a generated id, with the radix.
 const IDS: [(usize, u32); 2] = [(16, 16), (9, 10)];

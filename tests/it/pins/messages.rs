@@ -12,8 +12,8 @@ use super::mask::Mask;
 use super::{assert_pinned, bed};
 use crate::support::{Bed, CHAT, Operator, Settings, TOKEN};
 
-/// Returns a request for the snapshot. Its length depends on what is masked.
-fn shown(request: &Request, mask: &Mask) -> Value {
+/// Returns a request for the snapshot. The length depends on masked values.
+fn recorded_request(request: &Request, mask: &Mask) -> Value {
     let headers = request.headers.iter().map(|(name, value)| {
         let value = mask.text(value.to_str().unwrap());
         let value = value.replace(env!("CARGO_PKG_VERSION"), "<version>");
@@ -57,7 +57,9 @@ async fn messages_are_as_pinned() {
                 panic!("{message} to {to}: {requests:?}");
             };
             receiver.forget();
-            recorded.push(json!({ "message": message, "to": to, "sent": shown(request, &mask) }));
+            recorded.push(
+                json!({ "message": message, "to": to, "sent": recorded_request(request, &mask) }),
+            );
         }
     };
     bed.secret("webhook-token", "first-token").await;

@@ -50,14 +50,12 @@ pub fn activity(metrics: &str) -> String {
     metrics.lines().filter(active).collect()
 }
 
-/// Returns the number of reconciles of a controller.
 pub fn reconciles(metrics: &str, controller: &str) -> u64 {
     let of = format!("controller_runtime_reconcile_total{{controller=\"{controller}\",");
     let all = lines(metrics).filter(|(sample, _)| sample.starts_with(&of));
     all.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
-/// Returns the numbers of objects by readiness.
 pub fn resources(metrics: &str) -> BTreeMap<String, String> {
     let resources =
         lines(metrics).filter(|(sample, _)| sample.starts_with("quartermaster_resources"));

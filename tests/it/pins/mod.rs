@@ -44,11 +44,11 @@ const IDLE: Duration = Duration::from_millis(600);
 
 /// Flags that postpone polls, because polls cause requests that no step accounts for.
 const NO_POLLS: [&str; 5] = [
-    "--waiting-min=1h",
-    "--waiting-max=1h",
-    "--slow-min=1h",
-    "--slow-max=1h",
-    "--stopped-retry=1h",
+    "--poll-min=1h",
+    "--poll-max=1h",
+    "--slow-backoff-min=1h",
+    "--slow-backoff-max=1h",
+    "--stopped-retry-period=1h",
 ];
 
 /// Returns a new namespace on a control plane that the pins share while they run.
@@ -254,7 +254,7 @@ impl Walkthrough {
         for request in requests.iter().filter(|request| self.counts(request)) {
             let (object, verb) = self.titled(request);
             let object = mask.text(&object);
-            // A late trigger may cause one more reconcile of an object that the operator has just let go.
+            // A late trigger may cause one more reconcile of an object that the operator has just released.
             let is_late = object.starts_with(self.coverage.controller) && request.code == 404;
             if request.subject.is_write() && is_late {
                 continue;
@@ -361,7 +361,7 @@ impl Walkthrough {
                 regarding.kind.unwrap_or_default(),
                 regarding.name.unwrap_or_default()
             );
-            let mut shown = json!({
+            let mut event_fields = json!({
                 "type": event.type_,
                 "reason": event.reason,
                 "action": event.action,
@@ -369,9 +369,9 @@ impl Walkthrough {
                 "controller": event.reporting_controller,
             });
             if let Some(series) = event.series {
-                shown["count"] = series.count.into();
+                event_fields["count"] = series.count.into();
             }
-            new.entry(object).or_default().push(shown);
+            new.entry(object).or_default().push(event_fields);
         }
         new
     }
@@ -380,7 +380,9 @@ impl Walkthrough {
         let mut changed = BTreeMap::new();
         for recorded in &mut self.objects {
             let found = recorded.api.get_opt(&recorded.name).await.unwrap();
-            let now = found.map_or(json!("not found"), |object| shown(&object, mask));
+            let now = found.map_or(json!("not found"), |object| {
+                without_volatile_fields(&object, mask)
+            });
             let before = mask::aged(&recorded.last);
             if now != before {
                 changed.insert(recorded.title.clone(), difference(&before, &now));
@@ -414,7 +416,7 @@ fn difference(before: &Value, now: &Value) -> Value {
 }
 
 /// Returns an object without volatile metadata, and the operator's field managers of the object.
-fn shown(object: &DynamicObject, mask: &Mask) -> Value {
+fn without_volatile_fields(object: &DynamicObject, mask: &Mask) -> Value {
     let entries = object.managed_fields().iter();
     let managers = entries.filter_map(|entry| {
         let manager = entry.manager.as_deref()?;

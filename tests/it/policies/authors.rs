@@ -1,4 +1,4 @@
-//! What whoever creates or changes an object must be allowed, kind by kind, right by right.
+//! Permissions that the author of an object needs, kind by kind, permission by permission.
 
 use kube::CustomResourceExt as _;
 use kube::api::Api;
@@ -6,54 +6,63 @@ use kube::core::ApiResource;
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use serde_json::{Value, json};
 
-use super::{Right, User, allowed, create, everywhere, refusal, refused, right, without_rules};
+use super::{
+    Permission, User, allowed, cluster_permission, create, permission, rejected, rejection_of,
+    without_rules,
+};
 use crate::support::Bed;
 
-/// An object of one kind, a change of its spec that asks for the same, and exactly the rights that it asks for.
+/// An object of one kind, a change of its spec that needs the same permissions, and exactly these permissions.
 struct Case {
     kind: ApiResource,
     spec: Value,
     change: Value,
-    rights: Vec<Right>,
-    /// Why, and what to do, as each refusal ends; one for all, or one each.
+    permissions: Vec<Permission>,
+    /// Reason and fix at the end of each rejection: one for all, or one for each permission.
     because: &'static [&'static str],
 }
 
-/// With all rights but one it is refused, in words that say which; with all it is let in. On create, and when the spec
-/// changes.
-async fn each_right_is_asked_for(bed: &Bed, name: &str, case: Case) {
-    let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.rights).await;
-    allowed("who has all rights creates it", async || {
+/// Without one of the permissions the object is rejected with a message that names the permission; with all it is accepted.
+/// On create, and when the spec changes.
+async fn assert_each_permission_is_needed(bed: &Bed, name: &str, case: Case) {
+    let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.permissions).await;
+    allowed("a user with all permissions creates it", async || {
         all.try_create(&case.spec).await
     })
     .await;
-    allowed("who has all rights creates it", async || {
+    allowed("a user with all permissions creates it", async || {
         all.create(name, &case.spec).await
     })
     .await;
-    for (index, missing) in case.rights.iter().enumerate() {
-        let mut others = case.rights.clone();
+    for (index, missing) in case.permissions.iter().enumerate() {
+        let mut others = case.permissions.clone();
         others.remove(index);
         let user = User::new(bed, &format!("{name}-{index}"), &case.kind, &others).await;
-        let words = missing.missing(&user.name);
+        let expected = missing.missing(&user.name);
         let because = case
             .because
             .get(index)
             .unwrap_or_else(|| case.because.last().unwrap());
-        let said = refused(&words, async || user.try_create(&case.spec).await).await;
-        assert!(said.ends_with(&format!("{words}{because}")), "{said}");
-        let said = refused(&words, async || {
+        let rejection = rejected(&expected, async || user.try_create(&case.spec).await).await;
+        assert!(
+            rejection.ends_with(&format!("{expected}{because}")),
+            "{rejection}"
+        );
+        let rejection = rejected(&expected, async || {
             user.patch(name, json!({ "spec": case.change })).await
         })
         .await;
-        assert!(said.ends_with(&format!("{words}{because}")), "{said}");
+        assert!(
+            rejection.ends_with(&format!("{expected}{because}")),
+            "{rejection}"
+        );
     }
     all.patch(name, json!({ "spec": case.change }))
         .await
         .unwrap();
 }
 
-/// Another namespace.
+/// Creates another namespace.
 async fn another(bed: &Bed, name: &str) -> String {
     Bed::on(bed.plane.clone(), name).await.namespace
 }
@@ -63,24 +72,24 @@ const DESTINATION: &str = "a ConfigMapSync writes only where its author may: in 
     names several or selects them. Ask for that right, or name another destination";
 
 #[tokio::test]
-async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_may() {
+async fn config_map_sync_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-sync").await;
     let (from, to) = (another(&bed, "from").await, another(&bed, "to").await);
     let spec =
         json!({ "sourceNamespace": from, "configMapName": "settings", "destinationNamespace": to });
     let named = |copy| {
         vec![
-            right("get", "configmaps", Some("settings"), &from),
-            right("create", "configmaps", None, &to),
-            right("patch", "configmaps", Some(copy), &to),
-            right("delete", "configmaps", Some(copy), &to),
+            permission("get", "configmaps", Some("settings"), &from),
+            permission("create", "configmaps", None, &to),
+            permission("patch", "configmaps", Some(copy), &to),
+            permission("delete", "configmaps", Some(copy), &to),
         ]
     };
     let selected = vec![
-        right("get", "configmaps", Some("settings"), &from),
-        everywhere("create", "configmaps", None),
-        everywhere("patch", "configmaps", Some("settings")),
-        everywhere("delete", "configmaps", Some("settings")),
+        permission("get", "configmaps", Some("settings"), &from),
+        cluster_permission("create", "configmaps", None),
+        cluster_permission("patch", "configmaps", Some("settings")),
+        cluster_permission("delete", "configmaps", Some("settings")),
     ];
     let with = |more: Value| {
         let mut spec = spec.clone();
@@ -118,24 +127,24 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
             selected,
         ),
     ];
-    for (name, spec, rights) in cases {
+    for (name, spec, permissions) in cases {
         let change = json!({ "copyLabels": true });
         let because: &[&str] = &[SOURCE, DESTINATION];
-        each_right_is_asked_for(
+        assert_each_permission_is_needed(
             &bed,
             name,
             Case {
                 kind: ConfigMapSync::api_resource(),
                 spec,
                 change,
-                rights,
+                permissions,
                 because,
             },
         )
         .await;
     }
 
-    // What it asks for goes by what it will be.
+    // The permissions depend on the new spec.
     let user = User::new(
         &bed,
         "mover",
@@ -147,27 +156,27 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
     for (change, missing) in [
         (
             json!({ "sourceNamespace": to, "destinationNamespace": from }),
-            right("get", "configmaps", Some("settings"), &to),
+            permission("get", "configmaps", Some("settings"), &to),
         ),
         (
             json!({ "configMapName": "other" }),
-            right("get", "configmaps", Some("other"), &from),
+            permission("get", "configmaps", Some("other"), &from),
         ),
         (
             json!({ "destinationNamespace": bed.namespace }),
-            right("create", "configmaps", None, &bed.namespace),
+            permission("create", "configmaps", None, &bed.namespace),
         ),
         (
             json!({ "destinationName": "other" }),
-            right("patch", "configmaps", Some("other"), &to),
+            permission("patch", "configmaps", Some("other"), &to),
         ),
         (
             json!({ "destinationNamespace": null, "destinationNamespaceSelector": {} }),
-            everywhere("create", "configmaps", None),
+            cluster_permission("create", "configmaps", None),
         ),
     ] {
-        let words = missing.missing(&user.name);
-        refused(&words, async || {
+        let expected = missing.missing(&user.name);
+        rejected(&expected, async || {
             user.patch("moved", json!({ "spec": change })).await
         })
         .await;
@@ -175,7 +184,7 @@ async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_
 }
 
 #[tokio::test]
-async fn a_tracked_field_tells_what_its_author_may_read() {
+async fn tracked_field_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-field").await;
     let elsewhere = another(&bed, "elsewhere").await;
     let other = |kind: &str, api_version: &str, resource: &str| json!({ "kind": kind, "apiVersion": api_version, "resource": resource });
@@ -206,7 +215,7 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
             true,
         ),
         ("node", other("Node", "v1", "nodes"), "nodes", false),
-        // What is said beside a kind goes before what is known of it.
+        // Fields beside the kind have precedence over the known kinds.
         (
             "other",
             other("Deployment", "example.com/v1", "deployments"),
@@ -216,10 +225,10 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
     ];
     for (name, mut target, resource, namespaced) in cases {
         target["name"] = "web".into();
-        let right = if namespaced {
-            right("get", resource, Some("web"), &elsewhere)
+        let permission = if namespaced {
+            permission("get", resource, Some("web"), &elsewhere)
         } else {
-            everywhere("get", resource, Some("web"))
+            cluster_permission("get", resource, Some("web"))
         };
         if namespaced {
             target["namespace"] = elsewhere.clone().into();
@@ -228,19 +237,19 @@ async fn a_tracked_field_tells_what_its_author_may_read() {
             kind: TrackedField::api_resource(),
             spec: json!({ "target": target, "contactPoint": "none", "field": "{.spec}" }),
             change: json!({ "historyLimit": 7 }),
-            rights: vec![right],
+            permissions: vec![permission],
             because: &[
                 "a TrackedField tells only what its author may read. Ask for that right, or name another target",
             ],
         };
-        each_right_is_asked_for(&bed, name, case).await;
+        assert_each_permission_is_needed(&bed, name, case).await;
     }
 }
 
 #[tokio::test]
-async fn a_contact_point_sends_what_its_author_may_read() {
+async fn contact_point_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-point").await;
-    let secret = |name| right("get", "secrets", Some(name), &bed.namespace);
+    let secret = |name| permission("get", "secrets", Some(name), &bed.namespace);
     let key = |name| json!({ "secretName": name, "key": "k" });
     let because: &[&str] = &[
         "a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for \
@@ -250,10 +259,10 @@ async fn a_contact_point_sends_what_its_author_may_read() {
         kind: ContactPoint::api_resource(),
         spec: json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": key("token") }),
         change: json!({ "telegramSpec": { "chatId": 2 } }),
-        rights: vec![secret("token")],
+        permissions: vec![secret("token")],
         because,
     };
-    each_right_is_asked_for(&bed, "telegram", telegram).await;
+    assert_each_permission_is_needed(&bed, "telegram", telegram).await;
     let webhook = json!({
         "headerName": "X-Token",
         "urlFrom": key("url"),
@@ -264,15 +273,15 @@ async fn a_contact_point_sends_what_its_author_may_read() {
         kind: ContactPoint::api_resource(),
         spec: json!({ "type": "Webhook", "webhookSpec": webhook, "apiToken": key("token") }),
         change: json!({ "webhookSpec": { "timeoutSeconds": 7 } }),
-        rights: ["token", "url", "signing", "tls"].map(secret).to_vec(),
+        permissions: ["token", "url", "signing", "tls"].map(secret).to_vec(),
         because,
     };
-    each_right_is_asked_for(&bed, "webhook", webhook).await;
+    assert_each_permission_is_needed(&bed, "webhook", webhook).await;
 
-    // One that names no Secret asks for nothing; where it sends then is anybody's to say.
+    // A contact point without Secret needs no permission; anybody may choose its receiver.
     let user = User::new(&bed, "nobody", &ContactPoint::api_resource(), &[]).await;
     let open = json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:1/" } });
-    allowed("one without a Secret is created", async || {
+    allowed("a contact point without a Secret is created", async || {
         user.create("open", &open).await
     })
     .await;
@@ -284,7 +293,7 @@ async fn a_contact_point_sends_what_its_author_may_read() {
     .unwrap();
     let token =
         json!({ "spec": { "apiToken": key("token"), "webhookSpec": { "headerName": "X-Token" } } });
-    refused(&secret("token").missing(&user.name), async || {
+    rejected(&secret("token").missing(&user.name), async || {
         user.patch("open", token.clone()).await
     })
     .await;
@@ -293,27 +302,27 @@ async fn a_contact_point_sends_what_its_author_may_read() {
 const MAKES: &str = "an AppService makes only what its author may make. Ask for that right";
 
 #[tokio::test]
-async fn an_app_makes_what_its_author_may_make() {
+async fn app_needs_permissions_of_its_author() {
     let bed = Bed::shared("policy-app").await;
-    let make = |resource| right("create", resource, None, &bed.namespace);
+    let make = |resource| permission("create", resource, None, &bed.namespace);
     let plain = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80 }] });
     let mut more = plain.clone();
     more["autoscaling"] = json!({ "max": 3 });
     more["resources"] = json!({ "requests": { "cpu": "100m" } });
     more["ingress"] = json!({ "host": "a.example.com" });
-    let rights = [
+    let permissions = [
         "deployments.apps",
         "services",
         "horizontalpodautoscalers.autoscaling",
         "ingresses.networking.k8s.io",
     ]
     .map(make);
-    for (name, spec, asked) in [("plain", plain, 2), ("more", more, 4)] {
+    for (name, spec, count) in [("plain", plain, 2), ("more", more, 4)] {
         let case = Case {
             kind: AppService::api_resource(),
             spec,
             change: json!({ "image": "other" }),
-            rights: rights[..asked].to_vec(),
+            permissions: permissions[..count].to_vec(),
             because: &[
                 MAKES,
                 MAKES,
@@ -321,21 +330,21 @@ async fn an_app_makes_what_its_author_may_make() {
                 "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
             ],
         };
-        each_right_is_asked_for(&bed, name, case).await;
+        assert_each_permission_is_needed(&bed, name, case).await;
     }
     let case = Case {
         kind: MyApp::api_resource(),
         spec: json!({ "image": "nginx" }),
         change: json!({ "banner": "hello" }),
-        rights: vec![make("pods")],
+        permissions: vec![make("pods")],
         because: &["a MyApp makes only what its author may make. Ask for that right"],
     };
-    each_right_is_asked_for(&bed, "pod", case).await;
+    assert_each_permission_is_needed(&bed, "pod", case).await;
 }
 
-/// Where the CRD has lost its rules, an object can name a kind without saying which resource that is.
+/// If the CRD has lost its rules, an object can name a kind without its resource.
 #[tokio::test]
-async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
+async fn unknown_target_needs_all_permissions() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-unknown").await;
     bed.apply(&without_rules("trackedfields")).await;
     let kind = TrackedField::api_resource();
@@ -345,17 +354,17 @@ async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
     let half = spec(
         json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
     );
-    allowed("the rules are gone", async || {
+    allowed("the rules are removed", async || {
         create(&admin, &kind, "half", &half).await
     })
     .await;
 
-    let rights = [
-        right("get", "jobs.batch", None, &bed.namespace),
-        right("get", "deployments.apps", None, &bed.namespace),
+    let permissions = [
+        permission("get", "jobs.batch", None, &bed.namespace),
+        permission("get", "deployments.apps", None, &bed.namespace),
     ];
-    let user = User::new(&bed, "nearly-all", &kind, &rights).await;
-    // As the operator takes it: a kind that is known, whatever else is half said.
+    let user = User::new(&bed, "nearly-all", &kind, &permissions).await;
+    // The operator treats it likewise: the kind is known, although the spec has only some of the other fields.
     let known = spec(
         json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }),
     );
@@ -368,8 +377,8 @@ async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
         json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
         json!({ "kind": "deployment", "namespace": bed.namespace, "name": "a", "resource": "deployments" }),
     ] {
-        let words = right("get", "*.*", Some("a"), &bed.namespace).missing(&user.name);
-        let said = refusal(user.try_create(&spec(target)).await);
-        assert!(said.contains(&words), "{said}");
+        let expected = permission("get", "*.*", Some("a"), &bed.namespace).missing(&user.name);
+        let rejection = rejection_of(user.try_create(&spec(target)).await);
+        assert!(rejection.contains(&expected), "{rejection}");
     }
 }

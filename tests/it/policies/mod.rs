@@ -1,5 +1,5 @@
-//! Who may have the operator do what: the admission policies as shipped, on the real apiserver, for users who have one right
-//! and not another, and for the operator's own account.
+//! Delegated permissions: the admission policies as shipped, on the real apiserver, for users with some permissions and
+//! without others, and for the operator's own account.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, ClusterResourceScope, NamespaceResourceScope};
 use kube::{Client, Config, Resource};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -17,29 +17,30 @@ use testbed::wait::until;
 use crate::support::{Bed, SOON};
 
 mod authors;
-mod lasting;
+mod exempt_changes;
 mod names;
 mod operator;
-mod people;
 mod pods;
+mod users;
 
-/// One right: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or everywhere.
+/// One permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
+/// everywhere.
 #[derive(Clone, Debug)]
-struct Right {
+struct Permission {
     verb: &'static str,
     resource: &'static str,
     name: Option<&'static str>,
     namespace: Option<String>,
 }
 
-/// A right in one namespace.
-fn right(
+/// Returns a permission in one namespace.
+fn permission(
     verb: &'static str,
     resource: &'static str,
     name: Option<&'static str>,
     namespace: &str,
-) -> Right {
-    Right {
+) -> Permission {
+    Permission {
         verb,
         resource,
         name,
@@ -47,9 +48,13 @@ fn right(
     }
 }
 
-/// A right everywhere.
-fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static str>) -> Right {
-    Right {
+/// Returns a permission in the whole cluster.
+fn cluster_permission(
+    verb: &'static str,
+    resource: &'static str,
+    name: Option<&'static str>,
+) -> Permission {
+    Permission {
         verb,
         resource,
         name,
@@ -57,13 +62,13 @@ fn everywhere(verb: &'static str, resource: &'static str, name: Option<&'static 
     }
 }
 
-impl Right {
+impl Permission {
     fn rule(&self) -> PolicyRule {
         let (resource, group) = self.resource.split_once('.').unwrap_or((self.resource, ""));
         rule(group, resource, &[self.verb], self.name)
     }
 
-    /// As the policies say that it is missing.
+    /// Returns the policies' message for the missing permission.
     fn missing(&self, user: &str) -> String {
         let name = self
             .name
@@ -90,7 +95,7 @@ fn rule(group: &str, resource: &str, verbs: &[&str], name: Option<&str>) -> Poli
     }
 }
 
-/// Somebody who may do all with this kind in the test's namespace, and what else is granted.
+/// A user with all permissions for this kind in the test's namespace, and further ones.
 struct User {
     name: String,
     api: Api<DynamicObject>,
@@ -98,8 +103,8 @@ struct User {
 }
 
 impl User {
-    async fn new(bed: &Bed, name: &str, kind: &ApiResource, rights: &[Right]) -> Self {
-        let user = Self::without_rights(bed, name, kind).await;
+    async fn new(bed: &Bed, name: &str, kind: &ApiResource, permissions: &[Permission]) -> Self {
+        let user = Self::without_permissions(bed, name, kind).await;
         let own = [kind.plural.clone(), format!("{}/status", kind.plural)];
         let rules = own
             .iter()
@@ -107,13 +112,13 @@ impl User {
             .collect();
         user.grant_rules(bed, "own", Some(&bed.namespace), rules)
             .await;
-        for (index, right) in rights.iter().enumerate() {
-            user.grant(bed, &format!("right-{index}"), right).await;
+        for (index, permission) in permissions.iter().enumerate() {
+            user.grant(bed, &format!("right-{index}"), permission).await;
         }
         user
     }
 
-    async fn without_rights(bed: &Bed, name: &str, kind: &ApiResource) -> Self {
+    async fn without_permissions(bed: &Bed, name: &str, kind: &ApiResource) -> Self {
         let name = format!("{name}.{}", bed.namespace);
         let file = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
         let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
@@ -129,14 +134,19 @@ impl User {
         }
     }
 
-    /// What the role of this name of theirs is called.
+    /// Returns the name of one of the user's roles.
     fn role(&self, role: &str) -> String {
         format!("{role}.{}", self.name)
     }
 
-    async fn grant(&self, bed: &Bed, role: &str, right: &Right) {
-        self.grant_rules(bed, role, right.namespace.as_deref(), vec![right.rule()])
-            .await;
+    async fn grant(&self, bed: &Bed, role: &str, permission: &Permission) {
+        self.grant_rules(
+            bed,
+            role,
+            permission.namespace.as_deref(),
+            vec![permission.rule()],
+        )
+        .await;
     }
 
     async fn grant_rules(
@@ -165,7 +175,7 @@ impl User {
         make_anywhere::<ClusterRoleBinding>(bed, binding).await;
     }
 
-    /// Gives them a role, `Role` or `ClusterRole`, in a namespace.
+    /// Binds the user to a role, `Role` or `ClusterRole`, in a namespace.
     async fn bind(&self, bed: &Bed, kind: &str, name: &str, namespace: &str) {
         let role = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name });
         let metadata = json!({ "name": self.role(name) });
@@ -182,7 +192,7 @@ impl User {
         create(&self.api, &self.kind, name, spec).await
     }
 
-    /// Would they be let in? Nothing is kept.
+    /// Sends a dry run of a creation.
     async fn try_create(&self, spec: &Value) -> kube::Result<DynamicObject> {
         let object = DynamicObject::new("tried", &self.kind).data(json!({ "spec": spec }));
         self.api
@@ -247,45 +257,51 @@ where
     .unwrap();
 }
 
-/// The words of a refusal by a policy: 403, as for any other right that is missing.
-fn refusal<T: Debug>(answer: kube::Result<T>) -> String {
+/// Returns the message of a rejection by a policy: 403, as for any other missing permission.
+fn rejection_of<T: Debug>(answer: kube::Result<T>) -> String {
     match answer {
-        Err(kube::Error::Api(said)) if said.message.contains("ValidatingAdmissionPolicy") => {
+        Err(kube::Error::Api(rejection))
+            if rejection.message.contains("ValidatingAdmissionPolicy") =>
+        {
             assert_eq!(
-                (said.code, &*said.reason),
+                (rejection.code, &*rejection.reason),
                 (403, "Forbidden"),
                 "{}",
-                said.message
+                rejection.message
             );
-            said.message
+            rejection.message
         }
-        other => panic!("no policy refused it: {other:?}"),
+        other => panic!("no policy rejected the request: {other:?}"),
     }
 }
 
-/// Waits until a request is refused with these words: roles take a moment to count.
-async fn refused<T: Debug>(
-    words: &str,
+/// Waits until a request is rejected with this message: roles take a moment to count.
+async fn rejected<T: Debug>(
+    expected: &str,
     mut request: impl AsyncFnMut() -> kube::Result<T>,
 ) -> String {
-    let found = until(format!("refused: {words}"), SOON, async || {
-        match request().await {
-            Err(kube::Error::Api(said)) if said.message.contains(words) => Ok(Some(said)),
-            Err(kube::Error::Api(said)) => anyhow::bail!("{}", said.message),
+    let found = until(
+        format!("refused: {expected}"),
+        SOON,
+        async || match request().await {
+            Err(kube::Error::Api(rejection)) if rejection.message.contains(expected) => {
+                Ok(Some(rejection))
+            }
+            Err(kube::Error::Api(rejection)) => anyhow::bail!("{}", rejection.message),
             other => anyhow::bail!("not refused: {other:?}"),
-        }
-    });
-    refusal::<T>(Err(kube::Error::Api(found.await.unwrap())))
+        },
+    );
+    rejection_of::<T>(Err(kube::Error::Api(found.await.unwrap())))
 }
 
-/// Waits until a request is let through: roles take a moment to count.
+/// Waits until a request is accepted: roles take a moment to count.
 async fn allowed<T>(what: &str, mut request: impl AsyncFnMut() -> kube::Result<T>) -> T {
     until(what, SOON, async || Ok(Some(request().await?)))
         .await
         .unwrap()
 }
 
-/// The CRD of this plural, without its rules and with nothing that must be given: as older objects were let in.
+/// Returns the CRD of this plural without its rules and required fields, which accepts older objects.
 fn without_rules(plural: &str) -> String {
     fn strip(value: &mut Value) {
         match value {
@@ -297,7 +313,7 @@ fn without_rules(plural: &str) -> String {
             _ => {}
         }
     }
-    let crd = registry::crds()
+    let crd = kinds::crds()
         .into_iter()
         .find(|crd| crd.spec.names.plural == plural)
         .unwrap();

@@ -1,4 +1,4 @@
-//! The policies as they are installed: what the apiserver thinks of them, and under which names.
+//! The policies as installed: the apiserver's type checks, and their names.
 
 use std::fs;
 use std::path::Path;
@@ -7,22 +7,22 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use kube::api::{Api, ListParams};
-use quartermaster::registry;
+use quartermaster::kinds;
 use serde_json::Value;
 use testbed::process::Folder;
 use testbed::wait::until;
 
 use crate::support::{Bed, SOON};
 
-/// Those kinds of which no right of Kubernetes compares with what is done for them.
+/// Kinds without a Kubernetes permission that corresponds to the operator's work for them.
 const WITHOUT: [&str; 1] = ["myingress"];
 
 #[tokio::test]
-async fn every_kind_has_a_policy_that_the_apiserver_understands() {
+async fn every_kind_has_a_policy_without_type_errors() {
     let bed = Bed::shared("policy-names").await;
     let policies = Api::<ValidatingAdmissionPolicy>::all(bed.client.clone());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(bed.client.clone());
-    let kinds = registry::KINDS
+    let kinds = kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .filter(|kind| !WITHOUT.contains(kind));
@@ -41,7 +41,7 @@ async fn every_kind_has_a_policy_that_the_apiserver_understands() {
     found.sort();
     assert_eq!(found, expected);
     for name in expected {
-        // Its types against those of what it looks at, as the controller-manager has them.
+        // The controller-manager checks the policy's types against those of its resources.
         let checked = until(format!("{name} is checked"), SOON, async || {
             let policy = policies.get(&name).await?;
             let generation = policy.metadata.generation;
@@ -57,7 +57,7 @@ async fn every_kind_has_a_policy_that_the_apiserver_understands() {
         assert_eq!(warnings.unwrap_or_default(), [], "{name}");
         let spec = policies.get(&name).await.unwrap().spec.unwrap();
         assert_eq!(spec.failure_policy.as_deref(), Some("Fail"), "{name}");
-        // 350,000 of 10,000,000 each, and at most two an expression.
+        // 350,000 of 10,000,000 each, and at most two in each expression.
         let checks = |text: &str| text.matches(".check(").count();
         let each: Vec<_> = spec
             .validations
@@ -72,9 +72,9 @@ async fn every_kind_has_a_policy_that_the_apiserver_understands() {
     }
 }
 
-/// Under another prefix and in another namespace, as an overlay of one's own has them.
+/// Another prefix and another namespace, as in a user's overlay.
 #[tokio::test]
-async fn kustomize_changes_the_names_wherever_they_stand() {
+async fn kustomize_changes_the_names_everywhere() {
     let bed = Bed::shared("policy-kustomize").await;
     let folder = Folder::new().unwrap();
     let up = "../".repeat(
@@ -143,7 +143,7 @@ async fn kustomize_changes_the_names_wherever_they_stand() {
     );
     let accounts = of("ServiceAccount");
     assert_eq!(accounts[0]["metadata"]["name"], params[0]["name"]);
-    // Nothing else names it.
+    // Nothing else has the name.
     let named = text.lines().filter(|line| {
         line.contains("system:serviceaccount") && line.contains("controller-manager")
     });

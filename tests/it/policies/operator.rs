@@ -1,4 +1,5 @@
-//! The operator's own account, with the token that it has: only what bears its mark, or is handed over.
+//! The operator's own account, with its token: it may only change objects that bear its ownership label, or that are
+//! adoptable.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
@@ -8,7 +9,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use super::{allowed, refusal, refused};
+use super::{allowed, rejected, rejection_of};
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
 const DRY: PostParams = PostParams {
@@ -30,8 +31,9 @@ pub(super) async fn operator(bed: &Bed) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// What the operator makes for others: kind, plural, what it is beside its name, and whether it may patch it or replace it.
-fn made() -> Vec<(ApiResource, Value, bool)> {
+/// Returns the kinds that the operator creates: kind, plural, all fields beside the name, and whether the operator may
+/// patch or replace them.
+fn created_kinds() -> Vec<(ApiResource, Value, bool)> {
     let of = |group: &str, kind: &str, plural: &str, version: &str| {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
     };
@@ -80,7 +82,7 @@ fn made() -> Vec<(ApiResource, Value, bool)> {
     ]
 }
 
-fn marked() -> Value {
+fn labelled() -> Value {
     json!({ "labels": { "quartermaster.dev/owner-uid": "6c1a" } })
 }
 
@@ -90,10 +92,11 @@ fn controller(api_version: &str, kind: &str, controls: bool) -> Value {
     ] })
 }
 
-/// Metadata of what the operator may change and delete, and of what not. It may make only the first.
-fn whose() -> Vec<(&'static str, Value, bool)> {
+/// Returns metadata, and whether the operator may change and delete an object with it. The operator may create only the
+/// first.
+fn metadata_cases() -> Vec<(&'static str, Value, bool)> {
     vec![
-        ("marked", marked(), true),
+        ("marked", labelled(), true),
         (
             "handed-over",
             json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }),
@@ -140,52 +143,58 @@ fn whose() -> Vec<(&'static str, Value, bool)> {
 }
 
 #[tokio::test]
-async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
-    // Without what would delete objects whose owners are not there, and without what makes the account that Pods run under.
+async fn operator_changes_only_owned_or_adoptable_objects() {
+    // The control plane runs neither the garbage collector, which would delete objects of missing owners, nor the
+    // controller that creates Pods' accounts.
     let bed = Bed::bare("policy-operator").await;
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
-    for (kind, rest, patches) in made() {
-        let theirs =
+    for (kind, rest, patches) in created_kinds() {
+        let foreign =
             Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
-        let ours = Api::<DynamicObject>::namespaced_with(operator.clone(), &bed.namespace, &kind);
-        for (name, metadata, is_ours) in whose() {
+        let own_objects =
+            Api::<DynamicObject>::namespaced_with(operator.clone(), &bed.namespace, &kind);
+        for (name, metadata, is_ours) in metadata_cases() {
             let mut object = DynamicObject::new(name, &kind).data(rest.clone());
             object.metadata = serde_json::from_value(metadata).unwrap();
             object.metadata.name = Some(name.into());
-            let words = format!(
+            let expected = format!(
                 "the operator may not touch {} \"{name}\" in namespace \"{}\": it has neither the label \
                  quartermaster.dev/owner-uid nor one of its resources for a controller, and nobody handed it over with the \
                  annotation quartermaster.dev/adopt-by",
                 kind.plural, bed.namespace
             );
-            // What is made is marked from the beginning.
+            // The operator creates objects with the label only.
             if name == "marked" {
-                allowed("what is marked is made", async || {
-                    ours.create(&DRY, &object).await
+                allowed("a labelled object is created", async || {
+                    own_objects.create(&DRY, &object).await
                 })
                 .await;
             } else {
-                let said = refused(&words, async || ours.create(&DRY, &object).await).await;
-                assert!(said.ends_with(&words), "{said}");
+                let rejection =
+                    rejected(&expected, async || own_objects.create(&DRY, &object).await).await;
+                assert!(rejection.ends_with(&expected), "{rejection}");
             }
-            let live = theirs
+            let live = foreign
                 .create(&PostParams::default(), &object)
                 .await
                 .unwrap();
             let patch =
-                json!({ "metadata": { "labels": marked()["labels"], "uid": live.metadata.uid } });
+                json!({ "metadata": { "labels": labelled()["labels"], "uid": live.metadata.uid } });
             let changed = if patches {
                 let parameters = PatchParams {
                     dry_run: true,
                     ..PatchParams::default()
                 };
-                ours.patch(name, &parameters, &Patch::Merge(&patch)).await
+                own_objects
+                    .patch(name, &parameters, &Patch::Merge(&patch))
+                    .await
             } else {
                 let mut live = live.clone();
-                live.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
+                live.metadata.labels =
+                    serde_json::from_value(labelled()["labels"].clone()).unwrap();
                 live.metadata.managed_fields = None;
-                ours.replace(name, &DRY, &live).await
+                own_objects.replace(name, &DRY, &live).await
             };
             let preconditions = Preconditions {
                 uid: live.metadata.uid.clone(),
@@ -195,41 +204,46 @@ async fn the_operator_touches_only_what_bears_its_mark_or_is_handed_over() {
                 dry_run: true,
                 ..DeleteParams::default().preconditions(preconditions)
             };
-            let deleted = ours.delete(name, &parameters).await;
+            let deleted = own_objects.delete(name, &parameters).await;
             if is_ours {
                 changed.unwrap_or_else(|error| panic!("{} {name}: {error}", kind.plural));
                 deleted.unwrap_or_else(|error| panic!("{} {name}: {error}", kind.plural));
             } else {
-                for said in [refusal(changed), refusal(deleted)] {
-                    assert!(said.ends_with(&words), "{said}");
+                for rejection in [rejection_of(changed), rejection_of(deleted)] {
+                    assert!(rejection.ends_with(&expected), "{rejection}");
                 }
             }
         }
     }
 }
 
-/// A copy that is let go loses its mark: it is what stood before that counts.
+/// A released copy loses its label: the policy reads the old object.
 #[tokio::test]
-async fn the_mark_can_be_taken_away_and_then_it_is_nobodys() {
+async fn ownership_label_can_be_removed_and_releases_the_object() {
     let bed = Bed::shared("policy-unmark").await;
-    let kind = &made()[0].0;
-    let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
+    let kind = &created_kinds()[0].0;
+    let own_objects =
+        Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let mut object = DynamicObject::new("copy", kind).data(json!({ "data": { "a": "b" } }));
-    object.metadata.labels = serde_json::from_value(marked()["labels"].clone()).unwrap();
-    let mut copy = allowed("a copy is made", async || {
-        ours.create(&PostParams::default(), &object).await
+    object.metadata.labels = serde_json::from_value(labelled()["labels"].clone()).unwrap();
+    let mut copy = allowed("a copy is created", async || {
+        own_objects.create(&PostParams::default(), &object).await
     })
     .await;
     copy.metadata.labels = None;
     copy.metadata.managed_fields = None;
-    let mut copy = ours
+    let mut copy = own_objects
         .replace("copy", &PostParams::default(), &copy)
         .await
         .unwrap();
     copy.data["data"]["a"] = "c".into();
     copy.metadata.managed_fields = None;
-    refusal(ours.replace("copy", &PostParams::default(), &copy).await);
-    refusal(ours.delete("copy", &DeleteParams::default()).await);
+    rejection_of(
+        own_objects
+            .replace("copy", &PostParams::default(), &copy)
+            .await,
+    );
+    rejection_of(own_objects.delete("copy", &DeleteParams::default()).await);
     bed.kubectl(&[
         "annotate",
         "configmap",
@@ -237,18 +251,22 @@ async fn the_mark_can_be_taken_away_and_then_it_is_nobodys() {
         "quartermaster.dev/adopt-by=a/b",
     ])
     .await;
-    ours.delete("copy", &DeleteParams::default()).await.unwrap();
+    own_objects
+        .delete("copy", &DeleteParams::default())
+        .await
+        .unwrap();
 }
 
-/// The account is a parameter of the policy: without it nobody is bound, and nobody else is hindered.
+/// The account is a parameter of the policy: without it the policy binds nobody, and blocks nobody else.
 #[tokio::test]
-async fn without_its_account_everybody_else_goes_on() {
+async fn missing_account_blocks_nobody_else() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;
-    let kind = &made()[0].0;
-    let ours = Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
+    let kind = &created_kinds()[0].0;
+    let own_objects =
+        Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let object = DynamicObject::new("nobodys", kind).data(json!({}));
-    refused("the operator may not touch configmaps", async || {
-        ours.create(&DRY, &object).await
+    rejected("the operator may not touch configmaps", async || {
+        own_objects.create(&DRY, &object).await
     })
     .await;
     let accounts = Api::<ServiceAccount>::namespaced(bed.client.clone(), SYSTEM);
@@ -256,15 +274,15 @@ async fn without_its_account_everybody_else_goes_on() {
         .delete(ACCOUNT, &DeleteParams::default())
         .await
         .unwrap();
-    let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
-    theirs
+    let foreign = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, kind);
+    foreign
         .create(&PostParams::default(), &object)
         .await
         .unwrap();
-    // Nor is its token worth anything any more.
+    // The token is invalid by then.
     until("the token is refused", SOON, async || {
-        match ours.create(&DRY, &object).await {
-            Err(kube::Error::Api(said)) if said.code == 401 => Ok(Some(())),
+        match own_objects.create(&DRY, &object).await {
+            Err(kube::Error::Api(rejection)) if rejection.code == 401 => Ok(Some(())),
             other => anyhow::bail!("{other:?}"),
         }
     })

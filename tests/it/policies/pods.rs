@@ -1,11 +1,11 @@
-//! What a thief of the operator's token may run with it: no more than the operator runs for others.
+//! Pods that a thief of the operator's token may run: no more than the operator runs for others.
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use super::operator::operator;
-use super::{allowed, refusal, refused};
+use super::{allowed, rejected, rejection_of};
 use crate::support::{Bed, SYSTEM};
 
 const DRY: PostParams = PostParams {
@@ -25,7 +25,7 @@ fn deployments() -> ApiResource {
     kind("apps", "Deployment", "deployments")
 }
 
-/// An object with the operator's mark that runs `pod`.
+/// Returns an object with the operator's ownership label that runs `pod`.
 fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
     let labels = json!({ "app": "a" });
     let spec = if kind.plural == "pods" {
@@ -40,7 +40,7 @@ fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
     object
 }
 
-/// A Pod of one container, with `change` merged into it.
+/// Returns a Pod of one container, with `change` merged into it.
 fn pod(change: &Value) -> Value {
     let mut pod = json!({ "containers": [{ "name": "a", "image": "a" }] });
     for (field, value) in change.as_object().unwrap() {
@@ -49,7 +49,7 @@ fn pod(change: &Value) -> Value {
     pod
 }
 
-/// What no Pod of the operator has, with the words of the refusal.
+/// Returns fields that no Pod of the operator has, with the message of the rejection.
 fn forbidden() -> Vec<(Value, &'static str)> {
     let container = |change: Value| {
         let mut container = json!({ "name": "b", "image": "b" });
@@ -92,7 +92,7 @@ fn forbidden() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// What a service mesh adds, and what Deployments of authors have.
+/// Returns fields that a service mesh adds, and that authors' Deployments have.
 fn harmless() -> Value {
     let init = json!({ "name": "mesh-init", "image": "mesh", "securityContext": {
         "runAsUser": 0, "capabilities": { "add": ["NET_ADMIN", "NET_RAW"] }, "privileged": false,
@@ -112,12 +112,12 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
     let client = operator(&bed).await;
     for kind in [pods(), deployments()] {
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &bed.namespace, &kind);
-        for (change, words) in forbidden() {
+        for (change, expected) in forbidden() {
             let object = running(&kind, "a", &pod(&change));
-            refused(words, async || api.create(&DRY, &object).await).await;
+            rejected(expected, async || api.create(&DRY, &object).await).await;
         }
         let object = running(&kind, "a", &pod(&harmless()));
-        allowed("what a service mesh adds passes", async || {
+        allowed("fields of a service mesh are accepted", async || {
             api.create(&DRY, &object).await
         })
         .await;
@@ -128,7 +128,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             &pod(&json!({ "serviceAccountName": "builder" })),
         );
         if kind.plural == "pods" {
-            refused("a Pod with the ServiceAccount default only", async || {
+            rejected("a Pod with the ServiceAccount default only", async || {
                 api.create(&DRY, &object).await
             })
             .await;
@@ -146,7 +146,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
 async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     let bed = Bed::bare("policy-places").await;
     let client = operator(&bed).await;
-    // The operator's namespace enforces the restricted profile, which is not to be what refuses it.
+    // The operator's namespace enforces the restricted profile, which must not be the cause of the rejection.
     let restricted = json!({
         "securityContext": { "runAsNonRoot": true, "runAsUser": 1, "seccompProfile": { "type": "RuntimeDefault" } },
         "containers": [{ "name": "a", "image": "a", "securityContext": {
@@ -154,7 +154,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
         } }],
     });
     for namespace in ["kube-system", "kube-public", "kube-node-lease", SYSTEM] {
-        // Without a controller-manager nobody makes it.
+        // Without a controller-manager no controller creates the account.
         bed.plane
             .run_kubectl(
                 &["-n", namespace, "create", "serviceaccount", "default"],
@@ -165,11 +165,11 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
         for kind in [pods(), deployments()] {
             let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
             let object = running(&kind, "a", &restricted);
-            let words = format!(
+            let expected = format!(
                 "the operator may not run {} \"a\" in namespace \"{namespace}\": it runs nothing in kube-system",
                 kind.plural
             );
-            refused(&words, async || api.create(&DRY, &object).await).await;
+            rejected(&expected, async || api.create(&DRY, &object).await).await;
         }
         // Copies have a setting of their own.
         let maps = Api::<DynamicObject>::namespaced_with(
@@ -188,35 +188,44 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     }
 }
 
-/// What an administrator or another controller has put into a Deployment does not lock the operator out of the rest of it.
+/// Fields that an administrator or another controller has added to a Deployment do not lock the operator out of the rest of
+/// it.
 #[tokio::test]
 async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
     let bed = Bed::bare("policy-old").await;
     let kind = deployments();
     let client = operator(&bed).await;
-    let ours = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);
-    let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+    let as_operator = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);
+    let as_admin = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
     let host = running(&kind, "host", &pod(&json!({ "hostNetwork": true })));
-    theirs.create(&PostParams::default(), &host).await.unwrap();
+    as_admin
+        .create(&PostParams::default(), &host)
+        .await
+        .unwrap();
     let patch = async |patch: Value| {
-        ours.patch("host", &PatchParams::default(), &Patch::Merge(&patch))
+        as_operator
+            .patch("host", &PatchParams::default(), &Patch::Merge(&patch))
             .await
     };
-    allowed("it is scaled and labelled", async || {
+    allowed("the Deployment is scaled and labelled", async || {
         patch(json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "replicas": 1 } })).await
     })
     .await;
     let image = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "image": "b" }] } } } });
-    assert!(refusal(patch(image).await).contains("no Pod with hostNetwork"));
+    assert!(rejection_of(patch(image).await).contains("no Pod with hostNetwork"));
     let plain = running(&kind, "plain", &pod(&json!({})));
-    ours.create(&PostParams::default(), &plain).await.unwrap();
+    as_operator
+        .create(&PostParams::default(), &plain)
+        .await
+        .unwrap();
     let host = json!({ "spec": { "template": { "spec": { "hostPID": true } } } });
-    let said = refusal(
-        ours.patch("plain", &PatchParams::default(), &Patch::Merge(&host))
+    let rejection = rejection_of(
+        as_operator
+            .patch("plain", &PatchParams::default(), &Patch::Merge(&host))
             .await,
     );
     assert!(
-        said.contains("no Pod with hostNetwork, hostPID or hostIPC"),
-        "{said}"
+        rejection.contains("no Pod with hostNetwork, hostPID or hostIPC"),
+        "{rejection}"
     );
 }

@@ -1,4 +1,4 @@
-//! A namespace for each test, and short words for the objects that it makes.
+//! A namespace for each test, and short functions that create objects in it.
 
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -19,7 +19,7 @@ use kube::core::{ClusterResourceScope, DynamicObject, NamespaceResourceScope};
 use kube::{Client, Resource, ResourceExt};
 use qm_api::tracked_field::{Delivery, Entry};
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::registry;
+use quartermaster::{kinds, permissions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -29,17 +29,17 @@ use testbed::proxy::Proxy;
 use testbed::wait::until;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-use super::searched;
+use super::secret_search;
 
-/// How long a state may take to come about: ten times what the product promises, on a slow machine. Before Kubernetes 1.34 a watch
-/// that was refused takes 30 s to prove that it is let in.
+/// Maximum time until a state is reached: ten times what the product promises, on a slow machine. Before Kubernetes 1.34 a
+/// forbidden watch takes 30 s until its permission counts.
 pub const SOON: Duration = Duration::from_mins(1);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
-/// Its name.
+/// The name of the operator's `ServiceAccount`.
 pub const ACCOUNT: &str = "quartermaster-controller-manager";
 
-/// Installs CRDs, rights and namespace as shipped, and waits until they are served.
+/// Installs CRDs, permissions and namespace as shipped, and waits until they are served.
 pub async fn install(plane: &ControlPlane) {
     let apply = async |folder: &str| {
         let folder = format!("{}/config/{folder}", env!("CARGO_MANIFEST_DIR"));
@@ -55,11 +55,11 @@ pub async fn install(plane: &ControlPlane) {
         .await
         .unwrap();
     };
-    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and refuses
+    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and rejects
     // owner references to them until then.
     apply("crd").await;
     let client = plane.client().await.unwrap();
-    for kind in registry::KINDS {
+    for kind in kinds::KINDS {
         let established = [
             "wait",
             "--for=condition=Established",
@@ -91,8 +91,9 @@ pub async fn install(plane: &ControlPlane) {
 
 /// The state of a control plane after [`install`], for others to start with.
 struct Installed {
-    /// Without policies: an apiserver that starts with them asks for the kinds that it serves, to find their parameters, before
-    /// it serves ours. It then knows those only up to 30 s later, and refuses owner references to them until then.
+    /// The snapshot has no policies: an apiserver that starts with them discovers its kinds, to find their parameters,
+    /// before it serves these CRDs. It then knows those only up to 30 s later, and rejects owner references to them until
+    /// then.
     snapshot: Snapshot,
     policies: Vec<ValidatingAdmissionPolicy>,
     bindings: Vec<ValidatingAdmissionPolicyBinding>,
@@ -114,7 +115,7 @@ impl Installed {
         }
     }
 
-    /// A control plane where all of it is.
+    /// Starts a control plane with all of it installed.
     async fn start(options: testbed::Options) -> ControlPlane {
         static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
         let installed = INSTALLED.get_or_init(Self::new).await;
@@ -129,7 +130,7 @@ impl Installed {
     }
 }
 
-/// Deletes all objects of a kind; gives what is needed to create them again.
+/// Deletes all objects of a kind; returns what is needed to create them again.
 async fn take_all<K>(client: &Client) -> Vec<K>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
@@ -165,8 +166,8 @@ where
     }
 }
 
-/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, and so refuses
-/// by one more only after it has loaded ours.
+/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, so one more
+/// policy applies only after the shipped ones.
 async fn policies_are_in_force(client: &Client) {
     const PROBE: &str = "loaded.test";
     let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"], "resourceNames": [PROBE] });
@@ -202,9 +203,10 @@ async fn policies_are_in_force(client: &Client) {
         .unwrap();
 }
 
-/// Grants what the shipped roles allow to track, and `more` (groups and plurals), as the controller-manager does where one runs.
+/// Grants the shipped roles' trackable kinds, and `more` (groups and plurals), as the controller-manager does where one
+/// runs.
 pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
-    let shipped = registry::TARGET_RIGHTS
+    let shipped = permissions::TARGET_RIGHTS
         .iter()
         .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
     let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
@@ -230,9 +232,9 @@ pub async fn only_large_test() -> MutexGuard<'static, ()> {
 /// A control plane: one that tests share, or one that ends with its last user.
 #[derive(Clone)]
 pub enum Plane {
-    /// It lasts as long as the process.
+    /// Lasts as long as the process.
     Shared(&'static ControlPlane),
-    /// It lasts as long as its clones.
+    /// Lasts as long as its clones.
     Own(Arc<ControlPlane>),
 }
 
@@ -249,16 +251,14 @@ impl Deref for Plane {
 
 /// A namespace of a test's own on a control plane where everything is installed.
 pub struct Bed {
-    /// The control plane.
     pub plane: Plane,
     /// The admin's client.
     pub client: Client,
-    /// The namespace.
     pub namespace: String,
 }
 
 impl Bed {
-    /// A new namespace on the control plane that tests share. The name starts with `name`.
+    /// Creates a namespace on the control plane that tests share. The name starts with `name`.
     pub async fn shared(name: &str) -> Self {
         static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
         let start = || Installed::start(testbed::Options::default());
@@ -266,8 +266,8 @@ impl Bed {
         Self::on(Plane::Shared(plane), name).await
     }
 
-    /// A new namespace on the other control plane that tests share: etcd and apiserver alone. What becomes of objects there is
-    /// the test's own doing.
+    /// Creates a namespace on the other control plane that tests share: etcd and apiserver alone. Only the test changes
+    /// objects there.
     pub async fn bare(name: &str) -> Self {
         static BARE: OnceCell<ControlPlane> = OnceCell::const_new();
         let start = || Installed::start(testbed::Options::apiserver_only());
@@ -275,18 +275,18 @@ impl Bed {
         Self::on(Plane::Shared(plane), name).await
     }
 
-    /// A new namespace on a control plane of the test's own.
+    /// Creates a namespace on a control plane of the test's own.
     pub async fn own(name: &str) -> Self {
         Self::own_with(testbed::Options::default(), name).await
     }
 
-    /// The same, on a control plane that runs what the test asks for.
+    /// Creates a namespace on a control plane with these options.
     pub async fn own_with(options: testbed::Options, name: &str) -> Self {
         let plane = Installed::start(options).await;
         Self::on(Plane::Own(Arc::new(plane)), name).await
     }
 
-    /// A new namespace on `plane`.
+    /// Creates a namespace on `plane`.
     pub async fn on(plane: Plane, name: &str) -> Self {
         let client = plane.client().await.unwrap();
         let namespace = format!("{name}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
@@ -303,7 +303,7 @@ impl Bed {
         }
     }
 
-    /// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
+    /// Starts a proxy in front of the apiserver; returns it and a kubeconfig that leads the operator through it.
     pub async fn through_proxy(&self) -> (Proxy, PathBuf) {
         let direct = self
             .plane
@@ -316,7 +316,7 @@ impl Bed {
         (proxy, file)
     }
 
-    /// The objects of a kind in the namespace.
+    /// Returns the API of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -324,7 +324,7 @@ impl Bed {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Creates an object from what it is beside its name.
+    /// Creates an object; `rest` is all but its name.
     pub async fn create<K>(&self, name: &str, rest: Value) -> K
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -334,7 +334,7 @@ impl Bed {
             + Serialize,
     {
         if K::kind(&()) == Secret::KIND {
-            searched::remember(&rest);
+            secret_search::remember(&rest);
         }
         let mut object = rest;
         object["metadata"]["name"] = name.into();
@@ -354,7 +354,7 @@ impl Bed {
             + DeserializeOwned,
     {
         if K::kind(&()) == Secret::KIND {
-            searched::remember(&patch);
+            secret_search::remember(&patch);
         }
         self.api()
             .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -376,18 +376,18 @@ impl Bed {
             .unwrap();
     }
 
-    /// A Secret with one key, `token`.
+    /// Creates a Secret with one key, `token`.
     pub async fn secret(&self, name: &str, token: &str) -> Secret {
         self.create(name, json!({ "stringData": { "token": token } }))
             .await
     }
 
-    /// A contact point with this spec.
+    /// Creates a contact point with this spec.
     pub async fn point(&self, name: &str, spec: Value) -> ContactPoint {
         self.create(name, json!({ "spec": spec })).await
     }
 
-    /// A Webhook contact point without a token.
+    /// Creates a Webhook contact point without a token.
     pub async fn webhook(&self, name: &str, url: &str) -> ContactPoint {
         self.point(
             name,
@@ -396,7 +396,7 @@ impl Bed {
         .await
     }
 
-    /// A Telegram contact point whose token is in the Secret `NAME-token`, which is made too.
+    /// Creates a Telegram contact point, and the Secret `NAME-token` with its token.
     pub async fn telegram(&self, name: &str, token: &str, chat: i64) -> ContactPoint {
         let secret = format!("{name}-token");
         self.secret(&secret, token).await;
@@ -408,7 +408,7 @@ impl Bed {
         self.create(name, json!({ "spec": spec })).await
     }
 
-    /// A Deployment of one container, as document 000 has it.
+    /// Creates a Deployment of one container, as in document 000.
     pub async fn deployment(&self, name: &str, replicas: i32) -> Deployment {
         let labels = json!({ "app": name });
         let container = json!({ "name": "nginx", "image": "nginx:latest" });
@@ -441,7 +441,7 @@ impl Bed {
         .await
     }
 
-    /// The history of a `TrackedField`.
+    /// Returns the history of a `TrackedField`.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
         self.api::<TrackedField>()
             .get(name)
@@ -451,7 +451,7 @@ impl Bed {
             .unwrap()
     }
 
-    /// Waits until the object is as `look` wants it.
+    /// Waits until the object satisfies `look`.
     pub async fn until<K>(&self, name: &str, what: &str, mut look: impl FnMut(&K) -> bool) -> K
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -472,7 +472,7 @@ impl Bed {
             },
         )
         .await;
-        found.unwrap_or_else(|error| panic!("{error:#}; it is {last:#?}"))
+        found.unwrap_or_else(|error| panic!("{error:#}; the object is {last:#?}"))
     }
 
     /// Waits until the contact point is ready.
@@ -497,13 +497,13 @@ impl Bed {
         .await
     }
 
-    /// Waits until the history tells exactly these actions and values, every one of them delivered.
-    pub async fn delivered(&self, name: &str, told: &[(&str, Option<&str>)]) -> Vec<Entry> {
-        let what = format!("tells {told:?}, delivered");
+    /// Waits until the history has exactly these actions and values, all of them delivered.
+    pub async fn delivered(&self, name: &str, expected: &[(&str, Option<&str>)]) -> Vec<Entry> {
+        let what = format!("tells {expected:?}, delivered");
         let field = self
             .until(name, &what, |field: &TrackedField| {
                 let entries = field.history().unwrap();
-                self::told(&entries) == told
+                self::actions_and_values(&entries) == expected
                     && entries
                         .iter()
                         .all(|entry| entry.delivery == Some(Delivery::Delivered))
@@ -512,7 +512,7 @@ impl Bed {
         field.history().unwrap()
     }
 
-    /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.
+    /// Waits until the annotation that names the reason for waiting begins with `reason`; empty: until there is none.
     pub async fn waiting(&self, name: &str, reason: &str) -> String {
         let field = self
             .until(
@@ -536,8 +536,8 @@ impl Bed {
     }
 }
 
-/// Actions and values of a history.
-pub fn told(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
+/// Returns actions and values of a history.
+pub fn actions_and_values(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
     entries
         .iter()
         .map(|entry| (entry.action.as_str(), entry.value.as_deref()))

@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 use super::{Bed, Operator, Settings};
 
-/// Has `run` be killed at one write after the other, at each of these points side by side, until there is no such write any
-/// more: all must end as it does undisturbed. `run` says whether it came to the kill, and how all of it ends. How many writes
-/// there were, for each point.
+/// Runs `run`, which kills the operator, for one write after the other, at each of these points side by side, until there
+/// is no such write any more: the end state must equal the undisturbed one. `run` returns whether that write happened, and
+/// the end state. Returns the number of writes, for each point.
 pub async fn at_each_write<P: Copy + Debug>(
     points: &[P],
     run: impl AsyncFn(P, u64) -> (bool, Value),
@@ -32,7 +32,7 @@ pub async fn at_each_write<P: Copy + Debug>(
     futures::future::join_all(kills).await
 }
 
-/// Waits for one request, to kill the operator at it.
+/// A trap that waits for one request, to kill the operator at it.
 pub struct Trap {
     order: Order,
     reached: Arc<Notify>,
@@ -40,7 +40,7 @@ pub struct Trap {
 }
 
 impl Trap {
-    /// For the request of this number (the first is 1) among those that match.
+    /// Sets a trap for the request of this number (the first is 1) among those that match.
     pub fn set(proxy: &Proxy, requests: Match, point: Point, number: u64) -> Self {
         let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let hook = {
@@ -61,7 +61,7 @@ impl Trap {
         }
     }
 
-    /// Kills the operator once it comes to that request.
+    /// Kills the operator once it sends that request.
     pub async fn spring(&self, operator: &mut Operator) {
         self.reached.notified().await;
         operator.kill();
@@ -69,8 +69,8 @@ impl Trap {
     }
 }
 
-/// Plays `scene` with an operator of these settings that is killed at write number `write` of those that match, and started
-/// again. Whether it came to that, and what the scene gives.
+/// Plays `scene` with an operator of these settings that is killed at write number `write` of those that match, and
+/// restarted. Returns whether that write happened, and the scene's result.
 pub async fn killed_at<T>(
     bed: &Bed,
     settings: Settings,
@@ -91,8 +91,7 @@ pub async fn killed_at<T>(
     (trap.order.hits() > 0, given)
 }
 
-/// Plays `scene` with an operator that `strike` kills when it comes to that, and that is then started again. What the scene
-/// gives.
+/// Plays `scene` with an operator that `strike` kills and that is then restarted. Returns the scene's result.
 pub async fn struck<T>(
     mut operator: Operator,
     strike: impl AsyncFnOnce(&mut Operator),

@@ -1,21 +1,21 @@
-//! What the tests of behaviour share: the operator as a process with the rights that we ship, a namespace for each
-//! test, and short words for the objects that it makes.
+//! Helpers of the tests of behaviour: the operator as a process with the shipped permissions, a namespace for each test,
+//! and short functions that create objects.
 #![allow(dead_code)] // each test uses some of it
 
 mod bed;
 mod kills;
-mod look;
+mod observe;
 mod operator;
-mod searched;
+mod secret_search;
 mod tools;
 
 pub use bed::*;
 #[allow(unused_imports)] // as above
 pub use kills::{Trap, at_each_write, killed_at, struck};
 #[allow(unused_imports)] // as above
-pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
+pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
 pub use operator::{Operator, Settings};
 #[allow(unused_imports)] // as above
-pub use searched::TOKEN;
+pub use secret_search::TOKEN;
 #[allow(unused_imports)] // as above
 pub use tools::tool;

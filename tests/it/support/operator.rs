@@ -20,80 +20,79 @@ use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
 
-/// What tests change of the defaults: short waits, and every word in the log.
+/// Flags that differ from the defaults in tests: short waits, and a detailed log.
 const FOR_TESTS: [&str; 10] = [
     "--log-level=info,quartermaster=trace,qm_=trace",
-    "--retry-min=50ms",
-    "--retry-max=1s",
-    "--stopped-retry=1s",
-    "--waiting-min=50ms",
-    "--waiting-max=500ms",
-    "--slow-min=100ms",
-    "--slow-max=1s",
+    "--backoff-min=50ms",
+    "--backoff-max=1s",
+    "--stopped-retry-period=1s",
+    "--poll-min=50ms",
+    "--poll-max=500ms",
+    "--slow-backoff-min=100ms",
+    "--slow-backoff-max=1s",
     "--aws-read-period=5ms",
     "--aws-write-period=5ms",
 ];
 
-/// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.
+/// Settings of an operator. The defaults suit most tests: one namespace, no election, short waits.
 #[derive(Clone, Default)]
 pub struct Settings {
-    /// Further flags; one that this module gives too takes its place.
+    /// Further flags; they override those of this module.
     pub flags: Vec<String>,
-    /// In place of the one that reaches the apiserver with the `ServiceAccount`'s rights.
+    /// Kubeconfig in place of the one with the `ServiceAccount`'s permissions.
     pub kubeconfig: Option<PathBuf>,
-    /// Everywhere, not in the test's namespace only.
+    /// Whether the operator watches the whole cluster, and not only the test's namespace.
     pub whole_cluster: bool,
-    /// This program in place of the tests' own build, with the waits and the log level that users have.
+    /// Program in place of the tests' own build, with the waits and the log level that users have.
     pub as_shipped: Option<PathBuf>,
-    /// Further environment.
+    /// Further environment variables.
     pub env: Vec<(String, String)>,
 }
 
 impl Settings {
-    /// The Bot API to use.
+    /// Sets the URL of the Bot API.
     pub fn telegram(mut self, url: &str) -> Self {
         self.flags.push(format!("--telegram-api-url={url}"));
         self
     }
 
-    /// A further flag.
+    /// Adds a flag.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.into());
         self
     }
 
-    /// A further variable of its environment.
+    /// Adds an environment variable.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// Has this for AWS.
+    /// Sets the variables for AWS.
     pub fn aws(mut self, aws: &Aws) -> Self {
         self.env.extend(aws.env());
         self
     }
 
-    /// Reaches the apiserver as this file says.
     pub fn kubeconfig(mut self, file: PathBuf) -> Self {
         self.kubeconfig = Some(file);
         self
     }
 
-    /// This program, as users run it.
+    /// Runs this program, with users' defaults.
     pub fn shipped(mut self, program: PathBuf) -> Self {
         self.as_shipped = Some(program);
         self
     }
 
-    /// Acts everywhere.
+    /// Watches the whole cluster.
     pub fn whole_cluster(mut self) -> Self {
         self.whole_cluster = true;
         self
     }
 }
 
-/// A running operator; killed when dropped, and its logs are searched for what tests put into Secrets.
+/// A running operator; its drop kills it and searches its logs for the values that tests put into Secrets.
 pub struct Operator {
     child: Child,
     program: PathBuf,
@@ -105,14 +104,14 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Starts one and waits until it is ready.
+    /// Starts an operator and waits until it is ready.
     pub async fn start(bed: &Bed, settings: Settings) -> Self {
         let operator = Self::launch(bed, settings).await;
         operator.ready().await;
         operator
     }
 
-    /// Starts one. Where other operators may elect a leader too, those of a namespace have a Lease of its name.
+    /// Starts an operator. If other operators may elect a leader too, those of a namespace have a Lease of its name.
     pub async fn launch(bed: &Bed, mut settings: Settings) -> Self {
         let elects = settings.flags.iter().any(|flag| flag == "--leader-elect");
         let named = |flag: &String| flag.starts_with("--leader-election-id=");
@@ -152,7 +151,7 @@ impl Operator {
             flags.push(format!("--watch-namespace={}", bed.namespace));
         }
         flags.insert(0, "run".into());
-        // What the test gives takes the place of ours.
+        // The test's flags replace those of this module.
         let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
         flags.retain(|flag| !settings.flags.iter().any(|given| name(given) == name(flag)));
         flags.extend(settings.flags);
@@ -172,7 +171,7 @@ impl Operator {
         }
     }
 
-    /// Starts what a kubelet would start for this Deployment, a process for each Pod, and waits until all are ready.
+    /// Starts a process for each Pod of this Deployment, as a kubelet would, and waits until all are ready.
     pub async fn installed(plane: &ControlPlane, namespace: &str, deployment: &str) -> Vec<Self> {
         Self::installed_of(plane, namespace, deployment, |_| {
             Some(env!("CARGO_BIN_EXE_quartermaster").into())
@@ -180,7 +179,7 @@ impl Operator {
         .await
     }
 
-    /// The same with the program that is in each Pod's image, as `program_of` says.
+    /// Starts the same processes with the program in each Pod's image, as `program_of` returns it.
     pub async fn installed_of(
         plane: &ControlPlane,
         namespace: &str,
@@ -218,7 +217,7 @@ impl Operator {
         operators
     }
 
-    /// Starts it again after it ended.
+    /// Starts the operator again after it ended.
     pub fn restart(&mut self) {
         self.starts += 1;
         self.child = spawn(
@@ -231,24 +230,24 @@ impl Operator {
         );
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// All that it ever logged.
+    /// Returns the whole log.
     pub fn logs(&self) -> String {
         (1..=self.starts)
             .map(|start| std::fs::read_to_string(log(&self.folder, start)).unwrap_or_default())
             .collect()
     }
 
-    /// Waits until `/readyz` says so.
+    /// Waits until `/readyz` succeeds.
     pub async fn ready(&self) {
         let ready = until("the operator is ready", SOON, async || {
             let (code, text) = self.probe("readyz").await?;
@@ -259,7 +258,7 @@ impl Operator {
         ready.unwrap_or_else(|error| panic!("{error:#}\n{}", self.child.log_tail()));
     }
 
-    /// Asks `/livez` or `/readyz`.
+    /// Requests `/livez` or `/readyz`.
     pub async fn probe(&self, path: &str) -> anyhow::Result<(u16, String)> {
         get(&format!(
             "http://{}/{path}",
@@ -268,13 +267,13 @@ impl Operator {
         .await
     }
 
-    /// The metrics.
+    /// Returns the metrics.
     pub async fn metrics(&self) -> String {
         let address = self.address("--metrics-bind-address").unwrap();
         get(&format!("http://{address}/metrics")).await.unwrap().1
     }
 
-    /// Where it listens, as its log says.
+    /// Returns the listen address from the log.
     pub fn address(&self, flag: &str) -> anyhow::Result<String> {
         let text = self.child.log_text()?;
         let mut lines = text
@@ -292,12 +291,13 @@ impl Drop for Operator {
         let ended = self.child.kill();
         if !std::thread::panicking() {
             ended.unwrap();
-            super::searched::search(&self.logs());
+            super::secret_search::search(&self.logs());
         }
     }
 }
 
-/// The right that we ship is to the Lease of the usual name. Returns once the apiserver knows of the other one.
+/// Grants a Lease of another name: the shipped permission names the usual Lease. Returns once the apiserver knows of the
+/// other one.
 async fn grant_lease(bed: &Bed, name: &str) {
     let role = format!("lease-{name}");
     let resource = json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get", "update"] });
@@ -318,13 +318,17 @@ async fn grant_lease(bed: &Bed, name: &str) {
         "user": format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"), "resourceAttributes": update } }))
     .unwrap();
     let reviews: Api<SubjectAccessReview> = Api::all(bed.client.clone());
-    until("the right to the Lease is known", SOON, async || {
-        let reviewed = reviews.create(&PostParams::default(), &review).await?;
-        Ok(reviewed
-            .status
-            .is_some_and(|status| status.allowed)
-            .then_some(()))
-    })
+    until(
+        "the permission for the Lease takes effect",
+        SOON,
+        async || {
+            let reviewed = reviews.create(&PostParams::default(), &review).await?;
+            Ok(reviewed
+                .status
+                .is_some_and(|status| status.allowed)
+                .then_some(()))
+        },
+    )
     .await
     .unwrap();
 }
@@ -341,7 +345,7 @@ where
     let api = Api::<K>::namespaced(bed.client.clone(), SYSTEM);
     let object = serde_json::from_value(object).unwrap();
     match api.create(&PostParams::default(), &object).await {
-        Err(kube::Error::Api(said)) if said.reason == "AlreadyExists" => {}
+        Err(kube::Error::Api(error)) if error.reason == "AlreadyExists" => {}
         created => drop(created.unwrap()),
     }
 }
@@ -362,7 +366,7 @@ fn spawn(
         .args(flags)
         .env("KUBECONFIG", kubeconfig)
         .env_remove("POD_NAMESPACE");
-    // Those of this machine lead to somebody's account.
+    // Variables of this machine point to a real account.
     let program = FOREIGN.iter().fold(program, Program::env_remove);
     let program = env
         .iter()

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-/// One of `hack/tools`, built if it is not there.
+/// Returns one of `hack/tools`, and builds it if it is missing.
 pub async fn tool(name: &'static str) -> &'static str {
     static BUILT: Mutex<Option<HashMap<&'static str, &'static str>>> = Mutex::const_new(None);
     let mut built = BUILT.lock().await;

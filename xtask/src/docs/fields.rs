@@ -1,4 +1,4 @@
-//! The fields of a kind, as its CRD has them.
+//! Page of the fields of a kind, from its CRD.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 
 use super::markdown::{cell, code};
 
-/// Fields of Kubernetes' own types, which its own documentation tells of.
+/// Fields of Kubernetes' own types, which its documentation describes.
 pub const KUBERNETES: [&str; 5] = [
     "spec.env",
     "spec.envFrom",
@@ -18,14 +18,13 @@ pub const KUBERNETES: [&str; 5] = [
     "spec.startupProbe",
 ];
 
-/// One field.
-struct Field<'a> {
+struct FieldRow<'a> {
     path: String,
     schema: &'a JSONSchemaProps,
     required: bool,
 }
 
-pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
+pub fn page(crd: &CustomResourceDefinition, kind_page: &str) -> String {
     let names = &crd.spec.names;
     let version = &crd.spec.versions[0];
     let none = JSONSchemaProps::default();
@@ -43,7 +42,7 @@ pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
         .join(", ");
     let mut page = format!(
         "# {kind}: fields\n\n{}\n\n`{}/{}`, plural `{}`, short {short}. With examples, defaults and reasons: \
-         [{kind}](../{told}).\n",
+         [{kind}](../{kind_page}).\n",
         schema.description.as_deref().unwrap_or_default(),
         crd.spec.group,
         version.name,
@@ -78,20 +77,20 @@ pub fn page(crd: &CustomResourceDefinition, told: &str) -> String {
     page.push_str(
         "\n## What `kubectl apply` refuses\n\nEach message says what to write instead.\n",
     );
-    for (message, paths) in refusals(&fields) {
+    for (message, paths) in messages(&fields) {
         let _ = write!(page, "\n- {}\n  ({paths})", code(message));
     }
     page.push('\n');
     page
 }
 
-fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, required: bool, into: &mut Vec<Field<'a>>) {
-    into.push(Field {
+fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, required: bool, into: &mut Vec<FieldRow<'a>>) {
+    into.push(FieldRow {
         path: path.to_owned(),
         schema,
         required,
     });
-    // Conditions are Kubernetes' own, too.
+    // Kubernetes documents conditions too.
     if path.ends_with("conditions") || KUBERNETES.contains(&path) {
         return;
     }
@@ -115,7 +114,7 @@ fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, required: bool, into: &mut 
     }
 }
 
-fn row(field: &Field) -> String {
+fn row(field: &FieldRow) -> String {
     let schema = field.schema;
     let what = schema.description.as_deref().unwrap_or_default();
     let bounds = bounds(field).join("; ");
@@ -138,13 +137,13 @@ fn kind_of(schema: &JSONSchemaProps) -> String {
     }
 }
 
-fn bounds(field: &Field) -> Vec<String> {
+fn bounds(field: &FieldRow) -> Vec<String> {
     let schema = field.schema;
     let mut bounds = Vec::new();
     if field.required {
         bounds.push("required".to_owned());
     }
-    #[allow(clippy::cast_possible_truncation)] // they come from whole numbers
+    #[allow(clippy::cast_possible_truncation)] // the bounds are whole numbers
     let whole = |number: Option<f64>| number.map(|number| number as i64);
     bounds.extend(range(whole(schema.minimum), whole(schema.maximum), ""));
     bounds.extend(range(schema.min_length, schema.max_length, " characters"));
@@ -176,13 +175,13 @@ fn bounds(field: &Field) -> Vec<String> {
         (Some("set"), _) => bounds.push("each once".into()),
         _ => {}
     }
-    let words = schema
+    let formats = schema
         .enum_
         .iter()
         .flatten()
         .map(|word| code(word.0.as_str().unwrap_or_default()));
-    let words = words.collect::<Vec<_>>().join(", ");
-    bounds.extend((!words.is_empty()).then_some(words));
+    let formats = formats.collect::<Vec<_>>().join(", ");
+    bounds.extend((!formats.is_empty()).then_some(formats));
     bounds
 }
 
@@ -195,8 +194,8 @@ fn range(least: Option<i64>, most: Option<i64>, of: &str) -> Option<String> {
     }
 }
 
-/// Each message, in the order of the fields, with the fields that it is of.
-fn refusals<'a>(fields: &[Field<'a>]) -> Vec<(&'a str, String)> {
+/// Returns each message, in the order of the fields, with its fields.
+fn messages<'a>(fields: &[FieldRow<'a>]) -> Vec<(&'a str, String)> {
     let mut order = Vec::new();
     let mut paths = BTreeMap::<&str, Vec<String>>::new();
     for field in fields {

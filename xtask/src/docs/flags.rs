@@ -1,4 +1,4 @@
-//! The flags, as clap has them.
+//! Page of the flags, from clap.
 
 use std::fmt::Write as _;
 
@@ -38,7 +38,7 @@ pub fn page() -> String {
             .get_arguments()
             .filter(|it| !it.is_hide_set() && !["help", "version"].contains(&it.get_id().as_str()))
             .collect();
-        // Those of no heading stand right below the command's own.
+        // Flags without a heading come right after the command's description.
         let mut headings = vec![None];
         for flag in &flags {
             if !headings.contains(&flag.get_help_heading()) {
@@ -62,10 +62,10 @@ pub fn page() -> String {
     page
 }
 
-/// Words end in a colon before an example.
+/// Formats the example after a colon as code.
 fn code_after_colon(about: &str) -> String {
     match about.split_once(", such as: ") {
-        Some((words, example)) => format!("{words}, such as {}", code(example)),
+        Some((about, example)) => format!("{about}, such as {}", code(example)),
         None => about.to_owned(),
     }
 }
@@ -104,7 +104,7 @@ fn row(flag: &Arg) -> String {
     )
 }
 
-/// All that its help says: a sentence for each paragraph, and each value that it may have.
+/// Returns the whole help: a sentence for each paragraph, and each possible value.
 fn what(flag: &Arg) -> String {
     let help = flag
         .get_long_help()
@@ -112,15 +112,15 @@ fn what(flag: &Arg) -> String {
         .map(ToString::to_string)
         .unwrap_or_default();
     let sentence = |text: &str| format!("{}.", text.trim().trim_end_matches('.'));
-    let mut words: Vec<_> = help.split("\n\n").map(sentence).collect();
+    let mut sentences: Vec<_> = help.split("\n\n").map(sentence).collect();
     let values = flag
         .get_possible_values()
         .into_iter()
         .filter(|it| !it.is_hide_set());
     let values = values.filter(|value| !["true", "false"].contains(&value.get_name()));
-    words.extend(values.map(|value| match value.get_help() {
+    sentences.extend(values.map(|value| match value.get_help() {
         Some(help) => sentence(&format!("{}: {help}", code(value.get_name()))),
         None => sentence(&code(value.get_name())),
     }));
-    words.join(" ").replace('<', "&lt;").replace('*', "\\*")
+    sentences.join(" ").replace('<', "&lt;").replace('*', "\\*")
 }

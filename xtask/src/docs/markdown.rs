@@ -1,6 +1,6 @@
 //! Parts of a page in Markdown.
 
-/// The anchor that GitHub and mdBook give a heading.
+/// Returns the anchor that GitHub and mdBook give a heading.
 pub fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     kept.chars()
@@ -9,7 +9,7 @@ pub fn anchor(heading: &str) -> String {
         .replace(' ', "-")
 }
 
-/// Text in a cell of a table.
+/// Escapes text for a cell of a table.
 pub fn cell(text: &str) -> String {
     text.split_whitespace()
         .collect::<Vec<_>>()
@@ -17,7 +17,7 @@ pub fn cell(text: &str) -> String {
         .replace('|', "\\|")
 }
 
-/// As it stands, also where it holds a backtick.
+/// Formats text as code, even with a backtick.
 pub fn code(text: &str) -> String {
     let fence = if text.contains('`') { "``" } else { "`" };
     format!("{fence}{text}{fence}")
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_anchor_is_that_of_the_heading() {
+    fn anchor_matches_the_heading() {
         assert_eq!(
             anchor(" What `kubectl apply` refuses: all_of it"),
             "what-kubectl-apply-refuses-all_of-it"
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn code_may_hold_a_backtick() {
+    fn code_may_contain_a_backtick() {
         assert_eq!(
             (code("a"), code("^_`|~")),
             ("`a`".to_owned(), "``^_`|~``".to_owned())

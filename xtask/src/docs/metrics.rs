@@ -33,7 +33,7 @@ const REASON: &str = "Reason";
 
 /// Metric of a text.
 #[derive(Default)]
-struct Shown {
+struct MetricRow {
     kind: String,
     help: String,
     labels: BTreeMap<String, BTreeSet<String>>,
@@ -41,7 +41,7 @@ struct Shown {
 
 pub fn page() -> String {
     let mut page = BEGIN.to_owned();
-    for (name, Shown { kind, help, labels }) in shown(&every_metric()) {
+    for (name, MetricRow { kind, help, labels }) in parse(&every_metric()) {
         let labels: Vec<_> = labels
             .iter()
             .map(|(label, values)| cell_of(label, values))
@@ -68,8 +68,8 @@ fn cell_of(label: &str, values: &BTreeSet<String>) -> String {
 }
 
 /// Returns the metrics of a text by name. Samples follow the lines that describe them.
-fn shown(text: &str) -> BTreeMap<String, Shown> {
-    let (mut all, mut of) = (BTreeMap::<String, Shown>::new(), String::new());
+fn parse(text: &str) -> BTreeMap<String, MetricRow> {
+    let (mut all, mut of) = (BTreeMap::<String, MetricRow>::new(), String::new());
     for line in text.lines() {
         if let Some((name, help)) = line
             .strip_prefix("# HELP ")
@@ -100,7 +100,7 @@ fn shown(text: &str) -> BTreeMap<String, Shown> {
         }
     }
     // The samples of a counter have another name than the counter.
-    let total = |name: String, it: &Shown| {
+    let total = |name: String, it: &MetricRow| {
         if it.kind == "counter" {
             format!("{name}_total")
         } else {
@@ -120,16 +120,16 @@ pub fn every_metric() -> String {
         controller.reconciled(result, Duration::ZERO);
     }
     controller.queued(Duration::ZERO);
-    metrics.show_queue("a", || QueueState {
+    metrics.set_queue("a", || QueueState {
         depth: 0,
         unfinished: Duration::ZERO,
     });
     metrics.api_request("host", "GET", None);
-    metrics.show_leadership("a", Fence::open());
+    metrics.set_leadership("a", Fence::open());
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.drift_corrections("a");
     let ready = [Readiness::True, Readiness::False, Readiness::Unknown];
-    metrics.show_resources("a", move || {
+    metrics.set_resources("a", move || {
         Some(tally(ready.into_iter().map(|ready| (ready, REASON))))
     });
     let deliveries = metrics.register(DeliveryMetrics::register);
@@ -176,12 +176,12 @@ mod tests {
 
     #[test]
     fn every_metric_has_a_value() {
-        let shown = shown(&every_metric());
-        for (name, it) in &shown {
+        let rows = parse(&every_metric());
+        for (name, it) in &rows {
             assert!(!it.help.is_empty() && !it.kind.is_empty(), "{name}");
         }
-        for name in super::shown(&Metrics::new(&PROGRAM).encode()).into_keys() {
-            assert!(shown.contains_key(&name), "{name}");
+        for name in super::parse(&Metrics::new(&PROGRAM).encode()).into_keys() {
+            assert!(rows.contains_key(&name), "{name}");
         }
     }
 }

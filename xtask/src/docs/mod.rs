@@ -1,8 +1,8 @@
-//! `docs/reference/`: flags, metrics and fields as the code has them, and where the pages tell of each reason.
+//! `docs/reference/`: flags, metrics and fields from the code, and an index of the reasons.
 
 use std::path::Path;
 
-use quartermaster::registry::{self, KINDS};
+use quartermaster::kinds::{self, KINDS};
 
 use super::Error;
 
@@ -16,7 +16,7 @@ pub use fields::KUBERNETES;
 pub use markdown::anchor;
 pub use metrics::every_metric;
 
-/// Every generated page: its path in the tree, and its text. `read` gives the text of a file of the tree.
+/// Returns every generated page: its path in the tree, and its text. `read` returns the text of a file of the tree.
 pub fn files(
     read: &impl Fn(&Path) -> Result<String, Error>,
 ) -> Result<Vec<(String, String)>, Error> {
@@ -24,17 +24,17 @@ pub fn files(
         ("flags".to_owned(), flags::page()),
         ("metrics".to_owned(), metrics::page()),
     ];
-    let mut told = Vec::new();
-    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
+    let mut kinds = Vec::new();
+    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
-        told.push((
+        kinds.push((
             kind.resource().kind,
             read(&Path::new("docs").join(&page))?,
             page,
         ));
     }
-    pages.push(("reasons".to_owned(), reasons::page(&told)));
+    pages.push(("reasons".to_owned(), reasons::page(&kinds)));
     let generated = "<!-- Generated from the code: run `make manifests`. -->\n";
     let file = |(name, text)| {
         (
@@ -45,7 +45,7 @@ pub fn files(
     Ok(pages.into_iter().map(file).collect())
 }
 
-/// The page about a kind, in `docs/`: `ContactPoint` is in `contact-point.md`.
+/// Returns the file name of the page about a kind, in `docs/`: `ContactPoint` is in `contact-point.md`.
 pub fn page_of(kind: &str) -> String {
     let mut name = String::new();
     for letter in kind.chars() {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_has_a_page() {
+    fn kind_has_a_page() {
         assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
     }
 }

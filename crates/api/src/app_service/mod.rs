@@ -1,11 +1,16 @@
 //! `AppService`: an app from one short resource.
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
+use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::kind::{HasReadyCondition, Kind};
+use qm_core::names::MetadataNames;
+use qm_core::readiness::{ReadinessSummary, from_condition};
 use serde::{Deserialize, Serialize};
 
-use super::common::rule_over;
+use super::common::{NAMES, rule_over};
 use super::my_app::BAD_PROFILE;
 
 mod as_written;
@@ -254,4 +259,84 @@ fn autoscaled_cpu_is_above_zero() -> Rule {
         ),
         CPU_ABOVE_ZERO,
     )
+}
+
+super::spec_size::stored_spec!(AppServiceSpec);
+
+impl Kind for AppService {
+    const NAMES: &'static MetadataNames = &NAMES;
+    const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[OLD_SPEC];
+
+    fn readiness(&self) -> ReadinessSummary<'_> {
+        let status = self.status.as_ref();
+        let ready = status.and_then(|status| {
+            let ready = status.condition(READY)?;
+            let observed = status.observed_generation.or(ready.observed_generation);
+            Some((
+                observed,
+                &*ready.status,
+                ready.reason.as_deref().unwrap_or_default(),
+            ))
+        });
+        from_condition(self.metadata.generation, ready)
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.spec.suspend.unwrap_or_default()
+    }
+}
+
+impl HasReadyCondition for AppService {
+    fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
+        let ready = self.status.as_ref()?.condition(READY)?;
+        Some(ReadyCondition {
+            is_true: ready.status == "True",
+            reason: ready.reason.as_deref().unwrap_or_default(),
+            message: ready.message.as_deref().unwrap_or_default(),
+            activity: Activity::default(),
+        })
+    }
+
+    fn observed_generation(&self) -> Option<i64> {
+        self.status.as_ref()?.observed_generation
+    }
+
+    fn set_ready_condition(
+        status: &mut AppServiceStatus,
+        condition: &ReadyCondition<'_>,
+        generation: i64,
+        now: Time,
+    ) {
+        let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
+        let own = |type_: &str, is_true: bool| {
+            let value = if is_true { "True" } else { "False" };
+            let same = status
+                .condition(type_)
+                .filter(|before| before.status == value);
+            let since = same.and_then(|before| before.last_transition_time.clone());
+            AppCondition {
+                type_: type_.into(),
+                status: value.into(),
+                reason: Some(condition.reason.into()),
+                message: Some(message.into()),
+                last_transition_time: Some(since.unwrap_or_else(|| now.clone())),
+                last_update_time: None,
+                observed_generation: Some(generation),
+            }
+        };
+        let others = condition.others();
+        let mut conditions = vec![own(READY, condition.is_true)];
+        conditions.extend(
+            others
+                .iter()
+                .filter(|(_, is_true)| *is_true)
+                .map(|(type_, _)| own(type_, true)),
+        );
+        // The conditions of the Deployment follow.
+        let is_own = |type_: &str| type_ == READY || others.iter().any(|(own, _)| *own == type_);
+        let of_deployment = status.conditions.drain(..);
+        conditions.extend(of_deployment.filter(|other| !is_own(&other.type_)));
+        status.conditions = conditions;
+        status.observed_generation = Some(generation);
+    }
 }

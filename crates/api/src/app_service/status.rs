@@ -41,7 +41,7 @@ pub struct AppServiceStatus {
     /// Ports of the Service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<ServedPort>,
-    /// The Deployment's conditions, and `Ready`, with the reason why not.
+    /// `Ready`; while it is False also `Reconciling` or `Stalled`, with the same reason; and the Deployment's conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<AppCondition>,

@@ -92,9 +92,9 @@ pub struct Entry {
     /// The resource has no such field: not the same as an empty or false one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
-    /// Of a value that was cut: its whole length and digest.
+    /// Of a truncated value: its whole length and digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<Cut>,
+    pub truncated: Option<Truncation>,
     /// Unique; receivers can tell a repeated entry by it. Absent on what the original program wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -119,12 +119,12 @@ pub struct Entry {
     /// Of a merged entry: the first of its values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_value: Option<String>,
-    /// Since when it is held back, because it or its contact point is suspended.
+    /// Since when the entry is suspended, because its `TrackedField` or its `ContactPoint` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held_since: Option<Time>,
-    /// For how many seconds it was held back before; they do not count towards its 24 hours.
+    pub suspended_since: Option<Time>,
+    /// Seconds for which the entry was suspended before; they do not count towards its 24 hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held_seconds: Option<u64>,
+    pub suspended_seconds: Option<u64>,
 }
 
 impl Entry {
@@ -192,10 +192,10 @@ impl Delivery {
     }
 }
 
-/// What stands in for the rest of a value that was cut.
+/// Length and digest of a truncated value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Cut {
+pub struct Truncation {
     /// Length of the whole value in bytes.
     pub length: u64,
     /// SHA-256 of the whole value, in hexadecimal.

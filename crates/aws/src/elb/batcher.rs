@@ -1,5 +1,5 @@
-//! What several passes ask for in the same moment is asked for by one call: whoever has a turn takes along what others wait to
-//! ask.
+//! Batches queries that reconciles make at the same time: a query that the rate limit allows includes the waiting ones
+//! in its call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use tokio::sync::oneshot;
 
 use crate::AwsError;
 
-/// How many things AWS lets one call name.
-pub(super) const AT_ONCE: usize = 20;
+/// Maximum number of resources in one call.
+pub(super) const MAX_NAMES: usize = 20;
 
-/// A call that can ask for several things, each of which has a `V`.
+/// A call that returns a `V` for each of several resources.
 pub(super) trait BatchCall<V>: Sync {
-    /// Comes when a call may be made.
-    fn turn(&self) -> impl Future<Output = ()> + Send;
+    /// Waits until the rate limit allows a call.
+    fn acquire(&self) -> impl Future<Output = ()> + Send;
 
     /// Makes the call.
     fn send(
@@ -23,21 +23,21 @@ pub(super) trait BatchCall<V>: Sync {
     ) -> impl Future<Output = Result<BTreeMap<String, V>, AwsError>> + Send;
 }
 
-/// What is waited for.
+/// Queries that wait for a call.
 pub(super) struct Batcher<V> {
     waiting: Mutex<VecDeque<PendingQuery<V>>>,
 }
 
 struct PendingQuery<V> {
     names: BTreeSet<String>,
-    take: oneshot::Sender<()>,
-    tell: oneshot::Sender<BatchReply<V>>,
+    accept: oneshot::Sender<()>,
+    reply: oneshot::Sender<BatchReply<V>>,
 }
 
 enum BatchReply<V> {
     Answer(Result<BTreeMap<String, V>, AwsError>),
-    /// The call was refused, and it is not known for whose sake.
-    AskAlone,
+    /// The call was rejected, and the resource that caused it is unknown.
+    QueryAlone,
 }
 
 impl<V: Clone> Batcher<V> {
@@ -47,36 +47,36 @@ impl<V: Clone> Batcher<V> {
         }
     }
 
-    /// What there is of these, no more than [`AT_ONCE`].
-    pub(super) async fn ask(
+    /// Returns the result for each existing resource of `names`, at most [`MAX_NAMES`].
+    pub(super) async fn query(
         &self,
         names: BTreeSet<String>,
         call: &impl BatchCall<V>,
     ) -> Result<BTreeMap<String, V>, AwsError> {
         loop {
-            let (take, mut taken) = oneshot::channel();
-            let (tell, mut told) = oneshot::channel();
+            let (accept, mut accepted) = oneshot::channel();
+            let (reply, mut batch_reply) = oneshot::channel();
             self.waiting().push_back(PendingQuery {
                 names: names.clone(),
-                take,
-                tell,
+                accept,
+                reply,
             });
-            let told = loop {
+            let batch_reply = loop {
                 tokio::select! {
                     biased;
-                    told = &mut told => break told,
-                    // It is being asked for: the turn is left to others.
-                    _ = &mut taken => break told.await,
-                    () = call.turn() => answer(self.take(), call).await,
+                    batch_reply = &mut batch_reply => break batch_reply,
+                    // Another query's call includes this one: the rate limit serves others.
+                    _ = &mut accepted => break batch_reply.await,
+                    () = call.acquire() => send_batch(self.take_batch(), call).await,
                 }
             };
-            match told {
+            match batch_reply {
                 Ok(BatchReply::Answer(answer)) => return answer,
-                Ok(BatchReply::AskAlone) => {
-                    call.turn().await;
+                Ok(BatchReply::QueryAlone) => {
+                    call.acquire().await;
                     return call.send(names.into_iter().collect()).await;
                 }
-                // Whoever asked for it was stopped in the middle.
+                // The query that made the call was dropped before the reply.
                 Err(_) => {}
             }
         }
@@ -86,47 +86,51 @@ impl<V: Clone> Batcher<V> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those who have waited longest, as many as one call has room for.
-    fn take(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)> {
+    /// Removes and returns the oldest queries that fit into one call.
+    fn take_batch(&self) -> Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)> {
         let mut waiting = self.waiting();
-        let (mut taken, mut room) = (Vec::new(), AT_ONCE);
-        while let Some(asked) =
-            waiting.pop_front_if(|asked| asked.tell.is_closed() || asked.names.len() <= room)
+        let (mut accepted, mut room) = (Vec::new(), MAX_NAMES);
+        while let Some(pending) =
+            waiting.pop_front_if(|pending| pending.reply.is_closed() || pending.names.len() <= room)
         {
-            // Who does not wait any more is not asked for.
-            if asked.take.send(()).is_ok() {
-                room -= asked.names.len();
-                taken.push((asked.names, asked.tell));
+            // A query without a receiver needs no call.
+            if pending.accept.send(()).is_ok() {
+                room -= pending.names.len();
+                accepted.push((pending.names, pending.reply));
             }
         }
-        taken
+        accepted
     }
 }
 
-async fn answer<V: Clone>(
-    asked: Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)>,
+async fn send_batch<V: Clone>(
+    pending: Vec<(BTreeSet<String>, oneshot::Sender<BatchReply<V>>)>,
     call: &impl BatchCall<V>,
 ) {
-    let names: BTreeSet<_> = asked.iter().flat_map(|(names, _)| names).cloned().collect();
+    let names: BTreeSet<_> = pending
+        .iter()
+        .flat_map(|(names, _)| names)
+        .cloned()
+        .collect();
     if names.is_empty() {
-        // Another took them in this very moment.
+        // Another call has just included all queries.
         return;
     }
-    let came = call.send(names.into_iter().collect()).await;
-    let several = asked.len() > 1;
-    for (names, tell) in asked {
-        let told = match &came {
+    let result = call.send(names.into_iter().collect()).await;
+    let several = pending.len() > 1;
+    for (names, reply) in pending {
+        let batch_reply = match &result {
             Ok(found) => {
                 let found = found.iter().filter(|(name, _)| names.contains(*name));
                 BatchReply::Answer(Ok(found
                     .map(|(name, it)| (name.clone(), it.clone()))
                     .collect()))
             }
-            Err(error) if several && error.is_of_one() => BatchReply::AskAlone,
+            Err(error) if several && error.concerns_one_resource() => BatchReply::QueryAlone,
             Err(error) => BatchReply::Answer(Err(error.clone())),
         };
-        // Who does not wait any more need not be told.
-        let _ = tell.send(told);
+        // A query without a receiver needs no reply.
+        let _ = reply.send(batch_reply);
     }
 }
 
@@ -141,25 +145,25 @@ mod tests {
 
     use super::*;
 
-    /// An AWS that has everything but `none`, and counts calls.
+    /// An AWS with every resource but `none`, which counts calls.
     struct FakeAws {
-        turns: Semaphore,
+        permits: Semaphore,
         calls: Mutex<Vec<Vec<String>>>,
         batcher: Batcher<u8>,
     }
 
     impl FakeAws {
-        fn new(turns: usize) -> Self {
+        fn new(permits: usize) -> Self {
             Self {
-                turns: Semaphore::new(turns),
+                permits: Semaphore::new(permits),
                 calls: Mutex::default(),
                 batcher: Batcher::new(),
             }
         }
 
-        async fn ask(&self, name: &str) -> Result<Vec<String>, AwsError> {
+        async fn query(&self, name: &str) -> Result<Vec<String>, AwsError> {
             self.batcher
-                .ask([name.to_owned()].into(), self)
+                .query([name.to_owned()].into(), self)
                 .await
                 .map(|found| found.into_keys().collect())
         }
@@ -170,8 +174,8 @@ mod tests {
     }
 
     impl BatchCall<u8> for FakeAws {
-        async fn turn(&self) {
-            self.turns.acquire().await.unwrap().forget();
+        async fn acquire(&self) {
+            self.permits.acquire().await.unwrap().forget();
         }
 
         async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, u8>, AwsError> {
@@ -180,8 +184,8 @@ mod tests {
             if names.contains(&"none".to_owned()) {
                 return Err(AwsError::unsent(
                     Class::Transient,
-                    "InProgress",
-                    "there is none",
+                    "OperationInProgress",
+                    "not found",
                 ));
             }
             if names.contains(&"all".to_owned()) {
@@ -192,60 +196,64 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_taken_along() {
+    async fn waiting_queries_are_batched() {
         let aws = FakeAws::new(0);
         let names: Vec<_> = (0..30).map(|number| format!("n{number}")).collect();
-        let asks = join_all(names.iter().map(|name| aws.ask(name)));
+        let queries = join_all(names.iter().map(|name| aws.query(name)));
         let served = async {
-            aws.turns.add_permits(2);
+            aws.permits.add_permits(2);
         };
-        let (answers, ()) = tokio::join!(asks, served);
+        let (answers, ()) = tokio::join!(queries, served);
         for (name, answer) in names.iter().zip(answers) {
-            assert_eq!(answer, Ok(vec![name.clone()]), "each is told of its own");
+            assert_eq!(
+                answer,
+                Ok(vec![name.clone()]),
+                "each query gets its own resource"
+            );
         }
         let calls: Vec<_> = aws.calls.lock().unwrap().iter().map(Vec::len).collect();
         assert_eq!(calls, [20, 10]);
     }
 
     #[tokio::test]
-    async fn one_that_is_not_there_costs_the_others_no_more_than_a_call() {
+    async fn missing_resource_costs_the_other_queries_one_call() {
         let aws = FakeAws::new(0);
-        let asks = join_all([aws.ask("a"), aws.ask("none"), aws.ask("b")]);
+        let queries = join_all([aws.query("a"), aws.query("none"), aws.query("b")]);
         let served = async {
-            aws.turns.add_permits(4);
+            aws.permits.add_permits(4);
         };
-        let (answers, ()) = tokio::join!(asks, served);
+        let (answers, ()) = tokio::join!(queries, served);
         assert!(answers[0].is_ok() && answers[1].is_err() && answers[2].is_ok());
         assert_eq!(aws.calls(), 4);
     }
 
-    /// Another call would not be answered either.
+    /// Another call would fail too.
     #[tokio::test]
-    async fn what_concerns_all_is_not_asked_again() {
+    async fn error_of_the_whole_call_is_not_retried() {
         let aws = FakeAws::new(0);
-        let asks = join_all([aws.ask("a"), aws.ask("all")]);
+        let queries = join_all([aws.query("a"), aws.query("all")]);
         let served = async {
-            aws.turns.add_permits(2);
+            aws.permits.add_permits(2);
         };
-        let (answers, ()) = tokio::join!(asks, served);
+        let (answers, ()) = tokio::join!(queries, served);
         assert!(answers.iter().all(Result::is_err));
         assert_eq!(aws.calls(), 1);
     }
 
-    /// A pass is dropped while it asks for others: they ask themselves.
+    /// A reconcile is dropped while its call includes the queries of others, which then make their own.
     #[tokio::test]
-    async fn who_is_stopped_strands_nobody() {
+    async fn dropped_query_does_not_block_the_others() {
         let aws = FakeAws::new(0);
-        let mut first = Box::pin(aws.ask("a"));
-        let mut second = Box::pin(aws.ask("b"));
+        let mut first = Box::pin(aws.query("a"));
+        let mut second = Box::pin(aws.query("b"));
         assert!(
             first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none()
         );
-        aws.turns.add_permits(1);
+        aws.permits.add_permits(1);
         assert!(first.as_mut().now_or_never().is_none());
-        assert_eq!(aws.calls(), 1, "it asks for both");
+        assert_eq!(aws.calls(), 1, "one call includes both");
         drop(first);
-        aws.turns.add_permits(1);
+        aws.permits.add_permits(1);
         assert_eq!(second.await, Ok(vec!["b".to_owned()]));
     }
 }

@@ -1,4 +1,4 @@
-//! Listeners and target groups, as the SDK has them.
+//! Conversions of listeners and target groups from and to the SDK.
 
 use std::collections::BTreeSet;
 
@@ -11,25 +11,25 @@ use aws_sdk_elasticloadbalancingv2::types::{
 use crate::listeners::{DesiredListener, InstanceTarget, Listener, TargetGroup, TargetHealth};
 
 impl From<&SdkListener> for Listener {
-    fn from(shown: &SdkListener) -> Self {
+    fn from(described: &SdkListener) -> Self {
         Self {
-            arn: shown.listener_arn().unwrap_or_default().into(),
-            port: port(shown.port()),
-            protocol: shown
+            arn: described.listener_arn().unwrap_or_default().into(),
+            port: port(described.port()),
+            protocol: described
                 .protocol()
                 .map(ProtocolEnum::as_str)
                 .unwrap_or_default()
                 .into(),
-            certificate: shown
+            certificate: described
                 .certificates()
                 .first()
                 .and_then(Certificate::certificate_arn)
                 .map(Into::into),
-            ssl_policy: shown
+            ssl_policy: described
                 .ssl_policy()
                 .filter(|policy| !policy.is_empty())
                 .map(Into::into),
-            group: match shown.default_actions() {
+            group: match described.default_actions() {
                 [action] => one_group(action).map(Into::into),
                 _ => None,
             },
@@ -38,17 +38,17 @@ impl From<&SdkListener> for Listener {
 }
 
 impl From<&SdkTargetGroup> for TargetGroup {
-    fn from(shown: &SdkTargetGroup) -> Self {
+    fn from(described: &SdkTargetGroup) -> Self {
         Self {
-            arn: shown.target_group_arn().unwrap_or_default().into(),
-            name: shown.target_group_name().unwrap_or_default().into(),
-            vpc: shown.vpc_id().unwrap_or_default().into(),
-            health_check_path: shown.health_check_path().unwrap_or_default().into(),
+            arn: described.target_group_arn().unwrap_or_default().into(),
+            name: described.target_group_name().unwrap_or_default().into(),
+            vpc: described.vpc_id().unwrap_or_default().into(),
+            health_check_path: described.health_check_path().unwrap_or_default().into(),
         }
     }
 }
 
-/// Returns the one group that the action leads to, in whichever of two ways AWS names it.
+/// Returns the one group that the action forwards to, in either of the two forms that AWS uses.
 fn one_group(action: &Action) -> Option<&str> {
     let several = action
         .forward_config()
@@ -85,9 +85,9 @@ pub(super) fn described(targets: &BTreeSet<InstanceTarget>) -> Vec<TargetDescrip
     targets.iter().map(describe).collect()
 }
 
-pub(super) fn health(shown: &TargetHealthDescription) -> Option<TargetHealth> {
-    let target = shown.target()?;
-    let health = shown.target_health();
+pub(super) fn health(described: &TargetHealthDescription) -> Option<TargetHealth> {
+    let target = described.target()?;
+    let health = described.target_health();
     Some(TargetHealth {
         target: InstanceTarget {
             instance: target.id()?.into(),

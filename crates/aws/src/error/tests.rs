@@ -25,12 +25,12 @@ fn answered(code: Option<&str>, status: u16) -> AwsError {
 }
 
 #[test]
-fn each_code_stands_in_the_table_once() {
+fn table_has_each_code_once() {
     let codes: BTreeSet<_> = CODES.iter().map(|(code, ..)| code).collect();
     assert_eq!(codes.len(), CODES.len());
     assert!(
         CODES.iter().all(|(_, class, _)| *class != Class::Stale),
-        "that is our own"
+        "reasons are no codes of AWS"
     );
 }
 
@@ -43,31 +43,40 @@ fn the_table() {
     insta::assert_snapshot!(rows.join("\n"));
 }
 
-/// Who is refused for its spec is terminal, and no other is: what somebody else changes would never be noticed.
+/// A terminal error is not retried, so only the spec may cause it.
 #[test]
 fn only_the_spec_is_terminal() {
     for (code, class, reason) in CODES {
-        assert_eq!(*class == Class::Terminal, *reason == SPEC_REFUSED, "{code}");
+        assert_eq!(
+            *class == Class::Terminal,
+            *reason == SPEC_REJECTED,
+            "{code}"
+        );
     }
 }
 
 #[rstest]
-#[case("SubnetNotFound", 400, Class::Terminal, "SpecRefused")]
-#[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRefused")]
-#[case("ValidationError", 400, Class::Terminal, "SpecRefused")]
+#[case("SubnetNotFound", 400, Class::Terminal, "SpecRejected")]
+#[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRejected")]
+#[case("ValidationError", 400, Class::Terminal, "SpecRejected")]
 #[case("TooManyLoadBalancers", 400, Class::Slow, "QuotaExceeded")]
-#[case("InvalidSubnet", 400, Class::Slow, "SubnetUnfit")]
+#[case("InvalidSubnet", 400, Class::Slow, "SubnetInvalid")]
 #[case("AccessDenied", 403, Class::Slow, "AccessDenied")]
 #[case("ExpiredToken", 403, Class::Slow, "CredentialsMissing")]
 #[case("OperationNotPermitted", 400, Class::Slow, "NotPermitted")]
 #[case("DuplicateLoadBalancerName", 400, Class::Transient, "NameTaken")]
-#[case("ResourceInUse", 400, Class::Transient, "InProgress")]
+#[case("ResourceInUse", 400, Class::Transient, "OperationInProgress")]
 #[case("Throttling", 400, Class::Transient, "Throttled")]
 #[case("ServiceUnavailable", 503, Class::Transient, "AWSUnavailable")]
-#[case::new_of_theirs("NeverHeardOf", 400, Class::Slow, "Refused")]
-#[case::new_and_theirs("NeverHeardOf", 500, Class::Transient, "AWSUnavailable")]
-#[case::new_and_too_many("NeverHeardOf", 429, Class::Transient, "Throttled")]
-fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case] reason: &str) {
+#[case::unknown_client_error("NeverHeardOf", 400, Class::Slow, "AWSRequestFailed")]
+#[case::unknown_server_error("NeverHeardOf", 500, Class::Transient, "AWSUnavailable")]
+#[case::unknown_throttling("NeverHeardOf", 429, Class::Transient, "Throttled")]
+fn code_gives_class_and_reason(
+    #[case] code: &str,
+    #[case] status: u16,
+    #[case] class: Class,
+    #[case] reason: &str,
+) {
     let error = answered(Some(code), status);
     assert_eq!((error.class, error.reason), (class, reason));
     assert!(
@@ -80,7 +89,7 @@ fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case
 }
 
 #[test]
-fn an_answer_without_a_code_is_judged_by_its_status() {
+fn answer_without_a_code_is_classified_by_its_status() {
     let error = answered(None, 503);
     assert_eq!(
         (error.class, error.reason),
@@ -90,7 +99,7 @@ fn an_answer_without_a_code_is_judged_by_its_status() {
 }
 
 #[test]
-fn what_was_not_answered() {
+fn missing_answer_is_classified_by_its_cause() {
     let refused = ConnectorError::io(std::io::Error::other("connection refused").into());
     let error = AwsError::from(Sdk::dispatch_failure(refused));
     assert_eq!(

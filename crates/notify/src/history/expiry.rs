@@ -35,7 +35,7 @@ pub struct Ages(HashMap<String, Age>);
 #[derive(Clone, Copy, Debug)]
 struct Age {
     waited: Duration,
-    /// Time since the entry's `heldSince`.
+    /// Time since the entry's `suspendedSince`.
     held: Duration,
     /// Instant up to which both durations count.
     at: Instant,
@@ -47,18 +47,20 @@ impl Age {
         let since = |begin: Timestamp, end: Timestamp| {
             Duration::try_from(end.duration_since(begin)).unwrap_or_default()
         };
-        let held_since = entry.held_since.as_ref().map(|since| since.0);
-        let end = held_since.map_or(now.wall, |held_since| held_since.min(now.wall));
+        let suspended_since = entry.suspended_since.as_ref().map(|since| since.0);
+        let end = suspended_since.map_or(now.wall, |suspended_since| suspended_since.min(now.wall));
         let waited = entry
             .time
             .as_ref()
             .map_or(Duration::ZERO, |time| since(time.0, end));
-        let held_before = Duration::from_secs(entry.held_seconds.unwrap_or_default());
+        let held_before = Duration::from_secs(entry.suspended_seconds.unwrap_or_default());
         Self {
             waited: waited.saturating_sub(held_before),
-            held: held_since.map_or(Duration::ZERO, |held_since| since(held_since, now.wall)),
+            held: suspended_since.map_or(Duration::ZERO, |suspended_since| {
+                since(suspended_since, now.wall)
+            }),
             at: now.monotonic,
-            is_held: held_since.is_some(),
+            is_held: suspended_since.is_some(),
         }
     }
 
@@ -91,7 +93,7 @@ impl Ages {
                 is_held: held,
                 ..age.advanced_to(now.monotonic)
             };
-            if entry.held_since.is_none() {
+            if entry.suspended_since.is_none() {
                 age.held = Duration::ZERO;
             }
             self.0.insert(id.clone(), age);
@@ -110,7 +112,7 @@ impl Ages {
             .map_or(Duration::ZERO, |age| age.advanced_to(now).waited)
     }
 
-    /// Returns the time since each entry's `heldSince`, up to the last observation.
+    /// Returns the time since each entry's `suspendedSince`, up to the last observation.
     pub fn held(&self) -> BTreeMap<String, Duration> {
         self.0
             .iter()
@@ -131,19 +133,19 @@ pub fn hold(
 ) -> bool {
     let mut changed = false;
     for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
-        if held && entry.held_since.is_none() {
-            entry.held_since = Some(whole_seconds(now));
+        if held && entry.suspended_since.is_none() {
+            entry.suspended_since = Some(whole_seconds(now));
             changed = true;
-        } else if !held && let Some(since) = entry.held_since.take() {
+        } else if !held && let Some(since) = entry.suspended_since.take() {
             let by_wall_clock = || {
                 u64::try_from(now.as_second().saturating_sub(since.0.as_second()))
                     .unwrap_or_default()
             };
             let known = entry.id.as_ref().and_then(|id| held_for.get(id));
             let seconds = known.map_or_else(by_wall_clock, Duration::as_secs);
-            entry.held_seconds = Some(
+            entry.suspended_seconds = Some(
                 entry
-                    .held_seconds
+                    .suspended_seconds
                     .unwrap_or_default()
                     .saturating_add(seconds),
             );
@@ -157,12 +159,12 @@ pub fn hold(
 /// time. For display only.
 pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
-        let held = i64::try_from(entry.held_seconds.unwrap_or_default()).ok()?;
+        let held = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;
         Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(held)?).ok()
     };
     history
         .iter()
-        .filter(|entry| entry.is_pending() && entry.held_since.is_none())
+        .filter(|entry| entry.is_pending() && entry.suspended_since.is_none())
         .filter_map(since)
         .min()
 }

@@ -53,6 +53,6 @@ pub fn mark(
 fn finish(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
     entry.delivery = Some(delivery);
     entry.reason = reason;
-    entry.held_since = None;
-    entry.held_seconds = None;
+    entry.suspended_since = None;
+    entry.suspended_seconds = None;
 }

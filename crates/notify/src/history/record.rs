@@ -336,7 +336,7 @@ fn is_unknown(entry: &Entry) -> bool {
 fn has_value(entry: &Entry, value: &ObservedValue) -> bool {
     entry.value.as_deref() == value.text()
         && entry.missing == (*value == ObservedValue::Missing)
-        && entry.cut.as_ref() == value.cut()
+        && entry.truncated.as_ref() == value.cut()
 }
 
 /// Completes an entry of the original program; returns whether anything was missing.
@@ -359,7 +359,7 @@ fn complete(
 fn set_value(entry: &mut Entry, value: &ObservedValue) {
     entry.value = value.text().map(str::to_owned);
     entry.missing = *value == ObservedValue::Missing;
-    entry.cut = value.cut().cloned();
+    entry.truncated = value.cut().cloned();
 }
 
 /// Creates an entry. `uid` is the UID of a deleted resource.
@@ -380,7 +380,7 @@ fn entry(
         value: None,
         display_value: None,
         missing: false,
-        cut: None,
+        truncated: None,
         id: Some(id),
         delivery: Some(Delivery::Pending),
         reason: None,
@@ -389,8 +389,8 @@ fn entry(
         resource_version: observation.version.map(|version| version.to_string()),
         merged,
         first_value,
-        held_since: None,
-        held_seconds: None,
+        suspended_since: None,
+        suspended_seconds: None,
     };
     if let TargetState::Present { uid, value } = observation.state {
         set_value(&mut entry, &value);

@@ -1,6 +1,6 @@
 //! Sizes of stored entries.
 
-use qm_api::tracked_field::{Cut, Entry};
+use qm_api::tracked_field::{Entry, Truncation};
 
 /// Size of a quoted time.
 const TIME: usize = "\"2025-02-11T20:44:21Z\"".len();
@@ -17,7 +17,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         value,
         display_value,
         missing,
-        cut,
+        truncated,
         id,
         delivery,
         reason,
@@ -26,8 +26,8 @@ pub(super) fn stored(entry: &Entry) -> usize {
         resource_version,
         merged,
         first_value,
-        held_since,
-        held_seconds,
+        suspended_since,
+        suspended_seconds,
     } = entry;
     let text = |name: &str, text: Option<&str>| text.map_or(0, |text| field(name, string(text)));
     let number =
@@ -43,12 +43,14 @@ pub(super) fn stored(entry: &Entry) -> usize {
         } else {
             0
         }
-        + cut.as_ref().map_or(0, |Cut { length, sha256 }| {
-            field(
-                "cut",
-                1 + field("length", digits(*length)) + field("sha256", string(sha256)),
-            )
-        })
+        + truncated
+            .as_ref()
+            .map_or(0, |Truncation { length, sha256 }| {
+                field(
+                    "truncated",
+                    1 + field("length", digits(*length)) + field("sha256", string(sha256)),
+                )
+            })
         + text("id", id.as_deref())
         + delivery.map_or(0, |delivery| field("delivery", 2 + delivery.as_str().len()))
         + text("reason", reason.as_deref())
@@ -59,8 +61,10 @@ pub(super) fn stored(entry: &Entry) -> usize {
         + text("resourceVersion", resource_version.as_deref())
         + number("merged", *merged)
         + text("firstValue", first_value.as_deref())
-        + held_since.as_ref().map_or(0, |_| field("heldSince", TIME))
-        + number("heldSeconds", *held_seconds)
+        + suspended_since
+            .as_ref()
+            .map_or(0, |_| field("suspendedSince", TIME))
+        + number("suspendedSeconds", *suspended_seconds)
 }
 
 /// Returns the size of `"name":value,`.

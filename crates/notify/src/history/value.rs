@@ -2,7 +2,7 @@
 
 use std::io;
 
-use qm_api::tracked_field::Cut;
+use qm_api::tracked_field::Truncation;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -24,7 +24,7 @@ pub enum ObservedValue {
         /// Beginning of the value, in whole characters.
         head: Box<str>,
         /// Length and digest of the whole value.
-        cut: Box<Cut>,
+        cut: Box<Truncation>,
     },
 }
 
@@ -72,7 +72,7 @@ impl ObservedValue {
     }
 
     /// Returns the length and digest of a truncated value.
-    pub fn cut(&self) -> Option<&Cut> {
+    pub fn cut(&self) -> Option<&Truncation> {
         match self {
             Self::Cut { cut, .. } => Some(cut),
             Self::Missing | Self::Text(_) => None,
@@ -123,7 +123,7 @@ impl ValuePrefix {
                     .collect();
                 ObservedValue::Cut {
                     head,
-                    cut: Box::new(Cut {
+                    cut: Box::new(Truncation {
                         length: self.length,
                         sha256,
                     }),

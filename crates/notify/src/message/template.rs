@@ -31,7 +31,6 @@ const BODY_LIMITS: TemplateLimits = TemplateLimits {
 const VARIABLES: [&str; 17] = [
     "action",
     "cluster",
-    "cut",
     "field",
     "firstValue",
     "id",
@@ -41,10 +40,11 @@ const VARIABLES: [&str; 17] = [
     "name",
     "namespace",
     "previous",
-    "previousCut",
+    "previousTruncated",
     "time",
     "trackedField",
     "trackedFieldNamespace",
+    "truncated",
     "value",
 ];
 /// Further variables of a webhook's `body`.

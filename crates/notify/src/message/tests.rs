@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use qm_api::tracked_field::{Action, Cut};
+use qm_api::tracked_field::{Action, Truncation};
 use rstest::rstest;
 
 use super::*;
@@ -89,7 +89,7 @@ fn missing_is_not_empty() {
 #[test]
 fn truncated_value_has_its_length() {
     let mut cut = updated("1", &"x".repeat(10));
-    cut.entry.cut = Some(Cut {
+    cut.entry.truncated = Some(Truncation {
         length: 900_000,
         sha256: "00".into(),
     });

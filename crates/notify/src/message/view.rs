@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use qm_api::tracked_field::{Action, Cut, Entry};
+use qm_api::tracked_field::{Action, Entry, Truncation};
 use serde::Serialize;
 
 use crate::OutgoingEntry;
@@ -47,11 +47,11 @@ pub struct View {
     /// Whether the resource has no such field.
     pub missing: bool,
     /// Whole length in bytes and SHA-256 of a truncated value.
-    pub cut: Option<Cut>,
+    pub truncated: Option<Truncation>,
     /// Previous value, if any.
     pub previous: Option<String>,
     /// Whole length in bytes and SHA-256 of a truncated previous value.
-    pub previous_cut: Option<Cut>,
+    pub previous_truncated: Option<Truncation>,
     /// Number of changes that the entry stands for; 1 unless the entry is merged.
     pub merged: u64,
     /// First value of a merged entry. `value` is the last one.
@@ -93,9 +93,9 @@ impl View {
                 entry.value.clone()
             },
             missing: entry.missing,
-            cut: entry.cut.clone(),
+            truncated: entry.truncated.clone(),
             previous: previous.map(shown_value),
-            previous_cut: previous.and_then(|previous| previous.cut.clone()),
+            previous_truncated: previous.and_then(|previous| previous.truncated.clone()),
             merged: entry.merged.unwrap_or(1),
             first_value: entry.first_value.clone(),
         }
@@ -116,7 +116,10 @@ impl View {
             format!("Resource kind: {}", one_line(&self.kind)),
             format!("Name: {}", one_line(&self.name)),
             format!("Status: {}", self.action),
-            format!("Value: {}", with_length(self.shown(), self.cut.as_ref())),
+            format!(
+                "Value: {}",
+                with_length(self.shown(), self.truncated.as_ref())
+            ),
         ];
         if !self.namespace.is_empty() {
             lines.push(format!("Namespace: {}", one_line(&self.namespace)));
@@ -124,7 +127,7 @@ impl View {
         if let Some(previous) = &self.previous {
             lines.push(format!(
                 "Previous: {}",
-                with_length(previous, self.previous_cut.as_ref())
+                with_length(previous, self.previous_truncated.as_ref())
             ));
         }
         if self.merged > 1 {
@@ -188,7 +191,7 @@ fn shown_value(entry: &Entry) -> String {
 }
 
 /// Returns the value in one line, with its whole length if it was truncated.
-fn with_length<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
+fn with_length<'a>(value: &'a str, cut: Option<&Truncation>) -> Cow<'a, str> {
     let shown = one_line(value);
     match cut {
         Some(cut) => format!(

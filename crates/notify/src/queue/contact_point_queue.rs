@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use qm_api::TrackedField;
-use qm_runtime::Key;
-use qm_runtime::backoff::Series;
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::Backoff;
 use qm_runtime::telemetry::traces::{self, Origin};
 use tokio::sync::Notify;
 
@@ -29,10 +29,10 @@ pub(super) struct ContactPointQueue {
     pub(super) endpoint: Option<Endpoint>,
     pub(super) state: QueueState,
     pub(super) receiver: Option<ReceiverState>,
-    pub(super) pending: BTreeMap<Key, PendingEntries>,
+    pub(super) pending: BTreeMap<ObjectKey, PendingEntries>,
     pub(super) batch: Option<Batch>,
     pub(super) failures: u32,
-    pub(super) backoff: Option<Series>,
+    pub(super) backoff: Option<Backoff>,
     pub(super) not_before: Option<Instant>,
     pub(super) responses: Responses,
     /// The test message of the last configuration; none without a contact point.
@@ -60,7 +60,7 @@ pub(super) struct Responses {
     test_accepted: bool,
     /// The last refusal.
     refusal: Option<(Refusal, String)>,
-    by_field: HashMap<Key, FieldResponses>,
+    by_field: HashMap<ObjectKey, FieldResponses>,
     /// Sequence number of the last refused test message, as [`FieldResponses::last_refusal`].
     last_test_refusal: u64,
     sequence: u64,
@@ -182,7 +182,7 @@ impl Responses {
         self.forget_entry(&entry.field, &entry.id);
     }
 
-    fn forget_entry(&mut self, field: &Key, id: &Arc<str>) {
+    fn forget_entry(&mut self, field: &ObjectKey, id: &Arc<str>) {
         let Some(responses) = self.by_field.get_mut(field) else {
             return;
         };
@@ -194,12 +194,12 @@ impl Responses {
     }
 
     /// Forgets a `TrackedField` without pending entries.
-    pub(super) fn forget(&mut self, field: &Key) {
+    pub(super) fn forget(&mut self, field: &ObjectKey) {
         self.by_field.remove(field);
     }
 
     /// Forgets the responses to all entries of that `TrackedField` except the `pending` ones.
-    pub(super) fn renew(&mut self, field: &Key, pending: &[Arc<str>]) {
+    pub(super) fn renew(&mut self, field: &ObjectKey, pending: &[Arc<str>]) {
         let Some(responses) = self.by_field.get_mut(field) else {
             return;
         };
@@ -213,7 +213,7 @@ impl Responses {
     }
 
     /// Returns the state of that entry after the responses so far.
-    pub(super) fn entry_state(&self, field: &Key, id: &Arc<str>) -> EntryState {
+    pub(super) fn entry_state(&self, field: &ObjectKey, id: &Arc<str>) -> EntryState {
         match self
             .by_field
             .get(field)
@@ -231,12 +231,12 @@ impl Responses {
     }
 
     #[cfg(test)]
-    pub(super) fn knows(&self, field: &Key) -> bool {
+    pub(super) fn knows(&self, field: &ObjectKey) -> bool {
         self.by_field.contains_key(field)
     }
 
     /// Returns whether that entry was in a refused digest.
-    pub(super) fn goes_alone(&self, field: &Key, id: &Arc<str>) -> bool {
+    pub(super) fn goes_alone(&self, field: &ObjectKey, id: &Arc<str>) -> bool {
         self.by_field
             .get(field)
             .is_some_and(|responses| responses.alone.contains(id))
@@ -253,7 +253,7 @@ impl Responses {
     }
 
     /// Returns the sequence number of the last refused entry of that `TrackedField`: the smallest is next.
-    pub(super) fn last_refusal(&self, field: &Key) -> u64 {
+    pub(super) fn last_refusal(&self, field: &ObjectKey) -> u64 {
         self.by_field
             .get(field)
             .map_or(0, |responses| responses.last_refusal)
@@ -266,7 +266,7 @@ impl Responses {
 
     /// Returns whether the test message is next, where it alternates with the only `TrackedField` that has pending
     /// entries.
-    pub(super) fn test_is_next(&self, field: &Key) -> bool {
+    pub(super) fn test_is_next(&self, field: &ObjectKey) -> bool {
         self.may_test() && self.last_test_refusal < self.last_refusal(field)
     }
 
@@ -331,7 +331,7 @@ impl PendingEntries {
 /// Entry of a request.
 #[derive(Clone, Debug)]
 pub(super) struct BatchEntry {
-    pub(super) field: Key,
+    pub(super) field: ObjectKey,
     pub(super) object: Arc<TrackedField>,
     pub(super) id: Arc<str>,
     pub(super) origin: Option<Origin>,
@@ -408,7 +408,7 @@ impl ContactPointQueue {
         self.failures += 1;
         let delay = self
             .backoff
-            .get_or_insert_with(|| retry_policy.backoff.series())
+            .get_or_insert_with(|| retry_policy.backoff.start())
             .next_delay();
         let requested = after.unwrap_or_default();
         let message = if requested < LONG_PAUSE {
@@ -462,7 +462,7 @@ impl ContactPointQueue {
     }
 
     /// Replaces the batch's copies of `field`, so that a retry keeps no older version in memory.
-    pub(super) fn update_batch(&mut self, field: &Key, object: &Arc<TrackedField>) {
+    pub(super) fn update_batch(&mut self, field: &ObjectKey, object: &Arc<TrackedField>) {
         let entries = self.batch.iter_mut().flat_map(|batch| &mut batch.entries);
         for entry in entries.filter(|entry| entry.field == *field) {
             entry.object = Arc::clone(object);

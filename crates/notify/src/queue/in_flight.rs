@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use qm_runtime::Key;
-use qm_runtime::backoff::{Policy, Series};
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::{Backoff, BackoffPolicy};
 
 use super::Circumstances;
 use super::contact_point_queue::BatchEntry;
@@ -16,14 +16,14 @@ pub(super) const MAX_REJECTED_WRITES: u32 = 5;
 /// Entries in flight by `TrackedField`: while an object has any, no queue sends others of it.
 #[derive(Default)]
 pub(super) struct InFlight {
-    by_field: HashMap<Key, Vec<InFlightEntry>>,
+    by_field: HashMap<ObjectKey, Vec<InFlightEntry>>,
     /// `TrackedField`s whose status the apiserver rejects.
-    rejected: HashMap<Key, RejectedWrites>,
+    rejected: HashMap<ObjectKey, RejectedWrites>,
 }
 
 struct InFlightEntry {
     id: String,
-    queue: Key,
+    queue: ObjectKey,
     /// Outcome, until it is recorded in the `TrackedField`'s status.
     outcome: Option<DeliveryOutcome>,
 }
@@ -35,15 +35,15 @@ struct RejectedWrites {
     /// First message of the apiserver with that code; a new message alone is not reported again.
     message: String,
     /// Contact point of the `TrackedField`.
-    point: Key,
-    backoff: Series,
+    point: ObjectKey,
+    backoff: Backoff,
     /// Time of the next write, unless the circumstances change.
     not_before: Instant,
     circumstances: Circumstances,
 }
 
 impl InFlight {
-    pub(super) fn insert(&mut self, queue: &Key, BatchEntry { field, id, .. }: &BatchEntry) {
+    pub(super) fn insert(&mut self, queue: &ObjectKey, BatchEntry { field, id, .. }: &BatchEntry) {
         let entry = InFlightEntry {
             id: id.to_string(),
             queue: queue.clone(),
@@ -65,7 +65,7 @@ impl InFlight {
 
     /// Removes the entries of that queue without an outcome. Returns the `TrackedField`s that have no more entries in
     /// flight.
-    pub(super) fn abort(&mut self, queue: &Key) -> Vec<Key> {
+    pub(super) fn abort(&mut self, queue: &ObjectKey) -> Vec<ObjectKey> {
         self.by_field
             .extract_if(|_, entries| {
                 entries.retain(|entry| entry.queue != *queue || entry.outcome.is_some());
@@ -78,9 +78,9 @@ impl InFlight {
     /// Removes entries with a recorded outcome. Returns their queues.
     pub(super) fn recorded(
         &mut self,
-        field: &Key,
+        field: &ObjectKey,
         outcomes: &[(String, DeliveryOutcome)],
-    ) -> Vec<Key> {
+    ) -> Vec<ObjectKey> {
         let Some(entries) = self.by_field.get_mut(field) else {
             return Vec::new();
         };
@@ -98,7 +98,7 @@ impl InFlight {
     }
 
     /// Removes the entries of a deleted `TrackedField`. Returns their queues.
-    pub(super) fn forget(&mut self, field: &Key) -> Vec<Key> {
+    pub(super) fn forget(&mut self, field: &ObjectKey) -> Vec<ObjectKey> {
         self.rejected.remove(field);
         self.by_field
             .remove(field)
@@ -113,11 +113,11 @@ impl InFlight {
     /// another cause than before.
     pub(super) fn write_rejected(
         &mut self,
-        field: &Key,
-        point: &Key,
+        field: &ObjectKey,
+        point: &ObjectKey,
         (code, message): (u16, &str),
         circumstances: Circumstances,
-        retry: Policy,
+        retry: BackoffPolicy,
         now: Instant,
     ) -> bool {
         let known = self.rejected.remove(field);
@@ -128,7 +128,7 @@ impl InFlight {
         let backoff = known
             .as_ref()
             .filter(|known| known.circumstances == circumstances);
-        let mut backoff = backoff.map_or_else(|| retry.series(), |known| known.backoff.clone());
+        let mut backoff = backoff.map_or_else(|| retry.start(), |known| known.backoff.clone());
         let not_before = now + backoff.next_delay();
         // The message may have a part that differs each time.
         let same_code = known.filter(|known| known.code == code);
@@ -152,7 +152,7 @@ impl InFlight {
     /// Returns the time until the next write, if the last one was rejected and the next one is not due.
     pub(super) fn rejected_write_due(
         &self,
-        field: &Key,
+        field: &ObjectKey,
         circumstances: &Circumstances,
         now: Instant,
     ) -> Option<Duration> {
@@ -167,7 +167,7 @@ impl InFlight {
     }
 
     /// Returns the cause if the queues continue without that `TrackedField`.
-    pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
+    pub(super) fn left_out(&self, field: &ObjectKey) -> Option<&str> {
         self.rejected
             .get(field)
             .filter(|writes| writes.count >= MAX_REJECTED_WRITES)
@@ -175,7 +175,7 @@ impl InFlight {
     }
 
     /// Returns the `TrackedField`s that the queue of that contact point continues without, with the causes.
-    pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+    pub(super) fn left_out_of(&self, point: &ObjectKey) -> Vec<(ObjectKey, String)> {
         let of_point = self
             .rejected
             .iter()
@@ -186,12 +186,12 @@ impl InFlight {
     }
 
     /// Records a successful status write. Returns the contact point whose queue continued without the `TrackedField`.
-    pub(super) fn write_accepted(&mut self, field: &Key) -> Option<Key> {
+    pub(super) fn write_accepted(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
         let writes = self.rejected.remove(field)?;
         (writes.count >= MAX_REJECTED_WRITES).then_some(writes.point)
     }
 
-    pub(super) fn has(&self, field: &Key) -> bool {
+    pub(super) fn has(&self, field: &ObjectKey) -> bool {
         self.by_field.contains_key(field)
     }
 
@@ -204,7 +204,7 @@ impl InFlight {
             .any(|entry| *entry.id == **id)
     }
 
-    pub(super) fn ids(&self, field: &Key) -> HashSet<String> {
+    pub(super) fn ids(&self, field: &ObjectKey) -> HashSet<String> {
         self.by_field
             .get(field)
             .into_iter()
@@ -213,7 +213,7 @@ impl InFlight {
             .collect()
     }
 
-    pub(super) fn outcomes(&self, field: &Key) -> Vec<(String, DeliveryOutcome)> {
+    pub(super) fn outcomes(&self, field: &ObjectKey) -> Vec<(String, DeliveryOutcome)> {
         let entries = self.by_field.get(field).into_iter().flatten();
         entries
             .filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?)))
@@ -221,7 +221,7 @@ impl InFlight {
     }
 
     /// Returns whether the queue has an unrecorded outcome.
-    pub(super) fn has_unrecorded(&self, queue: &Key) -> bool {
+    pub(super) fn has_unrecorded(&self, queue: &ObjectKey) -> bool {
         self.unrecorded_entries().any(|entry| entry.queue == *queue)
     }
 

@@ -20,7 +20,7 @@ pub use self::state::{
 };
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
 
 use self::queues::Queues;
@@ -87,43 +87,43 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Opens the queue of `point`, because its status says ready.
-    pub fn open(&self, point: &Key) {
+    pub fn open(&self, point: &ObjectKey) {
         self.queues().open(point);
     }
 
     /// Closes the queue of `point` until its next configuration.
-    pub fn close(&self, point: &Key) {
+    pub fn close(&self, point: &ObjectKey) {
         self.queues().close(point);
     }
 
     /// Removes the queue of `point`, which was deleted.
-    pub fn remove(&self, point: &Key) {
+    pub fn remove(&self, point: &ObjectKey) {
         self.queues().remove(point);
     }
 
     /// Retries the request of `point` now.
-    pub fn retry_now(&self, point: &Key) {
+    pub fn retry_now(&self, point: &ObjectKey) {
         self.queues().retry_now(point, Instant::now());
     }
 
     /// Returns the state of the receiver of `point`.
-    pub fn receiver_state(&self, point: &Key) -> ReceiverState {
+    pub fn receiver_state(&self, point: &ObjectKey) -> ReceiverState {
         self.queues().receiver_state(point)
     }
 
     /// Returns the test messages that receivers of `point` accepted.
-    pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
+    pub fn tests_accepted(&self, point: &ObjectKey) -> AcceptedTests {
         self.queues().tests_accepted(point)
     }
 
     /// Returns why messages to `point` have failed more than once in a row, if any wait.
-    pub fn failing(&self, point: &Key) -> Option<String> {
+    pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         self.queues().failing(point)
     }
 
     /// Enqueues the pending entries of an object in the queue of `point`, in place of its earlier ones.
-    pub fn enqueue(&self, point: &Key, pending: PendingEntries) {
-        let field = Key::of(pending.object.as_ref());
+    pub fn enqueue(&self, point: &ObjectKey, pending: PendingEntries) {
+        let field = ObjectKey::of(pending.object.as_ref());
         self.change_pending(&field, Some(point), |queues| queues.enqueue(point, pending));
     }
 
@@ -133,7 +133,7 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Removes the pending entries of `field`, which is suspended or `deleted`.
-    pub fn dequeue(&self, field: &Key, deleted: bool) {
+    pub fn dequeue(&self, field: &ObjectKey, deleted: bool) {
         let mut point = None;
         self.change_pending(field, None, |queues| {
             point = if deleted {
@@ -152,8 +152,8 @@ impl<T: Transport> Outbox<T> {
     /// contact point whose status must now say that messages wait, or no longer.
     fn change_pending(
         &self,
-        field: &Key,
-        point: Option<&Key>,
+        field: &ObjectKey,
+        point: Option<&ObjectKey>,
         change: impl FnOnce(&mut Queues) -> i64,
     ) {
         let mut queues = self.queues();
@@ -180,17 +180,17 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Returns whether entries of `field` are enqueued.
-    pub fn has_pending(&self, field: &Key) -> bool {
+    pub fn has_pending(&self, field: &ObjectKey) -> bool {
         self.queues().has_pending(field)
     }
 
     /// Returns the outcomes of entries of `field` that its status does not have yet, by entry id.
-    pub fn outcomes(&self, field: &Key) -> Vec<(String, DeliveryOutcome)> {
+    pub fn outcomes(&self, field: &ObjectKey) -> Vec<(String, DeliveryOutcome)> {
         self.queues().outcomes(field)
     }
 
     /// Removes these outcomes, which the status of `field` now has.
-    pub fn recorded(&self, field: &Key, ids: &[(String, DeliveryOutcome)]) {
+    pub fn recorded(&self, field: &ObjectKey, ids: &[(String, DeliveryOutcome)]) {
         let point = self.queues().recorded(field, ids);
         self.progress.notify_waiters();
         if let Some(point) = point {
@@ -202,8 +202,8 @@ impl<T: Transport> Outbox<T> {
     /// After five rejections the queues continue without `field`.
     pub fn write_rejected(
         &self,
-        field: &Key,
-        point: &Key,
+        field: &ObjectKey,
+        point: &ObjectKey,
         response: (u16, &str),
         circumstances: Circumstances,
     ) {
@@ -220,7 +220,7 @@ impl<T: Transport> Outbox<T> {
     /// is not due.
     pub fn rejected_write_due(
         &self,
-        field: &Key,
+        field: &ObjectKey,
         circumstances: &Circumstances,
     ) -> Option<Duration> {
         self.queues()
@@ -228,12 +228,12 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Returns the cause if the queues continue without `field`.
-    pub fn left_out(&self, field: &Key) -> Option<String> {
+    pub fn left_out(&self, field: &ObjectKey) -> Option<String> {
         self.queues().left_out(field)
     }
 
     /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.
-    pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+    pub fn left_out_of(&self, point: &ObjectKey) -> Vec<(ObjectKey, String)> {
         self.queues().left_out_of(point)
     }
 
@@ -241,7 +241,7 @@ impl<T: Transport> Outbox<T> {
     /// Returns the suspended time of each entry, by id.
     pub fn observe(
         &self,
-        field: &Key,
+        field: &ObjectKey,
         history: &[Entry],
         held: bool,
         now: Now,
@@ -250,7 +250,7 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Returns the ids of entries of `field` that are in flight or have an unrecorded outcome.
-    pub fn in_flight(&self, field: &Key) -> HashSet<String> {
+    pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
         self.queues().in_flight(field)
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 
 use super::contact_point_queue::{
     AfterRefusal, Batch, BatchEntry, EntryState, FAILING_FROM, QueueState,
@@ -19,7 +19,7 @@ use crate::{Refusal, SendError, SendFailure, SendReceipt};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AffectedObjects {
     /// `TrackedField`s with a new outcome or message.
-    pub fields: Vec<Key>,
+    pub fields: Vec<ObjectKey>,
     /// Whether the contact point's status changes.
     pub point: bool,
 }
@@ -28,7 +28,7 @@ impl Queues {
     /// Handles the response to a request.
     pub fn on_response(
         &mut self,
-        point: &Key,
+        point: &ObjectKey,
         request: &DeliveryRequest,
         response: Result<SendReceipt, SendFailure>,
         now: Instant,
@@ -99,7 +99,7 @@ impl Queues {
     /// Handles an error after which the receiver may accept the request later.
     fn on_error(
         &mut self,
-        point: &Key,
+        point: &ObjectKey,
         request: &DeliveryRequest,
         carried: usize,
         message: String,
@@ -127,7 +127,12 @@ impl Queues {
     }
 
     /// Expires the entries that were too old when this failed attempt started; returns their `TrackedField`s.
-    fn expire(&mut self, request: &DeliveryRequest, carried: usize, message: &str) -> Vec<Key> {
+    fn expire(
+        &mut self,
+        request: &DeliveryRequest,
+        carried: usize,
+        message: &str,
+    ) -> Vec<ObjectKey> {
         let max_age = self.retry_policy.max_age;
         let waited = |entry: &BatchEntry| {
             self.ages
@@ -155,10 +160,10 @@ impl Queues {
     /// Handles a refused request; returns whether the contact point's status changes.
     fn on_refusal(
         &mut self,
-        point: &Key,
+        point: &ObjectKey,
         request: &DeliveryRequest,
         (reason, message, carried): (Refusal, &str, usize),
-        fields: &mut Vec<Key>,
+        fields: &mut Vec<ObjectKey>,
         now: Instant,
     ) -> bool {
         let retry_policy = self.retry_policy;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Entry;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::telemetry::traces::Origin;
 use serde::de::Error as _;
 use tokio::sync::Notify;
@@ -28,12 +28,12 @@ const MAX_BATCH: usize = 100;
 /// Queues of all contact points.
 pub struct Queues {
     pub(super) retry_policy: RetryPolicy,
-    pub(super) by_contact_point: HashMap<Key, ContactPointQueue>,
+    pub(super) by_contact_point: HashMap<ObjectKey, ContactPointQueue>,
     /// Queue that has the entries of each `TrackedField`.
-    queue_by_field: HashMap<Key, Key>,
+    queue_by_field: HashMap<ObjectKey, ObjectKey>,
     pub(super) in_flight: InFlight,
     /// Ages of the Pending entries of each `TrackedField`.
-    pub(super) ages: HashMap<Key, Ages>,
+    pub(super) ages: HashMap<ObjectKey, Ages>,
     /// Number of configurations so far.
     revisions: u64,
 }
@@ -131,7 +131,7 @@ impl Queues {
     /// Configures the queue of `point`. Returns the notification for a new worker, or `None` if the queue has one.
     pub fn configure(
         &mut self,
-        point: &Key,
+        point: &ObjectKey,
         endpoint: Endpoint,
         initial_state: InitialState,
         mut test: TestMessage,
@@ -162,7 +162,7 @@ impl Queues {
         (!std::mem::replace(&mut queue.has_worker, true)).then(|| Arc::clone(&queue.changed))
     }
 
-    pub fn open(&mut self, point: &Key) {
+    pub fn open(&mut self, point: &ObjectKey) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
@@ -173,7 +173,7 @@ impl Queues {
     }
 
     /// Closes the queue. Knowledge of the receiver stays, because the same configuration may return.
-    pub fn close(&mut self, point: &Key) {
+    pub fn close(&mut self, point: &ObjectKey) {
         self.abort(point);
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
@@ -183,7 +183,7 @@ impl Queues {
         queue.changed.notify_one();
     }
 
-    pub fn remove(&mut self, point: &Key) {
+    pub fn remove(&mut self, point: &ObjectKey) {
         self.close(point);
         if let Some(queue) = self.by_contact_point.get_mut(point) {
             self.revisions += 1;
@@ -197,7 +197,7 @@ impl Queues {
     }
 
     /// Removes the queue of a deleted contact point, unless entries are pending or a request is in flight.
-    pub(super) fn drop_if_idle(&mut self, point: &Key) {
+    pub(super) fn drop_if_idle(&mut self, point: &ObjectKey) {
         let idle = |queue: &ContactPointQueue| {
             queue.test.is_none() && queue.pending.is_empty() && !queue.sending
         };
@@ -208,7 +208,7 @@ impl Queues {
         }
     }
 
-    pub fn retry_now(&mut self, point: &Key, now: Instant) {
+    pub fn retry_now(&mut self, point: &ObjectKey, now: Instant) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
@@ -220,7 +220,7 @@ impl Queues {
         queue.changed.notify_one();
     }
 
-    pub fn receiver_state(&self, point: &Key) -> ReceiverState {
+    pub fn receiver_state(&self, point: &ObjectKey) -> ReceiverState {
         self.by_contact_point
             .get(point)
             .and_then(|queue| queue.receiver.clone())
@@ -228,7 +228,7 @@ impl Queues {
     }
 
     /// Returns the test messages that receivers of `point` accepted.
-    pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
+    pub fn tests_accepted(&self, point: &ObjectKey) -> AcceptedTests {
         let Some(queue) = self.by_contact_point.get(point) else {
             return AcceptedTests::default();
         };
@@ -240,7 +240,7 @@ impl Queues {
     }
 
     /// Returns why messages to `point` have failed more than once in a row, if any wait.
-    pub fn failing(&self, point: &Key) -> Option<String> {
+    pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         let queue = self.by_contact_point.get(point)?;
         match &queue.receiver {
             Some(ReceiverState::Retrying(message))
@@ -262,7 +262,7 @@ impl Queues {
     }
 
     /// Returns the contact point whose queue holds entries of `field`.
-    pub fn queue_of(&self, field: &Key) -> Option<&Key> {
+    pub fn queue_of(&self, field: &ObjectKey) -> Option<&ObjectKey> {
         self.queue_by_field.get(field)
     }
 
@@ -276,8 +276,8 @@ impl Queues {
     }
 
     /// Returns the change of the number of pending entries.
-    pub fn enqueue(&mut self, point: &Key, pending: PendingEntries) -> i64 {
-        let field = Key::of(pending.object.as_ref());
+    pub fn enqueue(&mut self, point: &ObjectKey, pending: PendingEntries) -> i64 {
+        let field = ObjectKey::of(pending.object.as_ref());
         let before = self.remove_pending(&field);
         let before = before.map_or(0, |(queue_key, waited)| {
             if queue_key != *point {
@@ -305,7 +305,7 @@ impl Queues {
 
     /// Replaces the queue's copy of `object` by the cached one if both have the same version.
     pub fn cached(&mut self, object: &Arc<TrackedField>) {
-        let field = Key::of(object.as_ref());
+        let field = ObjectKey::of(object.as_ref());
         let queue = self
             .queue_by_field
             .get(&field)
@@ -320,17 +320,17 @@ impl Queues {
     }
 
     /// Returns whether entries of `field` are enqueued.
-    pub fn has_pending(&self, field: &Key) -> bool {
+    pub fn has_pending(&self, field: &ObjectKey) -> bool {
         self.queue_by_field.contains_key(field)
     }
 
     /// Forgets `field`, which was deleted; returns the contact point whose queue continued without it.
-    pub fn no_longer_left_out(&mut self, field: &Key) -> Option<Key> {
+    pub fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
         self.in_flight.write_accepted(field)
     }
 
     /// Returns the change of the number of pending entries.
-    pub fn dequeue(&mut self, field: &Key, deleted: bool) -> i64 {
+    pub fn dequeue(&mut self, field: &ObjectKey, deleted: bool) -> i64 {
         let before = self.remove_pending(field);
         if deleted {
             self.ages.remove(field);
@@ -350,8 +350,8 @@ impl Queues {
     }
 
     /// Returns the `TrackedField`s of these entries that were deleted or moved away from `point`.
-    pub(super) fn departed(&self, point: &Key, entries: &[BatchEntry]) -> Vec<Key> {
-        let moved = |field: &Key| {
+    pub(super) fn departed(&self, point: &ObjectKey, entries: &[BatchEntry]) -> Vec<ObjectKey> {
+        let moved = |field: &ObjectKey| {
             self.queue_by_field
                 .get(field)
                 .is_some_and(|queue_key| queue_key != point)
@@ -362,7 +362,7 @@ impl Queues {
         departed.map(|entry| entry.field.clone()).collect()
     }
 
-    pub(super) fn forget(&mut self, point: &Key, field: &Key) {
+    pub(super) fn forget(&mut self, point: &ObjectKey, field: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get_mut(point) {
             queue.responses.forget(field);
         }
@@ -372,7 +372,7 @@ impl Queues {
     /// Returns the suspended time of each entry, by id.
     pub fn observe(
         &mut self,
-        field: &Key,
+        field: &ObjectKey,
         history: &[Entry],
         held: bool,
         now: Now,
@@ -386,12 +386,16 @@ impl Queues {
         held_for
     }
 
-    pub fn outcomes(&self, field: &Key) -> Vec<(String, DeliveryOutcome)> {
+    pub fn outcomes(&self, field: &ObjectKey) -> Vec<(String, DeliveryOutcome)> {
         self.in_flight.outcomes(field)
     }
 
     /// Removes recorded outcomes. Returns the contact point whose queue continued without `field`, and no longer does.
-    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, DeliveryOutcome)]) -> Option<Key> {
+    pub fn recorded(
+        &mut self,
+        field: &ObjectKey,
+        outcomes: &[(String, DeliveryOutcome)],
+    ) -> Option<ObjectKey> {
         for queue in self.in_flight.recorded(field, outcomes) {
             self.notify(&queue);
         }
@@ -405,8 +409,8 @@ impl Queues {
     /// Returns whether the queues continue without `field` from now on.
     pub fn write_rejected(
         &mut self,
-        field: &Key,
-        point: &Key,
+        field: &ObjectKey,
+        point: &ObjectKey,
         response: (u16, &str),
         circumstances: Circumstances,
         now: Instant,
@@ -432,7 +436,7 @@ impl Queues {
     /// is not due.
     pub fn rejected_write_due(
         &self,
-        field: &Key,
+        field: &ObjectKey,
         circumstances: &Circumstances,
         now: Instant,
     ) -> Option<Duration> {
@@ -440,18 +444,18 @@ impl Queues {
     }
 
     /// Returns the cause if the queues continue without `field`.
-    pub fn left_out(&self, field: &Key) -> Option<String> {
+    pub fn left_out(&self, field: &ObjectKey) -> Option<String> {
         self.in_flight.left_out(field).map(str::to_owned)
     }
 
     /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.
-    pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+    pub fn left_out_of(&self, point: &ObjectKey) -> Vec<(ObjectKey, String)> {
         let mut left_out = self.in_flight.left_out_of(point);
         left_out.sort();
         left_out
     }
 
-    pub fn in_flight(&self, field: &Key) -> HashSet<String> {
+    pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
         self.in_flight.ids(field)
     }
 
@@ -462,27 +466,27 @@ impl Queues {
     }
 
     /// Returns whether `changed` belongs to the queue of `point`: a new queue of that name has a new worker.
-    pub fn is_current_worker(&self, point: &Key, changed: &Arc<Notify>) -> bool {
+    pub fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
         self.by_contact_point
             .get(point)
             .is_some_and(|queue| Arc::ptr_eq(&queue.changed, changed))
     }
 
     /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
-    pub fn endpoint(&self, point: &Key) -> Option<(Endpoint, u64)> {
+    pub fn endpoint(&self, point: &ObjectKey) -> Option<(Endpoint, u64)> {
         let queue = self.by_contact_point.get(point)?;
         Some((queue.endpoint.clone()?, queue.revision))
     }
 
     /// Returns whether the queue of `point` still has the configuration of that revision.
-    pub fn is_configured(&self, point: &Key, revision: u64) -> bool {
+    pub fn is_configured(&self, point: &ObjectKey, revision: u64) -> bool {
         self.by_contact_point
             .get(point)
             .is_some_and(|queue| queue.revision == revision)
     }
 
     /// Returns the next step of the queue of `point` at `now`.
-    pub fn next(&mut self, point: &Key, now: Instant) -> QueueStep {
+    pub fn next(&mut self, point: &ObjectKey, now: Instant) -> QueueStep {
         loop {
             let Some(queue) = self.by_contact_point.get(point) else {
                 return QueueStep::Wait(None);
@@ -523,7 +527,7 @@ impl Queues {
     pub(super) fn sendable<'a>(
         &'a self,
         queue: &'a ContactPointQueue,
-    ) -> impl Iterator<Item = (&'a Key, &'a PendingEntries)> {
+    ) -> impl Iterator<Item = (&'a ObjectKey, &'a PendingEntries)> {
         queue
             .pending
             .iter()
@@ -532,7 +536,7 @@ impl Queues {
 
     /// Returns whether the test message alternates with the oldest entry, because only one `TrackedField` has pending
     /// entries.
-    pub(super) fn alternates(&self, point: &Key) -> bool {
+    pub(super) fn alternates(&self, point: &ObjectKey) -> bool {
         let queue = self.by_contact_point.get(point);
         queue.is_some_and(|queue| queue.responses.may_test() && self.sendable(queue).count() == 1)
     }
@@ -609,7 +613,7 @@ impl Queues {
     /// entries of the request are in flight from now on.
     pub fn start_request(
         &mut self,
-        point: &Key,
+        point: &ObjectKey,
         revision: u64,
         now: Instant,
     ) -> Option<DeliveryRequest> {
@@ -650,7 +654,7 @@ impl Queues {
     /// time.
     fn oldest(
         queue: &ContactPointQueue,
-        pending: &[(&Key, &PendingEntries)],
+        pending: &[(&ObjectKey, &PendingEntries)],
         count: usize,
     ) -> Vec<BatchEntry> {
         let head = |object: usize, at: usize| {
@@ -688,7 +692,7 @@ impl Queues {
     }
 
     /// Removes entries without an outcome from the in-flight entries of `point`, unless a response is still to come.
-    pub(super) fn abort(&mut self, point: &Key) {
+    pub(super) fn abort(&mut self, point: &ObjectKey) {
         if self
             .by_contact_point
             .get(point)
@@ -705,7 +709,7 @@ impl Queues {
     }
 
     /// Removes the pending entries of `field`; returns their queue and number.
-    fn remove_pending(&mut self, field: &Key) -> Option<(Key, usize)> {
+    fn remove_pending(&mut self, field: &ObjectKey) -> Option<(ObjectKey, usize)> {
         let queue_key = self.queue_by_field.remove(field)?;
         let queue = self.by_contact_point.get_mut(&queue_key)?;
         let waited = queue
@@ -717,7 +721,7 @@ impl Queues {
     }
 
     /// Drops the batch to retry if one of its entries is no longer pending here: the request would differ.
-    pub(super) fn drop_stale_batch(&mut self, point: &Key) {
+    pub(super) fn drop_stale_batch(&mut self, point: &ObjectKey) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
@@ -733,7 +737,7 @@ impl Queues {
     }
 
     /// Aborts the request of `point`, whose worker panicked: no response will come.
-    pub fn abort_request(&mut self, point: &Key) {
+    pub fn abort_request(&mut self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get_mut(point) {
             queue.sending = false;
         }
@@ -741,7 +745,7 @@ impl Queues {
         self.drop_if_idle(point);
     }
 
-    pub(super) fn notify(&self, point: &Key) {
+    pub(super) fn notify(&self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get(point) {
             queue.changed.notify_one();
         }

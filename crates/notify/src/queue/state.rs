@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use qm_runtime::backoff::Policy;
+use qm_runtime::backoff::BackoffPolicy;
 use qm_runtime::short_digest;
 
 /// Delays between requests of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// Backoff after an error that may pass.
-    pub backoff: Policy,
+    pub backoff: BackoffPolicy,
     /// Delay while the receiver accepts nothing until somebody fixes it.
     pub stopped: Duration,
     /// Age at the start of an attempt from which an entry expires if the attempt fails.

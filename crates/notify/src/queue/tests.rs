@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::{Entry, StoredHistory};
-use qm_runtime::Key;
-use qm_runtime::backoff::Policy;
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::BackoffPolicy;
 use serde_json::json;
 
 use super::queues::{DeliveryRequest, QueueStep, Queues};
@@ -24,7 +24,7 @@ mod outcome;
 mod refused;
 
 const RETRY_POLICY: RetryPolicy = RetryPolicy {
-    backoff: Policy {
+    backoff: BackoffPolicy {
         min: Duration::from_secs(1),
         max: Duration::from_mins(5),
     },
@@ -76,8 +76,8 @@ fn another() -> TestMessage {
     }
 }
 
-fn key(name: &str) -> Key {
-    Key::new("n", name)
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("n", name)
 }
 
 /// Queue `p` with a clock.
@@ -636,9 +636,9 @@ fn oldest_pending_time_leaves_out_suspended_time() {
             "metadata": { "namespace": "n", "name": name }, "status": [entry] });
         PendingEntries::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
     };
-    let pending = |second: u8, held_since: Option<&str>, held_seconds: Option<u64>| {
+    let pending = |second: u8, suspended_since: Option<&str>, suspended_seconds: Option<u64>| {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
-            "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
+            "time": format!("2026-01-01T00:00:{second:02}Z"), "suspendedSince": suspended_since, "suspendedSeconds": suspended_seconds })
     };
     let mut queues = Queues::new(RETRY_POLICY);
     let oldest = |queues: &Queues| queues.oldest_since().map(|since| since.to_string());
@@ -650,8 +650,8 @@ fn oldest_pending_time_leaves_out_suspended_time() {
         waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)),
     );
     assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:30Z"));
-    queues.dequeue(&Key::new("n", "x"), false);
+    queues.dequeue(&ObjectKey::new("n", "x"), false);
     assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:45Z"));
-    queues.dequeue(&Key::new("n", "y"), true);
+    queues.dequeue(&ObjectKey::new("n", "y"), true);
     assert_eq!(oldest(&queues), None, "the remaining entry is suspended");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use jiff::Timestamp;
-use qm_runtime::Key;
+use qm_runtime::ObjectKey;
 use qm_runtime::tasks;
 use qm_runtime::telemetry::traces;
 use tokio::sync::Notify;
@@ -25,7 +25,7 @@ impl<T: Transport> Outbox<T> {
     /// keeps the receiver's state.
     pub fn configure(
         self: &Arc<Self>,
-        point: &Key,
+        point: &ObjectKey,
         endpoint: Endpoint,
         initial_state: InitialState,
         test: TestMessage,
@@ -38,7 +38,7 @@ impl<T: Transport> Outbox<T> {
 }
 
 /// Runs the worker of the queue of `point`, as long as `changed` belongs to that queue.
-async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
+async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: ObjectKey, changed: Arc<Notify>) {
     while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed))
         .catch_unwind()
         .await
@@ -47,7 +47,7 @@ async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Noti
         error!(
             namespace,
             name,
-            panic = tasks::words(&*panic),
+            panic = tasks::panic_message(&*panic),
             "worker panicked; will retry"
         );
         outbox.queues().abort_request(&point);
@@ -55,7 +55,7 @@ async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Noti
     }
 }
 
-async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<Notify>) {
+async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed: &Arc<Notify>) {
     while outbox.queues().is_current_worker(point, changed) {
         let next = outbox.queues().next(point, Instant::now());
         match next {
@@ -72,7 +72,7 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<
     }
 }
 
-async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
+async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed: &Notify) {
     let endpoint = outbox.queues().endpoint(point);
     let Some((endpoint, revision)) = endpoint else {
         return;
@@ -134,7 +134,7 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
 
 async fn send_request<T: Transport>(
     outbox: &Outbox<T>,
-    point: &Key,
+    point: &ObjectKey,
     request: &DeliveryRequest,
 ) -> Result<SendReceipt, SendFailure> {
     let read_error = |error| SendError::Unsent {
@@ -160,7 +160,7 @@ async fn send_request<T: Transport>(
 
 fn log_response<T: Transport>(
     outbox: &Outbox<T>,
-    point: &Key,
+    point: &ObjectKey,
     request: &DeliveryRequest,
     response: &Result<SendReceipt, SendFailure>,
 ) {
@@ -242,8 +242,8 @@ mod tests {
     use std::future;
 
     use qm_api::contact_point::ChatId;
-    use qm_runtime::Key;
-    use qm_runtime::backoff::Policy;
+    use qm_runtime::ObjectKey;
+    use qm_runtime::backoff::BackoffPolicy;
     use qm_runtime::trigger::Trigger;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
@@ -282,7 +282,7 @@ mod tests {
     #[tokio::test]
     async fn drain_aborts_requests_when_dropped() {
         let (sender, mut events) = mpsc::unbounded_channel();
-        let policy = Policy {
+        let policy = BackoffPolicy {
             min: std::time::Duration::ZERO,
             max: std::time::Duration::ZERO,
         };
@@ -306,7 +306,7 @@ mod tests {
         );
         let chat = TelegramChat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
         outbox.configure(
-            &Key::new("n", "p"),
+            &ObjectKey::new("n", "p"),
             Endpoint::Telegram(chat),
             InitialState::Test,
             TestMessage::default(),

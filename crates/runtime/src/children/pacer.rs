@@ -1,4 +1,5 @@
-//! Rate limit for writes of children that only an operator's restart calls for: after a failover that may be all of them.
+//! Rate limit for writes of children that only a restart of the operator requires: after a failover that may be all of
+//! them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,12 +7,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::Key;
+use crate::ObjectKey;
 
-/// Writes that fill this time, one in each period, may happen at once.
+/// Length of the burst: as many writes as fill this time, one in each period, may happen at once.
 const BURST: Duration = Duration::from_secs(5);
 
-/// Schedule of children's writes that blocks nothing else.
+/// Rate limit of the writes of children, which delays no other work.
 pub(super) struct Pacer {
     period: Duration,
     turns: Mutex<Turns>,
@@ -21,7 +22,7 @@ pub(super) struct Pacer {
 struct Turns {
     /// Time of the next free write.
     next: Option<Instant>,
-    given: HashMap<Key, Turn>,
+    given: HashMap<ObjectKey, Turn>,
 }
 
 struct Turn {
@@ -29,19 +30,19 @@ struct Turn {
     basis: Basis,
 }
 
-/// State in which a child waits: somebody's change of the child or of its owner ends the wait.
+/// State in which the write of a child waits: a change of the child or of its owner ends the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
     /// Digest of the child's content.
-    pub(super) print: u64,
-    /// The owner's generation.
+    pub(super) fingerprint: u64,
+    /// Generation of the owner.
     pub(super) generation: Option<i64>,
     /// The author's last reconcile request.
     pub(super) requested: Option<String>,
 }
 
 impl Pacer {
-    /// Creates a schedule with one write in each `period`.
+    /// Creates a rate limit with one write in each `period`.
     pub(super) fn new(period: Duration) -> Self {
         Self {
             period,
@@ -53,19 +54,19 @@ impl Pacer {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the child waits for its turn, and nobody has changed anything since.
-    pub(super) fn waits(&self, child: &Key, basis: &Basis) -> bool {
+    /// Returns whether the write of the child still waits, and nobody has changed anything since.
+    pub(super) fn waits(&self, child: &ObjectKey, basis: &Basis) -> bool {
         self.turns()
             .given
             .get(child)
             .is_some_and(|turn| turn.waits(basis))
     }
 
-    /// Returns whether the child must wait for its turn; it gets one if it has none, and `wake` runs then. A child keeps its
-    /// turn until [`Pacer::forget`], however often its write fails.
+    /// Returns whether the write of the child must wait; reserves a time for it if it has none, at which `wake` runs. A
+    /// child keeps its time until [`Pacer::forget`], however often its write fails.
     pub(super) fn must_wait(
         &self,
-        child: &Key,
+        child: &ObjectKey,
         basis: Basis,
         wake: impl FnOnce() + Send + 'static,
     ) -> bool {
@@ -93,7 +94,7 @@ impl Pacer {
     }
 
     /// Forgets a child that is confirmed, or no longer desired.
-    pub(super) fn forget(&self, child: &Key) {
+    pub(super) fn forget(&self, child: &ObjectKey) {
         self.turns().given.remove(child);
     }
 }
@@ -113,16 +114,16 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(50);
 
-    fn basis(print: u64) -> Basis {
+    fn basis(fingerprint: u64) -> Basis {
         Basis {
-            print,
+            fingerprint,
             generation: Some(1),
             requested: None,
         }
     }
 
-    fn key(number: u32) -> Key {
-        Key::new("shop", &number.to_string())
+    fn key(number: u32) -> ObjectKey {
+        ObjectKey::new("shop", &number.to_string())
     }
 
     #[tokio::test(start_paused = true)]
@@ -136,30 +137,30 @@ mod tests {
         };
         let waiting: Vec<_> = (0..140).filter(|number| must_wait(*number)).collect();
         assert_eq!(waiting, (100..140).collect::<Vec<_>>());
-        // Each look comes after the tasks that were due by then.
+        // The check follows the tasks that were due by then.
         tokio::time::sleep(Duration::from_millis(1)).await;
         for turn in 100..140 {
             assert!(
                 must_wait(turn) && pacer.waits(&key(turn), &basis(0)),
-                "{turn} keeps its turn"
+                "{turn} keeps its time"
             );
             tokio::time::sleep(PERIOD).await;
             assert!(
                 !must_wait(turn) && !pacer.waits(&key(turn), &basis(0)),
-                "{turn} has its turn"
+                "{turn} has reached its time"
             );
             assert_eq!(woken.load(Ordering::Relaxed), turn as usize - 99);
         }
         assert!(
             !must_wait(0) && !must_wait(139),
-            "a failed write does not cost the turn"
+            "a failed write keeps its time"
         );
         (0..140).for_each(|number| pacer.forget(&key(number)));
         assert!(pacer.turns().given.is_empty());
         tokio::time::sleep(BURST * 2).await;
         assert!(
             (200..300).all(|number| !must_wait(number)),
-            "there is room again"
+            "the burst is available again"
         );
     }
 

@@ -16,7 +16,7 @@ use crate::testing::{NAMES, Widget, context};
 
 type Maps = Children<ConfigMap, ()>;
 
-/// Of a clock that stands still while anybody acts.
+/// Timeout on a clock that advances only while every task waits.
 const SOON: Duration = Duration::from_secs(1);
 
 fn name() -> ResourceName {
@@ -26,25 +26,25 @@ fn name() -> ResourceName {
     }
 }
 
-/// Of these the apiserver loses `data` now and then.
-fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
+/// Returns children whose `data` the apiserver loses now and then.
+fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
         client,
         names: &NAMES,
         manager: "example/test",
-        report: |_| (),
+        summary: |_| (),
         quirks: Quirks {
-            lost: |sent, there| sent.data != there.data,
+            lost: |sent, applied| sent.data != applied.data,
             ..Quirks::default()
         },
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
-        seen: Seen::new([None].into(), Duration::from_mins(30)),
+        cache: ChildCache::new([None].into(), Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
-    maps.seen.settled(None);
+    maps.cache.set_synced(None);
     maps
 }
 
@@ -54,13 +54,14 @@ fn owner() -> Owner {
     Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
-/// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
+/// The watch may be faster than the response, and does not repeat the event: without another reconcile the child would
+/// stay missing.
 #[rstest]
-#[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
-#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.listing(&name(), None); maps.listed(&name(), None); }, true)]
-#[case::it_is_shown(|maps: &Maps, made| maps.present(&name(), made), false)]
+#[case::deleted(|maps: &Maps, made| maps.on_deleted(&name(), made), true)]
+#[case::missing_in_a_list(|maps: &Maps, _| { maps.on_list_started(&name(), None); maps.on_list_done(&name(), None); }, true)]
+#[case::applied(|maps: &Maps, made| maps.on_applied(&name(), made), false)]
 #[tokio::test]
-async fn whoever_made_what_may_be_gone_already_is_woken(
+async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     #[case] meanwhile: fn(&Maps, ConfigMap),
     #[case] may_be_gone: bool,
 ) {
@@ -88,23 +89,27 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     let (applied, ()) = tokio::join!(maps.apply(&cx, desired, &[]), answer);
     applied.unwrap();
     let expected = if may_be_gone {
-        vec![Key::new("shop", "web")]
+        vec![ObjectKey::new("shop", "web")]
     } else {
         Vec::new()
     };
     assert_eq!(*woken.lock().unwrap(), expected);
     assert_eq!(
-        maps.seen.known(&Key::new("shop", "child")).is_none(),
+        maps.cache.known(&ObjectKey::new("shop", "child")).is_none(),
         may_be_gone
     );
 }
 
-/// It is asked for again, though not for ever: at the next change of the child, or of what is wanted.
+/// The operator tries again a bounded number of times; later only a change of the child or of the desired state makes
+/// it apply.
 #[rstest]
 #[case::once(1, 2)]
 #[case::always(usize::MAX, TRIES)]
 #[tokio::test]
-async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case] wanted: usize) {
+async fn child_is_applied_again_when_the_apiserver_loses_a_value(
+    #[case] loses: usize,
+    #[case] expected: usize,
+) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let desired =
@@ -134,28 +139,31 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
         drop((maps, cx));
     };
     tokio::join!(apply, answers);
-    assert_eq!(applied, wanted);
+    assert_eq!(applied, expected);
 }
 
-/// The answer is of the past by then, and the watch does not say it again.
+/// The response is stale by then, and the watch does not repeat its event.
 #[tokio::test(start_paused = true)]
-async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
+async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" } } });
-    let (cx, child) = (context(&maps.client, owner()), Key::new("shop", "child"));
+    let (cx, child) = (
+        context(&maps.client, owner()),
+        ObjectKey::new("shop", "child"),
+    );
     let answers = async {
         let (_, answer) = apiserver.next_request().await.unwrap();
-        maps.present(&name(), serde_json::from_value(live.clone()).unwrap());
+        maps.on_applied(&name(), serde_json::from_value(live.clone()).unwrap());
         answer.send_response(not_found());
-        let mut asked = Vec::new();
+        let mut methods = Vec::new();
         for _ in 0..2 {
             let (request, answer) = apiserver.next_request().await.unwrap();
-            asked.push(request.method().clone());
+            methods.push(request.method().clone());
             answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
         }
-        asked
+        methods
     };
     let removed = async {
         [
@@ -163,28 +171,28 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
             maps.ensure_absent(&cx, &child).await.unwrap(),
         ]
     };
-    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) })
+    let (removed, methods) = timeout(SOON, async { tokio::join!(removed, answers) })
         .await
-        .expect("both asked");
+        .expect("both read");
     assert_eq!(
-        (removed, asked),
+        (removed, methods),
         ([false, true], vec![http::Method::GET, http::Method::DELETE])
     );
 }
 
-/// A watch that has fallen silent does not say that it went.
+/// A stalled watch does not show the deletion.
 #[tokio::test(start_paused = true)]
-async fn one_that_was_going_is_asked_for() {
+async fn terminating_child_is_read() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-    maps.present(&name(), serde_json::from_value(child.clone()).unwrap());
+    maps.on_applied(&name(), serde_json::from_value(child.clone()).unwrap());
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::GET);
         answer.send_response(not_found());
-        // Its owner may have gone with it.
+        // The owner may have been deleted with its child.
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert!(
             request.uri().path().ends_with("/widgets/web"),
@@ -204,14 +212,14 @@ async fn one_that_was_going_is_asked_for() {
     let apply = maps.apply(&cx, serde_json::from_value(desired).unwrap(), &[]);
     let (applied, ()) = timeout(SOON, async { tokio::join!(apply, answers) })
         .await
-        .expect("it asked");
+        .expect("the child was read");
     applied.unwrap();
 }
 
 fn not_found() -> Response<Body> {
-    let said = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
+    let status = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
     Response::builder()
         .status(404)
-        .body(serde_json::to_vec(&said).unwrap().into())
+        .body(serde_json::to_vec(&status).unwrap().into())
         .unwrap()
 }

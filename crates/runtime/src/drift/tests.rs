@@ -31,8 +31,8 @@ fn owner(requested: Option<&str>) -> Owner {
     Owner::of(&serde_json::from_value::<Widget>(owner).unwrap()).unwrap()
 }
 
-fn child() -> Key {
-    Key::new("shop", "web")
+fn child() -> ObjectKey {
+    ObjectKey::new("shop", "web")
 }
 
 fn correct(drift: &Drift, field: &str) {
@@ -112,7 +112,7 @@ async fn corrections_back_off_to_five_minutes_and_end_once_none_is_needed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_desired_state_or_a_request_is_not_held_back() {
+async fn correction_is_not_delayed_after_a_new_desired_state_or_request() {
     for (requested, digest) in [(Some("now"), "d"), (None, "other")] {
         let drift = drift();
         for _ in 0..3 {
@@ -120,12 +120,12 @@ async fn another_desired_state_or_a_request_is_not_held_back() {
         }
         assert!(held_back(&drift));
         assert!(!drift.is_held_back(&owner(requested), &child(), digest));
-        assert_eq!(drift.contested(&child()), None, "it begins anew");
+        assert_eq!(drift.contested(&child()), None, "the episode starts again");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_kept_and_told_is_bounded() {
+async fn episodes_and_events_are_bounded() {
     let drift = drift();
     for number in 0..50 {
         correct(&drift, &format!("a{number}"));
@@ -141,8 +141,8 @@ async fn what_is_kept_and_told_is_bounded() {
         manager: None,
         digest: "d",
     };
-    drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
-    assert_eq!(drift.episodes().len(), 1, "the other one is over");
+    drift.corrected(&owner(None), &ObjectKey::new("shop", "db"), &correction);
+    assert_eq!(drift.episodes().len(), 1, "the other episode has ended");
 }
 
 #[tokio::test(start_paused = true)]

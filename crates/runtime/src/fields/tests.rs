@@ -5,7 +5,7 @@ use rstest::rstest;
 
 use super::*;
 
-const US: &str = "example/test";
+const MANAGER: &str = "example/test";
 
 fn entry(manager: &str, set: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {
@@ -35,9 +35,9 @@ fn live() -> Value {
     } })
 }
 
-fn ours() -> ManagedFieldsEntry {
+fn applied() -> ManagedFieldsEntry {
     entry(
-        US,
+        MANAGER,
         json!({ "f:metadata": { "f:labels": { "f:app": {} } }, "f:spec": {
         "f:replicas": {}, "f:selector": {}, "f:command": {}, "f:resources": { "f:limits": { "f:cpu": {} } },
         "f:ports": {
@@ -48,7 +48,7 @@ fn ours() -> ManagedFieldsEntry {
     )
 }
 
-/// Each change is compared with values confirmed in this process, and judged by a new process.
+/// Each change is compared with values confirmed in this process, and by a new process.
 #[rstest]
 #[case::nothing(|_: &mut Value| {}, None)]
 #[case::a_field_of_others(|it: &mut Value| it["spec"]["strategy"] = json!("other"), None)]
@@ -57,7 +57,7 @@ fn ours() -> ManagedFieldsEntry {
 #[case::an_item_of_others(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().insert(0, json!({ "port": 81, "protocol": "TCP" })), None)]
 #[case::another_order(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().reverse(), None)]
 #[case::a_scalar(|it: &mut Value| it["spec"]["replicas"] = json!(3), Some("spec.replicas"))]
-#[case::what_was_empty(|it: &mut Value| it["spec"]["paused"] = json!(true), Some("spec.paused"))]
+#[case::empty_value(|it: &mut Value| it["spec"]["paused"] = json!(true), Some("spec.paused"))]
 #[case::a_quantity(|it: &mut Value| it["spec"]["resources"]["limits"]["cpu"] = json!("501m"), Some("spec.resources.limits.cpu"))]
 #[case::the_only_key(|it: &mut Value| it["spec"]["resources"]["limits"] = json!({ "memory": "1" }), Some("spec.resources.limits.cpu"))]
 #[case::all_labels(|it: &mut Value| it["metadata"] = json!({}), Some("metadata.labels"))]
@@ -65,58 +65,66 @@ fn ours() -> ManagedFieldsEntry {
 #[case::one_more_in_an_atomic_list(|it: &mut Value| it["spec"]["command"] = json!(["sh", "-c", "x"]), Some("spec.command"))]
 #[case::a_key_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["port"] = json!(8080), Some("spec.ports[port=80,protocol=TCP]"))]
 #[case::a_field_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["targetPort"] = json!(8080), Some("spec.ports[port=80,protocol=TCP].targetPort"))]
-#[case::an_item_less(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
+#[case::missing_item(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
 fn drift_is_a_difference_of_the_desired_fields(
     #[case] change: fn(&mut Value),
     #[case] drift: Option<&str>,
 ) {
     let mut changed = live();
     change(&mut changed);
-    let managed = [ours()];
+    let managed = [applied()];
     let (before, after) = (
         project(&live(), &desired(), &managed),
         project(&changed, &desired(), &managed),
     );
     assert_eq!(before.digest() != after.digest(), drift.is_some());
     assert_eq!(
-        in_words(&after.differences(&before)),
+        format_paths(&after.differences(&before)),
         drift.unwrap_or_default()
     );
-    assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
+    assert_eq!(
+        matches(&changed, &desired(), &managed, MANAGER),
+        drift.is_none()
+    );
 }
 
 /// A `managedFields` entry whose items others took makes no list atomic.
 #[test]
-fn list_whose_items_were_taken_is_still_told_apart_by_key() {
-    let mut emptied = ours().fields_v1.unwrap().0;
+fn list_is_matched_by_key_after_others_took_its_items() {
+    let mut emptied = applied().fields_v1.unwrap().0;
     emptied["f:spec"]["f:ports"] = json!({});
-    let theirs = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
+    let foreign = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
     let mut changed = live();
     changed["spec"]["ports"] = json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }]);
-    let managed = [entry(US, emptied), entry("kubectl-edit", theirs)];
-    assert!(!matches(&changed, &desired(), &managed, US));
+    let managed = [entry(MANAGER, emptied), entry("kubectl-edit", foreign)];
+    assert!(!matches(&changed, &desired(), &managed, MANAGER));
     let differences = project(&changed, &desired(), &managed).differences(&project(
         &live(),
         &desired(),
-        &[ours()],
+        &[applied()],
     ));
     assert_eq!(
-        in_words(&differences),
+        format_paths(&differences),
         "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]"
     );
 }
 
 /// An atomic field may hold the apiserver's defaults, but no value of another writer.
 #[test]
-fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
+fn atomic_field_may_have_defaults_unless_others_wrote_it() {
     let mut filled = live();
     filled["spec"]["selector"]["version"] = json!("1");
-    assert!(matches(&filled, &desired(), &[ours()], US));
-    let theirs = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
-    assert!(!matches(&filled, &desired(), &[ours(), theirs], US));
-    let before = project(&live(), &desired(), &[ours()]);
+    assert!(matches(&filled, &desired(), &[applied()], MANAGER));
+    let foreign = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
+    assert!(!matches(
+        &filled,
+        &desired(),
+        &[applied(), foreign],
+        MANAGER
+    ));
+    let before = project(&live(), &desired(), &[applied()]);
     assert_ne!(
-        project(&filled, &desired(), &[ours()]).digest(),
+        project(&filled, &desired(), &[applied()]).digest(),
         before.digest()
     );
 }
@@ -124,7 +132,7 @@ fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
 #[test]
 fn object_without_managers_is_compared_item_by_item() {
     let (desired, bare) = (desired(), project(&live(), &desired(), &[]));
-    assert!(matches(&live(), &desired, &[], US));
+    assert!(matches(&live(), &desired, &[], MANAGER));
     let mut more = live();
     more["spec"]["ports"]
         .as_array_mut()
@@ -165,15 +173,15 @@ fn many_fields_are_named_by_the_first() {
         .map(|number| vec!["f:spec".to_owned(), format!("f:a{number}")])
         .collect();
     assert_eq!(
-        in_words(&paths),
+        format_paths(&paths),
         "spec.a0, spec.a1, spec.a2, spec.a3, spec.a4 and 2 more"
     );
-    assert_eq!(in_words(&paths[..1]), "spec.a0");
+    assert_eq!(format_paths(&paths[..1]), "spec.a0");
     let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"]
         .map(str::to_owned)
         .to_vec();
     assert_eq!(
-        in_words(&[label]),
+        format_paths(&[label]),
         "metadata.labels[app.kubernetes.io/name]"
     );
 }
@@ -193,8 +201,11 @@ fn values_that_may_be_secret_are_not_shown() {
     });
     let values = all(&object);
     let paths: Vec<_> = values.values.keys().cloned().collect();
-    let shown: Vec<_> = paths.iter().filter_map(|path| values.shown(path)).collect();
-    assert_eq!(shown, ["5", "nginx:evil", "80"]);
+    let visible: Vec<_> = paths
+        .iter()
+        .filter_map(|path| values.visible_value(path))
+        .collect();
+    assert_eq!(visible, ["5", "nginx:evil", "80"]);
     let replicas = vec![vec!["f:spec".to_owned(), "f:replicas".into()]];
     assert_eq!(old_values(&replicas, &values), "spec.replicas=5");
     assert_eq!(old_values(&replicas, &Projection::default()), "");

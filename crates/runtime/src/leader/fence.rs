@@ -1,4 +1,4 @@
-//! The right to write.
+//! Fence around writes: only the leader may write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,59 +7,59 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Says whether this process may write now. Cheap to clone and to ask.
+/// Fence of this process, closed unless it may write. Cheap to clone and to check.
 #[derive(Clone)]
-pub struct Fence(Arc<Inner>);
+pub struct Fence(Arc<FenceState>);
 
-struct Inner {
-    /// Instants are kept as nanoseconds since this one.
+struct FenceState {
+    /// Time from which `until` counts, in nanoseconds.
     origin: Instant,
-    /// Held until then; zero: not held.
+    /// End of the last renewal's validity; 0 before the first renewal.
     until: AtomicU64,
-    /// Closed for good, whatever is renewed later.
+    /// True if the fence is closed for good, whatever is renewed later.
     closed: AtomicBool,
 }
 
 impl Fence {
     fn new(until: u64) -> Self {
         let until = AtomicU64::new(until);
-        Self(Arc::new(Inner {
+        Self(Arc::new(FenceState {
             origin: Instant::now(),
             until,
             closed: AtomicBool::new(false),
         }))
     }
 
-    /// Without leader election: held until it is closed.
+    /// Creates a fence without leader election: held until it is closed.
     pub fn open() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// With leader election: held from the first renewal on.
+    /// Creates a fence with leader election: held from the first renewal on.
     pub fn shut() -> Self {
         Self::new(0)
     }
 
-    /// True while this process may write: the last renewal's validity has not passed, and the fence was not closed.
+    /// Returns whether this process may write: the last renewal is still valid, and the fence was not closed.
     pub fn held(&self) -> bool {
         !self.0.closed.load(Ordering::Acquire)
             && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
     }
 
-    /// The lease was renewed by a request that began at `started`, and is good for `validity` from then.
+    /// Records a renewal of the lease by a request that began at `started`; it is valid for `validity` from then.
     pub fn renewed(&self, started: Instant, validity: Duration) {
         self.0
             .until
             .store(self.nanos(started + validity), Ordering::Release);
     }
 
-    /// Never held again.
+    /// Closes the fence for good.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Release);
     }
 
     fn nanos(&self, at: Instant) -> u64 {
-        // 584 years fit.
+        // The range is 584 years.
         u64::try_from(at.saturating_duration_since(self.0.origin).as_nanos())
             .unwrap_or(u64::MAX - 1)
     }

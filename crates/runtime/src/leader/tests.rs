@@ -10,37 +10,37 @@ use tokio::time::advance;
 use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::health::Health;
+use crate::health::Probes;
 
 const LEASE: &str = "lease";
 
-/// An apiserver that knows one Lease: versions, conflicts, and faults on demand.
+/// Fake apiserver with one Lease, which checks versions and fails on demand.
 #[derive(Clone, Default)]
-struct Server(Arc<Mutex<State>>);
+struct FakeApiserver(Arc<Mutex<FakeState>>);
 
 #[derive(Default)]
-#[allow(clippy::struct_excessive_bools)] // each switches one fault on
-struct State {
+#[allow(clippy::struct_excessive_bools)] // each switches one failure on
+struct FakeState {
     lease: Option<Lease>,
     version: u64,
-    /// Requests in order, as `METHOD`.
+    /// Methods of the requests, in order.
     log: Vec<Method>,
-    /// Requests hang, before they do anything.
+    /// Requests hang before they have any effect.
     hangs: bool,
-    /// The next write is done, but its answer lost.
+    /// The next write is applied, but its response is lost.
     loses_answer: bool,
-    /// The same of every write.
+    /// Every write is applied, but its response is lost.
     loses_answers: bool,
-    /// Each write is done twice; the second answer counts.
+    /// Each write is applied twice; the second response counts.
     repeats: bool,
-    /// Requests fail.
+    /// Every request fails.
     fails: bool,
     /// Number of coming writes that get 409 because somebody edits the lease's metadata right before each.
     edits: u32,
 }
 
-impl Server {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl FakeApiserver {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.lock().unwrap()
     }
 
@@ -126,7 +126,7 @@ impl Server {
         self.state().lease.clone().unwrap().spec.unwrap()
     }
 
-    /// Another replica, which renews once.
+    /// Renews the lease once, as another replica.
     fn held_by(&self, holder: &str, seconds: i32) {
         let spec = LeaseSpec {
             holder_identity: Some(holder.into()),
@@ -142,7 +142,7 @@ impl Server {
     }
 }
 
-impl State {
+impl FakeState {
     fn store(&mut self, mut lease: Lease) -> Lease {
         self.version += 1;
         lease.metadata.name = Some(LEASE.into());
@@ -155,9 +155,9 @@ fn ok(lease: &Lease) -> Result<Response<Body>, BoxError> {
     Ok(Response::new(Body::from(serde_json::to_vec(lease)?)))
 }
 
-fn election(server: &Server, identity: &str) -> Election {
-    let watchdog = Health::new().watchdog("lease", Duration::from_mins(1));
-    Election::new(
+fn elector(server: &FakeApiserver, identity: &str) -> LeaderElector {
+    let watchdog = Probes::new().watchdog("lease", Duration::from_mins(1));
+    LeaderElector::new(
         server.client(),
         ("ops", LEASE),
         identity.into(),
@@ -166,23 +166,23 @@ fn election(server: &Server, identity: &str) -> Election {
     )
 }
 
-/// A candidate that leads until it is told to stop.
+/// Candidate that leads until it is stopped.
 struct Replica {
     fence: Fence,
     stop: CancellationToken,
-    task: tokio::task::JoinHandle<Outcome<&'static str>>,
+    task: tokio::task::JoinHandle<LeadershipEnd<&'static str>>,
 }
 
-fn start(server: &Server, identity: &str) -> Replica {
+fn start(server: &FakeApiserver, identity: &str) -> Replica {
     let (fence, stop) = (Fence::shut(), CancellationToken::new());
-    let (election, held, token) = (election(server, identity), fence.clone(), stop.clone());
+    let (elector, held, token) = (elector(server, identity), fence.clone(), stop.clone());
     let task = tokio::spawn(async move {
         let work = async {
-            assert!(held.held(), "the fence is open before the work begins");
+            assert!(held.held(), "the fence opens before the work");
             token.cancelled().await;
             "done"
         };
-        lead(&election, &held, &token, work).await
+        lead(&elector, &held, &token, work).await
     });
     Replica { fence, stop, task }
 }
@@ -200,7 +200,7 @@ async fn until(what: impl Fn() -> bool) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fence_is_computed_from_time() {
+async fn fence_closes_when_the_renewal_expires() {
     let fence = Fence::shut();
     assert!(!fence.held());
     fence.renewed(Instant::now(), Duration::from_secs(6));
@@ -227,8 +227,8 @@ async fn the_fence_is_computed_from_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
-    let server = Server::default();
+async fn first_candidate_acquires_the_lease_and_renews_it_with_one_write() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let first = server.spec();
@@ -246,7 +246,7 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
     assert_ne!(server.spec().renew_time, first.renew_time);
 
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Finished("done"));
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Finished("done"));
     assert!(!one.fence.held());
     let released = server.spec();
     assert_eq!(released.holder_identity.as_deref(), Some(""));
@@ -257,8 +257,8 @@ async fn the_first_one_takes_the_lease_and_renews_it_with_one_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_of_two_leads_and_hands_over_at_once() {
-    let server = Server::default();
+async fn standby_leads_at_once_after_a_release() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
@@ -274,10 +274,10 @@ async fn one_of_two_leads_and_hands_over_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_leader_is_replaced_after_its_own_duration() {
+async fn silent_leader_is_replaced_after_its_own_duration() {
     for (seconds, min, max) in [(9, 9_000, 10_300), (15, 15_000, 16_300)] {
-        let server = Server::default();
-        server.held_by("gone", seconds);
+        let server = FakeApiserver::default();
+        server.held_by("other", seconds);
         let two = start(&server, "two");
         let took = until(|| two.fence.held()).await;
         assert!(
@@ -290,9 +290,9 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_candidates_one_takes_over() {
-    let server = Server::default();
-    server.held_by("gone", 9);
+async fn one_of_many_candidates_acquires_an_expired_lease() {
+    let server = FakeApiserver::default();
+    server.held_by("other", 9);
     let replicas: Vec<_> = ["one", "two", "three", "four"]
         .map(|name| start(&server, name))
         .into();
@@ -311,33 +311,33 @@ async fn of_many_candidates_one_takes_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_without_the_apiserver_stops_in_time() {
-    type Fault = fn(&mut State, bool);
-    let faults: [Fault; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
-    for fault in faults {
-        let server = Server::default();
+async fn leader_stops_in_time_without_the_apiserver() {
+    type Failure = fn(&mut FakeState, bool);
+    let failures: [Failure; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
+    for failure in failures {
+        let server = FakeApiserver::default();
         let one = start(&server, "one");
         until(|| one.fence.held()).await;
         let two = start(&server, "two");
         sleep(Duration::from_secs(3)).await;
-        fault(&mut server.state(), true);
+        failure(&mut server.state(), true);
         let took = until(|| !one.fence.held()).await;
         assert!(took <= Duration::from_millis(6_020), "{took:?}");
-        assert_eq!(one.task.await.unwrap(), Outcome::Lost);
-        fault(&mut server.state(), false);
+        assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
+        failure(&mut server.state(), false);
         until(|| two.fence.held()).await;
         assert_eq!(
             server.holder().as_deref(),
             Some("two"),
-            "what was lost is not given back"
+            "a lost lease is not released"
         );
         two.task.abort();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_fault_is_survived() {
-    let server = Server::default();
+async fn leader_survives_a_short_outage() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().fails = true;
@@ -353,11 +353,11 @@ async fn a_short_fault_is_survived() {
 
 #[tokio::test(start_paused = true)]
 async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
-    // A renewal is applied and its answer lost; then each of five writes meets an edit.
+    // A renewal is applied and its response lost; then each of five writes meets an edit.
     server.state().loses_answer = true;
     server.state().edits = 5;
     until(|| server.state().edits == 0).await;
@@ -368,17 +368,17 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     two.task.abort();
 }
 
-/// Every write is applied, and no answer says so: the lease does.
+/// Every write is applied without a response that confirms it; only the lease shows it.
 #[rstest]
-#[case::repeated(|state: &mut State| state.repeats = true)]
-#[case::unanswered(|state: &mut State| state.loses_answers = true)]
+#[case::repeated(|state: &mut FakeState| state.repeats = true)]
+#[case::unanswered(|state: &mut FakeState| state.loses_answers = true)]
 #[tokio::test(start_paused = true)]
 async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
-    #[case] fault: fn(&mut State),
+    #[case] failure: fn(&mut FakeState),
 ) {
-    let server = Server::default();
-    server.held_by("gone", 9);
-    fault(&mut server.state());
+    let server = FakeApiserver::default();
+    server.held_by("other", 9);
+    failure(&mut server.state());
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
@@ -387,16 +387,16 @@ async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
         assert!(one.fence.held() && !two.fence.held());
     }
     assert_eq!(server.spec().lease_transitions, Some(5));
-    // Somebody else's lease is not taken for a write of this candidate.
+    // A lease of another candidate does not count as a write of this one.
     server.held_by("two", 9);
     until(|| !one.fence.held()).await;
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     two.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
-    let server = Server::default();
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().edits = u32::MAX;
@@ -405,35 +405,35 @@ async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
         took > Duration::from_secs(5) && took <= Duration::from_millis(6_020),
         "{took:?}"
     );
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_another_took_is_lost_at_once() {
-    let server = Server::default();
+async fn lease_is_lost_at_once_when_another_acquires_it() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.held_by("two", 9);
     let took = until(|| !one.fence.held()).await;
     assert!(took <= Duration::from_millis(520), "{took:?}");
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(server.holder().as_deref(), Some("two"));
 }
 
 /// SIGSTOP past the lease, then SIGCONT: the clock jumps before any task runs.
 #[tokio::test(start_paused = true)]
-async fn a_frozen_leader_wakes_with_its_fence_shut() {
-    let server = Server::default();
+async fn fence_is_closed_when_a_frozen_leader_continues() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.held_by("two", 9);
     let before = server.state().log.len();
-    // A clock that is moved by hand fires no timer until the runtime is given time to.
+    // A manual clock fires no timer until the runtime gets time to.
     let mut jump = std::pin::pin!(advance(Duration::from_secs(7)));
     assert!(futures::poll!(jump.as_mut()).is_pending());
     assert!(!one.fence.held());
     jump.await;
-    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(
         server.state().log.len(),
         before,
@@ -443,8 +443,8 @@ async fn a_frozen_leader_wakes_with_its_fence_shut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_lease_is_made_again_by_its_holder() {
-    let server = Server::default();
+async fn holder_recreates_a_deleted_lease() {
+    let server = FakeApiserver::default();
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     server.state().lease = None;
@@ -455,13 +455,13 @@ async fn a_deleted_lease_is_made_again_by_its_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standby_stops_without_touching_the_lease() {
-    let server = Server::default();
+async fn standby_stops_without_a_write_of_the_lease() {
+    let server = FakeApiserver::default();
     server.held_by("other", 9);
     let two = start(&server, "two");
     sleep(Duration::from_secs(2)).await;
     two.stop.cancel();
-    assert_eq!(two.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(two.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder().as_deref(), Some("other"));
     assert!(
         server
@@ -472,36 +472,37 @@ async fn a_standby_stops_without_touching_the_lease() {
     );
 }
 
-/// The request that takes the lease may arrive although its sender was told to stop: nobody would hold it for 9 s.
+/// The request that acquires the lease may arrive after its sender was stopped: the lease would have no live holder for
+/// 9 s.
 #[tokio::test(start_paused = true)]
-async fn a_candidate_that_stops_in_the_middle_gives_back_what_it_took() {
-    let server = Server::default();
+async fn candidate_releases_the_lease_when_stopped_during_an_attempt() {
+    let server = FakeApiserver::default();
     server.state().hangs = true;
     let one = start(&server, "one");
     until(|| !server.state().log.is_empty()).await;
     server.held_by("one", 9);
     server.state().hangs = false;
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);
     assert!(!one.fence.held());
 }
 
-/// The same between two attempts: the one before took the lease, and its answer was lost.
+/// Between two attempts: the first one acquired the lease, and its response was lost.
 #[tokio::test(start_paused = true)]
-async fn a_candidate_that_stops_after_an_attempt_without_an_answer_gives_back_what_it_took() {
-    let server = Server::default();
+async fn candidate_releases_the_lease_when_stopped_after_an_attempt_without_a_response() {
+    let server = FakeApiserver::default();
     server.state().loses_answer = true;
     let one = start(&server, "one");
     until(|| server.holder().is_some()).await;
     assert!(!one.fence.held());
     one.stop.cancel();
-    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);
 }
 
 #[test]
-fn nobody_shares_an_identity() {
+fn identities_are_unique() {
     let (one, two) = (identity(Some("qm-0"), "x"), identity(Some("qm-0"), "x"));
     assert!(one.starts_with("qm-0_") && one != two);
     assert!(identity(None, "x").len() > 37);

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-const US: &str = "example/test";
+const MANAGER: &str = "example/test";
 
 fn entry(manager: &str, operation: &str, subresource: &str, fields: Value) -> ManagedFieldsEntry {
     ManagedFieldsEntry {
@@ -33,7 +33,7 @@ fn desired() -> Value {
     })
 }
 
-/// The set of all that `desired` says, as the apiserver writes it.
+/// Returns the set of all fields of `desired`, as the apiserver writes it.
 fn whole() -> Value {
     json!({
         "f:metadata": { "f:labels": { "f:x": {} } },
@@ -52,7 +52,7 @@ fn whole() -> Value {
 }
 
 #[test]
-fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
+fn upgrade_takes_desired_fields_of_other_writers_only() {
     let sidecar = json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"side\"}": { ".": {}, "f:name": {} } } } } } });
     let annotation = json!({ "f:metadata": { "f:annotations": { "f:note": {} } } });
     let status = json!({ "f:status": { "f:replicas": {} } });
@@ -82,12 +82,12 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
             json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {} } } } } } }),
         ),
     ];
-    assert!(is_to_be_handed_over(&managed, US, &[]));
-    let after = handed_over(&managed, US, &desired(), &[]);
-    let told = |entry: &ManagedFieldsEntry| {
+    assert!(needs_upgrade(&managed, MANAGER, &[]));
+    let after = upgraded(&managed, MANAGER, &desired(), &[]);
+    let name = |entry: &ManagedFieldsEntry| {
         format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry))
     };
-    let names: Vec<_> = after.iter().map(told).collect();
+    let names: Vec<_> = after.iter().map(name).collect();
     assert_eq!(
         names,
         [
@@ -103,22 +103,25 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     assert_eq!(
         after[0].fields_v1,
         Some(FieldsV1(toleration)),
-        "what we say nothing of stays theirs"
+        "a field outside the desired state stays"
     );
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
-    assert!(!is_to_be_handed_over(&after, US, &[]));
+    assert!(!needs_upgrade(&after, MANAGER, &[]));
 }
 
 #[test]
-fn a_field_that_is_left_keeps_its_value_without_being_applied() {
+fn released_field_keeps_its_value_without_being_applied() {
     let replicas: &[&str] = &["f:spec", "f:replicas"];
-    let mut wanted = desired();
-    wanted["spec"].as_object_mut().unwrap().remove("replicas");
-    let applied = [entry(US, APPLY, "", whole())];
+    let mut without_replicas = desired();
+    without_replicas["spec"]
+        .as_object_mut()
+        .unwrap()
+        .remove("replicas");
+    let applied = [entry(MANAGER, APPLY, "", whole())];
     assert!(
-        !is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas])
+        !needs_upgrade(&applied, MANAGER, &[]) && needs_upgrade(&applied, MANAGER, &[replicas])
     );
-    let after = handed_over(&applied, US, &wanted, &[replicas]);
+    let after = upgraded(&applied, MANAGER, &without_replicas, &[replicas]);
     assert_eq!(after.len(), 2);
     assert_eq!(
         (operation(&after[0]), find(fields(&after[0]), replicas)),
@@ -128,10 +131,10 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
         (operation(&after[1]), fields(&after[1])),
         (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
     );
-    assert!(!is_to_be_handed_over(&after, US, &[replicas]));
-    // And back: an apply that does not name what is ours by an update as well would not take it away.
-    assert!(is_to_be_handed_over(&after, US, &[]));
-    let back = handed_over(&after, US, &desired(), &[]);
+    assert!(!needs_upgrade(&after, MANAGER, &[replicas]));
+    // The way back: an apply without the field would not remove it while an update by the same manager owns it.
+    assert!(needs_upgrade(&after, MANAGER, &[]));
+    let back = upgraded(&after, MANAGER, &desired(), &[]);
     assert_eq!(
         (back.len(), find(fields(&back[0]), replicas)),
         (1, Some(&json!({})))
@@ -163,21 +166,21 @@ fn service() -> Value {
 }
 
 #[test]
-fn fields_are_taken_from_every_manager_and_nothing_else() {
-    let mut theirs = ports(&[8080]);
-    theirs["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
+fn transfer_takes_the_fields_from_every_manager_and_nothing_else() {
+    let mut foreign = ports(&[8080]);
+    foreign["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
     let status = entry("controller", UPDATE, "status", ports(&[1]));
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
-        entry("somebody", UPDATE, "", theirs),
+        entry(MANAGER, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", foreign),
         entry("flux", APPLY, "", ports(&[8080, 8081])),
         status.clone(),
     ];
     let paths = [path(&["f:spec", "f:ports", &port(8080)])].into();
-    let taken = taken(&managed, US, &paths).unwrap();
+    let taken = transfer(&managed, MANAGER, &paths).unwrap();
     let label = json!({ "f:metadata": { "f:labels": { "f:team": {} } } });
     let after = [
-        entry(US, APPLY, "", ports(&[80, 8080])),
+        entry(MANAGER, APPLY, "", ports(&[80, 8080])),
         entry("somebody", UPDATE, "", label),
         entry("flux", APPLY, "", ports(&[8081])),
         status,
@@ -189,14 +192,18 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
     };
     assert_eq!(taken.taken, expected);
     assert_eq!(
-        super::taken(&taken.entries, US, &paths),
+        super::transfer(&taken.entries, MANAGER, &paths),
         None,
-        "nobody else holds it any more"
+        "no other manager owns the field any more"
     );
     assert_eq!(
-        super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths),
+        super::transfer(
+            &[entry("somebody", UPDATE, "", ports(&[8080]))],
+            MANAGER,
+            &paths
+        ),
         None,
-        "nothing is ours"
+        "the manager has applied nothing"
     );
 }
 
@@ -232,17 +239,17 @@ fn pod() -> Value {
 #[rstest]
 #[case::the_other_half_of_an_item(
     "containers[0].env[1].valueFrom",
-    json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"THEIRS\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
+    json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"FOREIGN\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
     &["f:env", "k:{\"name\":\"A\"}", "f:value"]
 )]
-#[case::a_limit_below_our_request(
+#[case::limit_below_the_request(
     "containers[0].resources.requests",
     json!({ "f:resources": { "f:limits": { "f:cpu": {} } }, "f:tty": {} }),
     &["f:resources", "f:limits"]
 )]
-#[case::their_handler("containers[0].livenessProbe.tcpSocket", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} }, "f:periodSeconds": {} } }), &["f:livenessProbe", "f:tcpSocket"])]
-#[case::our_handler("containers[0].livenessProbe.httpGet", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} } } }), &["f:livenessProbe", "f:tcpSocket"])]
-#[case::an_item_of_theirs(
+#[case::foreign_handler("containers[0].livenessProbe.tcpSocket", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} }, "f:periodSeconds": {} } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::desired_handler("containers[0].livenessProbe.httpGet", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} } } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::foreign_item(
     "containers[0].ports[1].name",
     json!({ "f:ports": { "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } } }),
     &["f:ports", "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}"]
@@ -250,24 +257,24 @@ fn pod() -> Value {
 #[case::a_sidecar_stays("containers[1].image", json!({}), &[])]
 #[case::a_volume_stays("volumes[0].name", json!({}), &[])]
 #[case::a_toleration_stays("serviceAccountName", json!({ "f:tty": {} }), &[])]
-#[case::an_item_that_is_theirs_alone("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
-fn smallest_item_or_map_with_a_field_of_ours_is_found(
+#[case::item_without_a_desired_field("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
+fn smallest_item_or_map_with_a_desired_field_is_found(
     #[case] field: &str,
-    #[case] theirs: Value,
+    #[case] foreign: Value,
     #[case] expected: &[&str],
 ) {
     let managed = [
         entry(
-            US,
+            MANAGER,
             APPLY,
             "",
             in_container(json!({ ".": {}, "f:image": {} })),
         ),
-        entry("kubectl-set", UPDATE, "", in_container(theirs)),
+        entry("kubectl-set", UPDATE, "", in_container(foreign)),
     ];
     let found = rivals(
         &managed,
-        US,
+        MANAGER,
         &json!({}),
         &pod(),
         &format!("spec.template.spec.{field}"),
@@ -280,30 +287,33 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
 }
 
 #[rstest]
-#[case::an_item_of_theirs("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
-#[case::their_own_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
-#[case::nobody_else("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
+#[case::foreign_item("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
+#[case::foreign_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
+#[case::no_other_manager("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
 fn rivals_of_a_service_are_found(
     #[case] field: &str,
-    #[case] theirs: Value,
+    #[case] foreign: Value,
     #[case] expected: &[&str],
 ) {
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
-        entry("somebody", UPDATE, "", theirs),
+        entry(MANAGER, APPLY, "", ports(&[80])),
+        entry("somebody", UPDATE, "", foreign),
     ];
     let all: BTreeSet<_> = (!expected.is_empty())
         .then(|| path(expected))
         .into_iter()
         .collect();
-    assert_eq!(rivals(&managed, US, &json!({}), &service(), field), all);
+    assert_eq!(
+        rivals(&managed, MANAGER, &json!({}), &service(), field),
+        all
+    );
 }
 
-/// Somebody renumbered the app's port and kept its name; another manager has a port of its own.
+/// Another client renumbered the app's port and kept its name; another manager has a port of its own.
 #[test]
 fn items_that_exclude_no_desired_item_are_no_rivals() {
     let managed = [
-        entry(US, APPLY, "", ports(&[80])),
+        entry(MANAGER, APPLY, "", ports(&[80])),
         entry("somebody", UPDATE, "", ports(&[8080, 9090])),
     ];
     let all = |ports: Value| json!({ "spec": { "ports": ports } });
@@ -312,7 +322,7 @@ fn items_that_exclude_no_desired_item_are_no_rivals() {
     let object = all(json!([renamed, metrics]));
     let named = |name: Value| all(json!([{ "port": 80, "protocol": "TCP", "name": name }]));
     let of = |port: u16| path(&["f:spec", "f:ports", &self::port(port)]);
-    let found = |desired: Value| rivals(&managed, US, &object, &desired, "spec.ports[1].name");
+    let found = |desired: Value| rivals(&managed, MANAGER, &object, &desired, "spec.ports[1].name");
     assert_eq!(found(named(json!("http"))), BTreeSet::from([of(8080)]));
     assert_eq!(
         found(all(json!([{ "port": 80, "protocol": "TCP" }]))),
@@ -321,17 +331,17 @@ fn items_that_exclude_no_desired_item_are_no_rivals() {
     );
 }
 
-/// A port that differs from the app's only in its number is the app's; other or additional ports are somebody else's.
+/// A port that differs from the app's only in its number is the app's; other or additional ports are foreign.
 #[rstest]
 #[case::another_number(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80, "nodePort": 30000 }]), &[8080])]
 #[case::another_target(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 8080 }]), &[])]
-#[case::beside_ours(json!([{ "port": 80, "protocol": "TCP", "targetPort": 80 }, { "port": 8080, "protocol": "TCP", "targetPort": 80 }]), &[])]
+#[case::beside_the_desired_port(json!([{ "port": 80, "protocol": "TCP", "targetPort": 80 }, { "port": 8080, "protocol": "TCP", "targetPort": 80 }]), &[])]
 #[case::two(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }, { "port": 8081, "protocol": "TCP", "targetPort": 80 }]), &[])]
-fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expected: &[u16]) {
+fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expected: &[u16]) {
     let mut object = service();
     object["spec"]["ports"] = live;
     let managed = [
-        entry(US, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
+        entry(MANAGER, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
         entry("somebody", UPDATE, "", ports(&[8080, 8081])),
     ];
     let expected: BTreeSet<_> = expected
@@ -339,12 +349,12 @@ fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expe
         .map(|number| path(&["f:spec", "f:ports", &port(*number)]))
         .collect();
     assert_eq!(
-        renumbered(&managed, US, &object, &service(), false),
+        renumbered(&managed, MANAGER, &object, &service(), false),
         expected
     );
 }
 
-/// Somebody has removed the app's container port, or renumbered it; another manager may have a port of its own.
+/// Another client has removed the app's container port, or renumbered it; another manager may have a port of its own.
 #[rstest]
 #[case::named_by_others(json!({ "containerPort": 80 }), json!({ "containerPort": 9090, "name": "metrics" }), true, false)]
 #[case::unnamed_and_renamed(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 9090 }), true, false)]
@@ -353,7 +363,7 @@ fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expe
 #[case::renumbered(json!({ "containerPort": 80 }), json!({ "containerPort": 8080, "protocol": "TCP" }), true, true)]
 #[case::named_and_renumbered(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 8080, "name": "http" }), false, true)]
 fn foreign_container_port_is_not_taken_for_a_renumbered_one(
-    #[case] ours: Value,
+    #[case] desired: Value,
     #[case] live: Value,
     #[case] is_alone: bool,
     #[case] is_taken: bool,
@@ -372,16 +382,16 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
         )
     };
     let managed = [
-        entry(US, APPLY, "", set(&ours)),
+        entry(MANAGER, APPLY, "", set(&desired)),
         entry("injector", UPDATE, "", set(&live)),
     ];
-    let found = renumbered(&managed, US, &with(&live), &with(&ours), is_alone);
-    let theirs = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
-    assert_eq!(found, is_taken.then_some(theirs).into_iter().collect());
+    let found = renumbered(&managed, MANAGER, &with(&live), &with(&desired), is_alone);
+    let foreign = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
+    assert_eq!(found, is_taken.then_some(foreign).into_iter().collect());
 }
 
 #[test]
-fn label_is_the_manager_s_unless_another_one_owns_it() {
+fn label_may_be_owned_unless_another_manager_owns_it() {
     let labels = |names: &[&str]| {
         let names: Map<_, _> = names
             .iter()
@@ -390,22 +400,18 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
         json!({ "f:metadata": { "f:labels": names } })
     };
     let managed = [
-        entry(US, APPLY, "", labels(&["app"])),
-        entry(US, UPDATE, "", labels(&["uid"])),
+        entry(MANAGER, APPLY, "", labels(&["app"])),
+        entry(MANAGER, UPDATE, "", labels(&["uid"])),
         entry("agent", UPDATE, "", labels(&["seen"])),
     ];
-    let ours = |managed: &[ManagedFieldsEntry]| {
-        ["app", "uid", "seen"].map(|name| may_be_ours(managed, US, name))
+    let may_own = |managed: &[ManagedFieldsEntry]| {
+        ["app", "uid", "seen"].map(|name| may_own_label(managed, MANAGER, name))
     };
-    assert_eq!(ours(&managed), [true, true, false]);
-    assert_eq!(
-        ours(&managed[2..]),
-        [true; 3],
-        "nothing shows whose they are"
-    );
+    assert_eq!(may_own(&managed), [true, true, false]);
+    assert_eq!(may_own(&managed[2..]), [true; 3], "no entry covers labels");
 }
 
-/// By a write of its scale, an update, or an apply by force.
+/// The field is taken by a write of its scale, an update, or an apply by force.
 #[rstest]
 #[case::scaled(entry("hpa", "Update", "scale", json!({ "f:spec": { "f:replicas": {} } })), Some("hpa"))]
 #[case::updated(entry("kubectl-edit", "Update", "", json!({ "f:spec": { "f:replicas": {} } })), Some("kubectl-edit"))]
@@ -413,9 +419,9 @@ fn label_is_the_manager_s_unless_another_one_owns_it() {
 #[case::the_status(entry("controller", "Update", "status", json!({ "f:spec": { "f:replicas": {} } })), None)]
 #[case::something_else(entry("argocd", "Apply", "", json!({ "f:metadata": { "f:labels": {} } })), None)]
 fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
-    let managed = [entry(US, "Apply", "", whole()), taker];
+    let managed = [entry(MANAGER, "Apply", "", whole()), taker];
     assert_eq!(
-        last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]),
+        last_writer(&managed, MANAGER, &[path(&["f:spec", "f:replicas"])]),
         named
     );
 }
@@ -427,21 +433,24 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
         time: Some(serde_json::from_value(json!(time)).unwrap()),
         ..entry
     };
-    let ours = at(entry(US, APPLY, "", ports(&[])), "2026-01-01T00:00:10Z");
+    let own = at(
+        entry(MANAGER, APPLY, "", ports(&[])),
+        "2026-01-01T00:00:10Z",
+    );
     let removed = [path(&["f:spec", "f:ports", &port(80)])];
     for (time, named) in [
         ("2026-01-01T00:00:20Z", Some("somebody")),
         ("2026-01-01T00:00:05Z", None),
     ] {
         let managed = [
-            ours.clone(),
+            own.clone(),
             at(entry("somebody", UPDATE, "", ports(&[8080])), time),
         ];
-        assert_eq!(last_writer(&managed, US, &removed), named);
+        assert_eq!(last_writer(&managed, MANAGER, &removed), named);
     }
 }
 
-/// Somebody labels the object after another one has removed a label of ours.
+/// An agent labels the object after another client has removed a label of the operator.
 #[test]
 fn neighbour_in_a_map_is_not_accused() {
     let labels = |name: &str| json!({ "f:metadata": { "f:labels": { name: {} } } });
@@ -451,7 +460,7 @@ fn neighbour_in_a_map_is_not_accused() {
     };
     let managed = [
         at(
-            entry(US, APPLY, "", labels("f:other")),
+            entry(MANAGER, APPLY, "", labels("f:other")),
             "2026-01-01T00:00:10Z",
         ),
         at(
@@ -460,7 +469,11 @@ fn neighbour_in_a_map_is_not_accused() {
         ),
     ];
     assert_eq!(
-        last_writer(&managed, US, &[path(&["f:metadata", "f:labels", "f:x"])]),
+        last_writer(
+            &managed,
+            MANAGER,
+            &[path(&["f:metadata", "f:labels", "f:x"])]
+        ),
         None
     );
 }

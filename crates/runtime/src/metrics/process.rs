@@ -1,4 +1,4 @@
-//! What the kernel says of this process, under the names that every Prometheus client library uses
+//! Metrics of this process from /proc, under the names that every Prometheus client library uses
 //! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>).
 
 use std::fmt;
@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 /// Units of time in /proc (`USER_HZ`): 100 a second on every architecture that Kubernetes runs on (proc(5)).
 const TICKS: f64 = 100.0;
 
-/// Read anew at each scrape; where there is no /proc there are no such metrics.
+/// Collector that reads /proc at each scrape; without /proc it has no metrics.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -72,7 +72,7 @@ impl Collector for Process {
     }
 }
 
-/// The number that follows `key` on its line.
+/// Returns the number after `key` on its line.
 fn number(text: &str, key: &str) -> Option<i64> {
     text.lines()
         .find_map(|line| line.strip_prefix(key))?
@@ -90,8 +90,8 @@ fn open_files_limit(limits: &str) -> Option<i64> {
     number(limits, "Max open files")
 }
 
-/// Seconds of CPU used, and seconds from boot to start: fields 14, 15 and 22 of /proc/self/stat. The second field is
-/// the program's name in parentheses, which may hold anything.
+/// Returns the seconds of CPU used, and the seconds from boot to start: fields 14, 15 and 22 of /proc/self/stat. The
+/// second field is the program's name in parentheses, which may contain any character.
 fn times(stat: &str) -> Option<(f64, f64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_proc_writes() {
+    fn metrics_are_parsed_from_proc() {
         let stat = "7 (a) b)) S 1 7 7 0 -1 4194560 100 0 0 0 150 50 0 0 20 0 3 0 4200 1000 200 18446744073709551615";
         assert_eq!(times(stat), Some((2.0, 42.0)));
         assert_eq!(times(""), None);

@@ -26,7 +26,7 @@ type Ask = Box<dyn Fn() -> QueueState + Send + Sync>;
 pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
 
 impl QueueCollector {
-    pub(super) fn show(&self, controller: &'static str, ask: Ask) {
+    pub(super) fn set(&self, controller: &'static str, ask: Ask) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

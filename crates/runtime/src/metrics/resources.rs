@@ -27,7 +27,7 @@ type Count = Box<dyn Fn() -> Option<Tally> + Send + Sync>;
 pub(super) struct ResourceCollector(Arc<Mutex<BTreeMap<&'static str, Count>>>);
 
 impl ResourceCollector {
-    pub(super) fn show(&self, controller: &'static str, count: Count) {
+    pub(super) fn set(&self, controller: &'static str, count: Count) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -112,10 +112,10 @@ mod tests {
 
     #[test]
     fn tally_bounds_the_number_of_samples() {
-        let words: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
+        let reasons: Vec<_> = (0..1000).map(|number| format!("Word{number}")).collect();
         let often = (0..3).map(|_| (Readiness::False, "TargetNotFound"));
         let counted = tally(
-            words
+            reasons
                 .iter()
                 .map(|word| (Readiness::False, &**word))
                 .chain(often),

@@ -50,7 +50,10 @@ pub async fn serve(
 ) -> io::Result<()> {
     let routes = routes.route_layer(from_fn_with_state(Arc::new(auth), auth::require));
     let (certificate, slots) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
-    let (max_age, io_timeout) = (timings.metrics_connection, timings.metrics_patience);
+    let (max_age, io_timeout) = (
+        timings.metrics_connection_max_age,
+        timings.metrics_io_timeout,
+    );
     loop {
         let slot = Arc::clone(&slots)
             .acquire_owned()

@@ -19,24 +19,24 @@ fn names(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Dashboards and alerts of every program that uses the runtime rest on these names.
+/// Dashboards and alerts of every program that uses the runtime depend on these names.
 #[test]
 fn metrics_have_these_names() {
     let metrics = Metrics::new(&PROGRAM);
     let controller = metrics.controller("widget", 8);
     controller.reconciled(ReconcileResult::Success, Duration::from_millis(3));
-    metrics.show_queue("widget", || QueueState {
+    metrics.set_queue("widget", || QueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
-    metrics.show_leadership("lease", Fence::shut());
+    metrics.set_leadership("lease", Fence::shut());
     metrics.drift_corrections("widget");
     let _watch = metrics.watch("deployments.apps", Purpose::Target);
-    metrics.show_resources("widget", || {
+    metrics.set_resources("widget", || {
         Some([(("True", "Ready".to_owned()), 3)].into())
     });
-    metrics.show_resources("gadget", || None);
+    metrics.set_resources("gadget", || None);
     let text = metrics.encode();
     let expected = "\
 controller_runtime_active_workers{controller=\"widget\"}
@@ -111,7 +111,7 @@ fn metrics_have_their_values() {
     controller.panicked();
     has("controller_runtime_reconcile_panics_total{controller=\"widget\"} 1");
     let queue = "name=\"widget\",controller=\"widget\"";
-    metrics.show_queue("widget", || QueueState {
+    metrics.set_queue("widget", || QueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });
@@ -127,13 +127,13 @@ fn metrics_have_their_values() {
     has("widget_operator_watches{resource=\"pods\",state=\"healthy\"} 2");
     has("widget_operator_watches{resource=\"pods\",state=\"failing\"} 0");
     let fence = Fence::open();
-    metrics.show_leadership("lease", fence.clone());
+    metrics.set_leadership("lease", fence.clone());
     has("leader_election_master_status{name=\"lease\"} 1");
     fence.close();
     has("leader_election_master_status{name=\"lease\"} 0");
 }
 
-/// A collector of a program, which knows nothing of the prefix.
+/// Collector of a program, which does not know the prefix.
 #[derive(Debug)]
 struct Answer;
 
@@ -164,7 +164,7 @@ fn registered_metrics_have_the_prefix_of_the_program() {
 }
 
 #[test]
-fn leadership_is_absent_before_it_is_shown() {
+fn leadership_is_absent_before_it_is_set() {
     assert!(!Metrics::new(&PROGRAM).encode().contains("leader_election"));
 }
 

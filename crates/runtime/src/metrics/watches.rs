@@ -17,7 +17,7 @@ use tokio::time::Instant;
 pub enum Purpose {
     /// The operator needs the watch.
     Own,
-    /// A user's object names the resource, and reports itself that the apiserver denies it.
+    /// A user's object names the resource, and its status reports a denied watch.
     Target,
 }
 
@@ -26,7 +26,7 @@ pub enum Purpose {
 enum WatchHealth {
     /// The watch has not failed lately.
     Healthy,
-    /// The watch failed, and since then has neither shown anything nor lasted.
+    /// The watch failed and has not recovered since.
     Failing,
     /// The watch failed because the operator may not read what a user's object names, or the apiserver does not serve it.
     Denied,
@@ -58,7 +58,7 @@ struct RegistryState {
 struct WatchRecord {
     resource: Arc<str>,
     purpose: Purpose,
-    /// Time of the last failure, if the watch has shown nothing since, and whether the apiserver denied the watch.
+    /// Time of the last failure, if the watch has not recovered since, and whether the apiserver denied the watch.
     failed: Option<(Instant, bool)>,
     /// Time after a failure within which a stalled watch fails again.
     lasts: Duration,
@@ -137,7 +137,7 @@ impl Collector for WatchRegistry {
 #[derive(Debug)]
 pub struct WatchGuard {
     id: u64,
-    /// The watch failed and has shown nothing since.
+    /// True if the watch failed and has not recovered since.
     failing: bool,
     failures: Counter,
     registry: WatchRegistry,
@@ -154,8 +154,8 @@ impl WatchGuard {
         }
     }
 
-    /// Records that the watch showed something.
-    pub fn shown(&mut self) {
+    /// Records that the watch recovered.
+    pub fn recovered(&mut self) {
         if std::mem::take(&mut self.failing)
             && let Some(record) = self.registry.state().records.get_mut(&self.id)
         {

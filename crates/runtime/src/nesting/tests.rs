@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 
-/// `levels` of objects or arrays in each other, around a number.
+/// Returns `levels` of objects or arrays in each other, around a number.
 fn nested(levels: usize, open: &str, close: &str) -> String {
     format!("{}1{}", open.repeat(levels), close.repeat(levels))
 }
@@ -50,9 +50,9 @@ fn answer_keeps_its_upper_levels(#[case] open: &str, #[case] close: &str, #[case
     }
 }
 
-/// As a list, as a watch and alone: with too many levels an object reads as too deep, with fewer as it is.
+/// An object with too many levels reads as too deep in a list, in a watch and alone; with fewer levels it is unchanged.
 #[rstest]
-fn object_that_is_cut_is_too_deep(
+fn truncated_object_is_too_deep(
     #[values(90, 94, 95, 110, 116, 117, 118, 130, 5_000)] levels: usize,
 ) {
     let value = nested(levels, "{\"a\":", "}");
@@ -143,7 +143,7 @@ proptest! {
         }
     }
 
-    /// Strings with brackets and quotes at every depth, also where they are left out.
+    /// Strings contain brackets and quotes at every depth, also where they are removed.
     #[test]
     fn deep_json_stays_json(value in any_json(), levels in 100_usize..140, chunk in 1_usize..9) {
         let text = format!("{}{value}{}", "{\"a\":[".repeat(levels / 2), "]}".repeat(levels / 2));
@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_makes_it_panic(text in r#"[\\"{}\[\]a]{0,64}"#, chunk in 1_usize..9) {
+    fn filter_never_panics(text in r#"[\\"{}\[\]a]{0,64}"#, chunk in 1_usize..9) {
         filtered(&text, chunk);
     }
 }

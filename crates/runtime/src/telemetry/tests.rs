@@ -8,7 +8,7 @@ use tracing::instrument::WithSubscriber as _;
 use tracing::{debug, error, info, info_span, trace, warn};
 
 use super::*;
-use crate::cluster::Server;
+use crate::cluster::ApiServerAddress;
 use crate::testing::PROGRAM;
 
 /// Writer that keeps the log.
@@ -65,7 +65,7 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
         warn!(
             error = &error as &dyn std::error::Error,
             count = 3_u64,
-            well = false,
+            ready = false,
             msg = "mine",
             "it {}",
             "failed"
@@ -83,7 +83,7 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
     let expected = serde_json::json!({
         "level": "warn", "logger": "qm_runtime::telemetry::tests", "msg": "it failed",
         "controller": "widget", "controllerGroup": "example.com", "controllerKind": "Widget",
-        "namespace": "shop", "name": "inner", "attempt": 2, "error": "no \"luck\"\n", "count": 3, "well": false,
+        "namespace": "shop", "name": "inner", "attempt": 2, "error": "no \"luck\"\n", "count": 3, "ready": false,
     });
     assert_eq!(line, expected);
     assert!(kept.text().starts_with("{\"ts\":"), "{}", kept.text());
@@ -106,11 +106,11 @@ fn lines_have_the_fields_of_their_reconcile_at_any_level() {
 fn terminal_gets_text() {
     let kept = logged("info", false, || {
         let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
-        info!("told");
+        info!("sent");
     });
     let text = kept.text();
     assert!(
-        text.contains(" INFO ") && text.contains("told") && text.contains("name=\"web\""),
+        text.contains(" INFO ") && text.contains("sent") && text.contains("name=\"web\""),
         "{text}"
     );
     assert!(!text.contains('\u{1b}'), "{text}");
@@ -138,21 +138,21 @@ fn each_cause_appears_once() {
 
 #[test]
 fn levels_and_directives_limit_the_log() {
-    let words = || {
-        debug!("ours");
+    let log = || {
+        debug!("own");
         debug!(target: "widget_operator", "notify");
         info!(target: "hyper", "other");
-        error!(target: "kube_runtime::watcher", "said already");
+        error!(target: "kube_runtime::watcher", "repeated");
     };
     let messages = |level| -> Vec<String> {
-        logged(level, true, words)
+        logged(level, true, log)
             .lines()
             .iter()
             .map(|line| line["msg"].as_str().unwrap().to_owned())
             .collect()
     };
     assert_eq!(messages("info"), ["other"]);
-    assert_eq!(messages("debug"), ["ours", "notify", "other"]);
+    assert_eq!(messages("debug"), ["own", "notify", "other"]);
     assert_eq!(messages("info,widget_operator=debug"), ["notify", "other"]);
     assert_eq!(messages("error"), Vec::<String>::new());
 }
@@ -170,7 +170,7 @@ fn no_level_lets_other_crates_log_data() {
             trace!(target: "reqwest::connect", "sesame");
             warn!(target: "kube_client::client", "sesame");
             trace!(target: "anything", "sesame");
-            trace!("ours");
+            trace!("own");
         });
         assert_eq!(kept.text().matches("sesame").count(), 0, "{}", kept.text());
         assert_eq!(kept.lines().len(), 1, "{}", kept.text());
@@ -181,9 +181,13 @@ fn no_level_lets_other_crates_log_data() {
 fn spans_for_traces_are_in_no_line() {
     let kept = logged("trace", true, || {
         let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
-        let _request =
-            traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
-        info!("asked");
+        let _request = traces::request(
+            &http::Method::GET,
+            "/api/v1/nodes/n",
+            &ApiServerAddress::default(),
+        )
+        .entered();
+        info!("read");
     });
     let line = kept.lines().remove(0);
     assert_eq!(

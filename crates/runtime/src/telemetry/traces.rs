@@ -22,7 +22,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
 use super::collector::Collector;
-use crate::cluster::Server;
+use crate::cluster::ApiServerAddress;
 use crate::settings::Program;
 
 /// Target of spans for traces only: no log line has their fields.
@@ -172,7 +172,7 @@ pub fn failed() {
 }
 
 /// Creates the span of a request to the apiserver; [`Span::none`] outside a reconcile.
-pub fn request(method: &Method, path: &str, server: &Server) -> Span {
+pub fn request(method: &Method, path: &str, server: &ApiServerAddress) -> Span {
     if Span::current().is_none() {
         return Span::none();
     }

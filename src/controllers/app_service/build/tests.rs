@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::super::validate::check;
 use super::*;
 
-/// What the document's manifest says.
+/// The spec of the document's manifest.
 fn document() -> Value {
     json!({ "size": 2, "image": "nginx:1.7.9", "ports": [{ "port": 80, "targetPort": 80, "nodePort": 30002 }] })
 }
@@ -26,7 +26,7 @@ fn app(spec: &Value) -> AppService {
     serde_json::from_value(object).unwrap()
 }
 
-/// All that an app with this spec has.
+/// Returns all objects of an app with this spec.
 fn built(spec: &Value) -> Value {
     let app = app(spec);
     let app = check(&app).unwrap();
@@ -55,7 +55,7 @@ fn ports(ports: &Value) -> Value {
     })
 }
 
-/// The leaves that differ, by path: what is there now, or null.
+/// Returns the changed leaves by path, with the new value or null.
 fn difference(before: &Value, after: &Value) -> BTreeMap<String, Value> {
     fn walk(path: &str, before: &Value, after: &Value, into: &mut BTreeMap<String, Value>) {
         match (before, after) {
@@ -81,13 +81,13 @@ fn difference(before: &Value, after: &Value) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn what_the_documents_manifest_becomes() {
+fn objects_of_the_documents_manifest() {
     insta::assert_yaml_snapshot!(built(&document()));
 }
 
-/// One more label or port name in the template would start every Pod anew when the program's Deployment is taken over.
+/// Another label or port name in the template would restart every Pod of an adopted Deployment.
 #[test]
-fn the_pods_are_those_of_the_documents_program() {
+fn pods_equal_those_of_the_documents_program() {
     let built = built(&document());
     let labels = json!({ "app": "appservice-sample" });
     let container = json!({
@@ -107,9 +107,9 @@ fn the_pods_are_those_of_the_documents_program() {
     assert_eq!(built["Service"]["spec"]["selector"], labels);
 }
 
-/// What each optional field changes.
+/// The snapshot has the changes of each optional field.
 #[test]
-fn every_optional_field() {
+fn optional_fields_change_the_objects() {
     let probe = |rest: Value| {
         let mut probe = json!({ "periodSeconds": 5 });
         probe
@@ -191,15 +191,15 @@ fn every_optional_field() {
 }
 
 #[rstest]
-#[case::a_missing_target(json!([{ "port": 8080 }]), json!([{ "containerPort": 8080 }]), json!([8080]))]
-#[case::a_go_clients_zero(json!([{ "port": 8080, "targetPort": 0, "nodePort": 0, "name": "", "protocol": "" }]), json!([{ "containerPort": 8080 }]), json!([8080]))]
-#[case::a_name(json!([{ "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http"]))]
+#[case::missing_target(json!([{ "port": 8080 }]), json!([{ "containerPort": 8080 }]), json!([8080]))]
+#[case::zeros_of_a_go_client(json!([{ "port": 8080, "targetPort": 0, "nodePort": 0, "name": "", "protocol": "" }]), json!([{ "containerPort": 8080 }]), json!([8080]))]
+#[case::name(json!([{ "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http"]))]
 #[case::udp(json!([{ "port": 53, "protocol": "UDP" }]), json!([{ "containerPort": 53 }]), json!([53]))]
 #[case::one_number_two_protocols(json!([{ "name": "a", "port": 53 }, { "name": "b", "port": 53, "protocol": "UDP" }]), json!([{ "containerPort": 53 }]), json!([53, 53]))]
 #[case::one_target(json!([{ "name": "a", "port": 80 }, { "name": "b", "port": 8080, "targetPort": 80 }]), json!([{ "containerPort": 80 }]), json!([80, 80]))]
 #[case::one_named_target(json!([{ "name": "a", "port": 80, "targetPort": "http" }, { "name": "b", "port": 81, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http", "http"]))]
-#[case::a_number_that_gets_a_name(json!([{ "name": "a", "port": 81, "targetPort": 80 }, { "name": "b", "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!([80, "http"]))]
-#[case::a_number_that_has_a_name(json!([{ "name": "b", "port": 80, "targetPort": "http" }, { "name": "a", "port": 81, "targetPort": 80 }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http", 80]))]
+#[case::number_before_its_name(json!([{ "name": "a", "port": 81, "targetPort": 80 }, { "name": "b", "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!([80, "http"]))]
+#[case::number_after_its_name(json!([{ "name": "b", "port": 80, "targetPort": "http" }, { "name": "a", "port": 81, "targetPort": 80 }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!(["http", 80]))]
 #[case::named_for_udp(json!([{ "name": "a", "port": 53, "targetPort": "dns", "protocol": "UDP" }, { "name": "b", "port": 53 }]), json!([{ "name": "dns", "containerPort": 53, "protocol": "UDP" }, { "containerPort": 53 }]), json!(["dns", 53]))]
 fn ports_are_unique_in_the_container(
     #[case] spec: Value,
@@ -208,13 +208,13 @@ fn ports_are_unique_in_the_container(
 ) {
     let built = ports(&spec);
     assert_eq!(built["container"], container);
-    let told: Vec<_> = built["service"]
+    let actual: Vec<_> = built["service"]
         .as_array()
         .unwrap()
         .iter()
         .map(|port| port["targetPort"].clone())
         .collect();
-    assert_eq!(json!(told), targets);
+    assert_eq!(json!(actual), targets);
     for port in built["service"].as_array().unwrap() {
         assert!(
             port.get("nodePort").is_none()
@@ -225,7 +225,7 @@ fn ports_are_unique_in_the_container(
 }
 
 #[test]
-fn what_others_own_is_not_named() {
+fn foreign_fields_are_unset() {
     let app = app(&document());
     let app = check(&app).unwrap();
     let bare = serde_json::to_value(deployment(&app, None, false)).unwrap();

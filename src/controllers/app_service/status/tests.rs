@@ -13,18 +13,18 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn key() -> Key {
-    Key::new("shop", "web")
+fn key() -> ObjectKey {
+    ObjectKey::new("shop", "web")
 }
 
 fn at(text: &str) -> Time {
     Time(text.parse().unwrap())
 }
 
-fn deployment(wanted: i32, observed: i64, status: Value) -> Deployment {
+fn deployment(desired: i32, observed: i64, status: Value) -> Deployment {
     let mut object = json!({
         "metadata": { "name": "web", "namespace": "shop", "generation": 3 },
-        "spec": { "replicas": wanted, "selector": {}, "template": {} },
+        "spec": { "replicas": desired, "selector": {}, "template": {} },
         "status": { "observedGeneration": observed },
     });
     object["status"]
@@ -60,8 +60,8 @@ fn pull() -> PodProblem {
 #[rstest]
 #[case::complete(2, 3, counts(2, 2, 2), true, "Ready", "all 2 Pods are available")]
 #[case::one(1, 3, counts(1, 1, 1), true, "Ready", "the Pod is available")]
-#[case::none_wanted(0, 3, json!({}), true, "Ready", "no Pod is wanted")]
-#[case::not_seen_yet(
+#[case::none_desired(0, 3, json!({}), true, "Ready", "no Pod is wanted")]
+#[case::not_observed_yet(
     2,
     2,
     counts(2, 2, 2),
@@ -78,7 +78,7 @@ fn pull() -> PodProblem {
     "Progressing",
     "1 of 3 Pods are available"
 )]
-#[case::old_ones(
+#[case::old_pods(
     2,
     3,
     counts(3, 2, 2),
@@ -86,7 +86,7 @@ fn pull() -> PodProblem {
     "Progressing",
     "Pods of before are still there: 1"
 )]
-#[case::more_than_wanted(
+#[case::more_than_desired(
     1,
     3,
     counts(2, 2, 2),
@@ -94,7 +94,7 @@ fn pull() -> PodProblem {
     "Progressing",
     "1 of 1 Pods are available"
 )]
-#[case::old_ones_serve(
+#[case::old_pods_serve(
     2,
     3,
     counts(3, 1, 2),
@@ -108,15 +108,15 @@ fn pull() -> PodProblem {
 #[case::late(2, 3, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "ProgressDeadlineExceeded", "timed out")]
 #[case::late_before(2, 2, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "Progressing", "1 of 2 Pods are available")]
 #[case::quota_over(2, 3, both(counts(2, 2, 2), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), true, "Ready", "all 2 Pods are available")]
-fn outcome_of_a_deployment(
-    #[case] wanted: i32,
+fn deployment_gives_the_outcome(
+    #[case] desired: i32,
     #[case] observed: i64,
     #[case] status: Value,
     #[case] ready: bool,
     #[case] reason: &str,
     #[case] message: &str,
 ) {
-    let outcome = Rollout::of(&deployment(wanted, observed, status)).outcome(&key(), None);
+    let outcome = Rollout::of(&deployment(desired, observed, status)).outcome(&key(), None);
     assert_eq!(
         (
             outcome.progress == Progress::Ready,
@@ -128,18 +128,18 @@ fn outcome_of_a_deployment(
 }
 
 #[test]
-fn pods_explain_a_rollout_unless_it_is_complete_or_the_deployment_explains_it() {
-    let said = |status: Value, observed: i64| {
+fn pod_problem_is_reported_unless_the_deployment_explains_it() {
+    let reason = |status: Value, observed: i64| {
         Rollout::of(&deployment(2, observed, status))
             .outcome(&key(), Some(pull()))
             .reason
     };
-    assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
-    assert_eq!(said(counts(2, 2, 2), 3), "Ready");
+    assert_eq!(reason(counts(2, 2, 1), 3), "ImagePullBackOff");
+    assert_eq!(reason(counts(2, 2, 2), 3), "Ready");
     assert_eq!(
-        said(counts(2, 2, 1), 2),
+        reason(counts(2, 2, 1), 2),
         "Progressing",
-        "those were asked about another spec"
+        "these Pods have another spec"
     );
     let late = condition(
         "Progressing",
@@ -147,13 +147,13 @@ fn pods_explain_a_rollout_unless_it_is_complete_or_the_deployment_explains_it() 
         "ProgressDeadlineExceeded",
         "timed out",
     );
-    assert_eq!(said(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
+    assert_eq!(reason(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
     let quota = condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota");
-    assert_eq!(said(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
+    assert_eq!(reason(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
 }
 
 #[test]
-fn a_status_mirrors_the_deployment_and_the_service() {
+fn status_mirrors_the_deployment_and_the_service() {
     let conditions = json!([
         { "type": "Available", "status": "True", "reason": "MinimumReplicasAvailable", "message": "m",
           "lastTransitionTime": "2026-01-01T00:00:00Z", "lastUpdateTime": "2026-01-01T00:00:01Z" },
@@ -182,7 +182,7 @@ fn set_ready(status: &mut AppServiceStatus, outcome: &Outcome, generation: i64, 
 }
 
 #[test]
-fn ready_keeps_its_time_while_its_status_does() {
+fn ready_condition_keeps_its_time_while_its_status_is_the_same() {
     let mut status = AppServiceStatus::default();
     let mut report = |outcome: &Outcome, generation, now| {
         observe(&mut status, "web", None, None);
@@ -222,12 +222,12 @@ fn ready_keeps_its_time_while_its_status_does() {
 
 #[rstest]
 #[case::active("True", 999, true, None)]
-#[case::not_looked_at("Unknown", 999, true, None)]
+#[case::not_reconciled("Unknown", 999, true, None)]
 #[case::new("False", 0, true, Some(300))]
 #[case::for_less_than_the_grace_period("False", 299, true, Some(1))]
 #[case::for_the_grace_period("False", 300, false, None)]
-#[case::by_a_clock_that_is_ahead("False", -60, true, Some(300))]
-fn an_app_stays_ready_while_its_autoscaler_has_been_inactive_for_less_than_the_grace_period(
+#[case::clock_is_ahead("False", -60, true, Some(300))]
+fn app_stays_ready_within_the_grace_period_of_inactive_scaling(
     #[case] active: &str,
     #[case] seconds: i64,
     #[case] ready: bool,

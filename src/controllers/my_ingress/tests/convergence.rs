@@ -1,4 +1,4 @@
-//! Whatever AWS has and refuses, reconciles end, leave what is not owned alone, and come to rest.
+//! Properties: whatever AWS has and rejects, reconciles converge and leave unowned resources unchanged.
 
 use proptest::prelude::*;
 use qm_api::common::{ADOPT_BY, OWNER_UID};
@@ -7,9 +7,9 @@ use qm_runtime::error::Class;
 use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;
-use super::fake::{GROUP, LISTENER, LOAD_BALANCER, World, http, owner_tags, refusal, tags};
+use super::fake::{GROUP, LISTENER, LOAD_BALANCER, World, aws_error, http, owner_tags, tags};
 
-/// Steps that AWS may refuse.
+/// Steps that AWS may reject.
 const CALLS: [&str; 21] = [
     "FindLoadBalancer",
     "ReadTags",
@@ -66,21 +66,31 @@ fn some_spec() -> impl Strategy<Value = Value> {
     })
 }
 
-fn some_refusal() -> impl Strategy<Value = (&'static str, AwsError)> {
+fn some_error() -> impl Strategy<Value = (&'static str, AwsError)> {
     let error = prop_oneof![
-        Just(refusal(Class::Transient, "Throttled", "Throttling")),
-        Just(refusal(Class::Terminal, "SpecRefused", "ValidationError")),
-        Just(refusal(
+        Just(aws_error(Class::Transient, "Throttled", "Throttling")),
+        Just(aws_error(
+            Class::Terminal,
+            "SpecRejected",
+            "ValidationError"
+        )),
+        Just(aws_error(
             Class::Slow,
             "NotPermitted",
             "OperationNotPermitted"
         )),
     ];
     (prop::sample::select(CALLS.to_vec()), error, any::<bool>()).prop_map(
-        |(call, error, undone)| {
+        |(call, error, had_no_effect)| {
             let is_read = ["Find", "Read"].iter().any(|verb| call.starts_with(verb));
-            let undone = undone || is_read;
-            (call, AwsError { undone, ..error })
+            let had_no_effect = had_no_effect || is_read;
+            (
+                call,
+                AwsError {
+                    had_no_effect,
+                    ..error
+                },
+            )
         },
     )
 }
@@ -117,10 +127,10 @@ fn some_world() -> impl Strategy<Value = World> {
     })
 }
 
-/// Reconciles until only reads are left, which the fake allows to touch nothing that is not owned.
-async fn rest(world: &mut World) {
+/// Reconciles until only reads are left; the fake fails the test if an unowned resource changes.
+async fn converge(world: &mut World) {
     for _ in 0..6 {
-        let steps = world.settle().await.steps;
+        let steps = world.reconcile_and_store().await.steps;
         world.aws.health.values_mut().for_each(|health| {
             health.retain(|it| !it.is_draining());
             for target in health.iter_mut() {
@@ -134,34 +144,34 @@ async fn rest(world: &mut World) {
             return;
         }
     }
-    panic!("no rest: {:?}", world.reconcile().await.steps);
+    panic!("no convergence: {:?}", world.reconcile().await.steps);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn reconciles_come_to_rest(
+    fn reconciles_converge(
         mut world in some_world(),
-        refusals in prop::collection::vec(some_refusal(), 0..3),
+        refusals in prop::collection::vec(some_error(), 0..3),
         is_deleted in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            for refusal in refusals {
-                world.refused = vec![refusal];
-                let steps = world.settle().await.steps;
+            for error in refusals {
+                world.rejected = vec![error];
+                let steps = world.reconcile_and_store().await.steps;
                 let repeated = steps.iter().enumerate().any(|(at, step)| {
                     step.starts_with('!') && steps[..at].iter().filter(|it| *it == step).count() > 3
                 });
                 assert!(!repeated, "{steps:?}");
             }
-            world.refused.clear();
+            world.rejected.clear();
             let foreign: Vec<_> = world.aws.tags.iter()
                 .filter(|(_, tags)| tags.contains_key("theirs") && tags.len() == 1)
                 .map(|(arn, tags)| (arn.clone(), tags.clone()))
                 .collect();
-            rest(&mut world).await;
+            converge(&mut world).await;
             for (arn, tags) in foreign {
                 assert_eq!(world.aws.tags[&arn], tags);
             }

@@ -1,4 +1,4 @@
-//! An AWS and an apiserver in memory, and a reconcile against them.
+//! A fake of AWS and of the apiserver, and a reconcile with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,7 +19,7 @@ use qm_aws::listeners::{
 };
 use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_core::kind::HasReadyCondition as _;
-use qm_runtime::Scope;
+use qm_runtime::WatchScope;
 use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::Class;
 use qm_runtime::events::Events;
@@ -44,7 +44,7 @@ pub(super) const LOAD_BALANCER: &str = "arn:aws:elb:eu-1:1:web";
 pub(super) const LISTENER: &str = "arn:aws:elb:eu-1:1:listener-80";
 pub(super) const GROUP: &str = "arn:aws:elb:eu-1:1:group-80";
 
-/// What AWS has.
+/// State of AWS.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub account: String,
@@ -53,20 +53,20 @@ pub(super) struct State {
     pub groups: Vec<TargetGroup>,
     pub tags: BTreeMap<String, Tags>,
     pub health: BTreeMap<String, Vec<TargetHealth>>,
-    /// What exists and is not shown yet.
+    /// Resources that exist and are not shown yet.
     pub hidden: BTreeSet<String>,
-    /// What exists and is not found, although its tags are shown.
+    /// Resources that exist and are not found, although their tags are shown.
     pub unlisted: BTreeSet<String>,
-    /// What is shown without its tags yet.
+    /// Resources that are shown without their tags yet.
     pub untagged: BTreeSet<String>,
-    /// What is created is hidden, or untagged, at first.
+    /// New resources are hidden at first.
     pub is_late: bool,
     pub is_late_with_tags: bool,
     /// A deleted load balancer is shown for a while.
     pub lingers: bool,
-    /// Instances that are no targets; `some` are any.
+    /// Instances that AWS rejects as targets; `some` rejects without naming one.
     pub rejected: BTreeSet<String>,
-    /// How many things AWS has created.
+    /// Number of resources that AWS has created.
     pub created: usize,
 }
 
@@ -88,13 +88,13 @@ impl State {
         !self.hidden.contains(arn) && !self.unlisted.contains(arn)
     }
 
-    fn shown_tags(&self, arn: &str) -> Option<Tags> {
+    fn visible_tags(&self, arn: &str) -> Option<Tags> {
         let tags = self.tags.get(arn).filter(|_| !self.hidden.contains(arn));
         let untagged = self.untagged.contains(arn);
         tags.map(|tags| tags.clone().into_iter().filter(|_| !untagged).collect())
     }
 
-    /// Asserts that the operator may change what has this ARN.
+    /// Asserts that the operator may change the resource.
     fn check(&self, arn: &str) {
         let tags = &self.tags[arn];
         let is = |key: &str, value: &str| tags.get(key).is_some_and(|it| it == value);
@@ -105,7 +105,7 @@ impl State {
         );
     }
 
-    /// Asserts that no listener is to lead to nothing.
+    /// Asserts that no listener forwards to a group without targets.
     fn check_targets(&self, group: &str) {
         let active = self.health[group].iter().any(|it| !it.is_draining());
         assert!(active, "{group} has no targets");
@@ -131,7 +131,7 @@ impl FakeAws {
     }
 }
 
-pub(super) fn refusal(class: Class, reason: &'static str, code: &str) -> AwsError {
+pub(super) fn aws_error(class: Class, reason: &'static str, code: &str) -> AwsError {
     AwsError {
         code: Some(code.into()),
         ..AwsError::unsent(class, reason, format!("AWS says {code}: words"))
@@ -149,12 +149,12 @@ impl Aws for FakeAws {
 
     async fn find_load_balancer(&self, _: &str) -> Result<Option<LoadBalancer>, AwsError> {
         let state = self.state();
-        let shown = state.load_balancer.clone();
-        Ok(shown.filter(|it| state.is_found(&it.arn)))
+        let visible = state.load_balancer.clone();
+        Ok(visible.filter(|it| state.is_found(&it.arn)))
     }
 
     async fn find_tags(&self, arn: &str) -> Result<Option<Tags>, AwsError> {
-        Ok(self.state().shown_tags(arn))
+        Ok(self.state().visible_tags(arn))
     }
 
     async fn create_load_balancer(
@@ -255,8 +255,14 @@ impl Aws for FakeAws {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, AwsError> {
         let state = self.state();
-        let not_found = || refusal(Class::Transient, "InProgress", error::GROUP_NOT_FOUND);
-        let tags = |arn: &String| Ok((arn.clone(), state.shown_tags(arn).ok_or_else(not_found)?));
+        let not_found = || {
+            aws_error(
+                Class::Transient,
+                "OperationInProgress",
+                error::GROUP_NOT_FOUND,
+            )
+        };
+        let tags = |arn: &String| Ok((arn.clone(), state.visible_tags(arn).ok_or_else(not_found)?));
         arns.iter().map(tags).collect()
     }
 
@@ -293,7 +299,11 @@ impl Aws for FakeAws {
             .iter()
             .any(|it| it.group.as_deref() == Some(group))
         {
-            return Err(refusal(Class::Transient, "InProgress", error::IN_USE));
+            return Err(aws_error(
+                Class::Transient,
+                "OperationInProgress",
+                error::IN_USE,
+            ));
         }
         state.groups.retain(|it| it.arn != group);
         Ok(())
@@ -316,7 +326,7 @@ impl Aws for FakeAws {
                 "AWS says {INVALID_TARGET}: not running: '{}'",
                 rejected.join("', '")
             );
-            let error = refusal(Class::Transient, "TargetsRefused", INVALID_TARGET);
+            let error = aws_error(Class::Transient, "TargetsRejected", INVALID_TARGET);
             return Err(AwsError { message, ..error });
         }
         let health = state.health.get_mut(group).unwrap();
@@ -349,7 +359,11 @@ impl Aws for FakeAws {
     ) -> Result<(), AwsError> {
         let mut state = self.owned(load_balancer);
         if state.listeners.iter().any(|it| it.port == desired.port) {
-            return Err(refusal(Class::Transient, "InProgress", "DuplicateListener"));
+            return Err(aws_error(
+                Class::Transient,
+                "OperationInProgress",
+                "DuplicateListener",
+            ));
         }
         state.check_targets(&desired.group);
         let arn = state.create("listener", tags);
@@ -414,13 +428,13 @@ pub(super) fn owner_tags() -> Tags {
     ])
 }
 
-/// How long ago, as the status has it.
+/// Returns the time `seconds` ago, as in the status.
 pub(super) fn ago(seconds: i64) -> String {
     let time = Timestamp::from_second(now().as_second() - seconds).unwrap();
     time.to_string()
 }
 
-/// A `MyIngress` and its surroundings. As made, nothing is left to do.
+/// A `MyIngress` and its surroundings; initially in the desired state.
 #[derive(Debug)]
 pub(super) struct World {
     pub aws: State,
@@ -430,15 +444,15 @@ pub(super) struct World {
     pub nodes: Result<Vec<&'static str>, &'static str>,
     /// UIDs of other `MyIngress` that exist.
     pub siblings: Vec<&'static str>,
-    /// The operator watches this namespace only, if given.
+    /// The one namespace that the operator watches, if limited.
     pub scope: Option<&'static str>,
-    /// Steps that AWS refuses.
-    pub refused: Vec<(&'static str, AwsError)>,
+    /// Steps that AWS rejects.
+    pub rejected: Vec<(&'static str, AwsError)>,
 }
 
-/// What came of a reconcile.
+/// Result of a reconcile.
 pub(super) struct Reconciled {
-    /// The steps in their order, those that AWS refused with a `!`.
+    /// The steps in their order; `!` marks those that AWS rejected.
     pub steps: Vec<String>,
     pub report: Option<Report>,
 }
@@ -450,7 +464,7 @@ impl Reconciled {
 }
 
 impl World {
-    /// A load balancer that listens on port 80.
+    /// Creates a load balancer that listens on port 80.
     pub fn new() -> Self {
         let mut world = Self::plain();
         world.object["spec"]["listeners"] = json!([http(80)]);
@@ -459,7 +473,7 @@ impl World {
         world
     }
 
-    /// A load balancer without listeners.
+    /// Creates a load balancer without listeners.
     pub fn plain() -> Self {
         let alb = json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" });
         let aws = State {
@@ -497,11 +511,11 @@ impl World {
             nodes: Ok(vec!["i-1", "i-2"]),
             siblings: Vec::new(),
             scope: None,
-            refused: Vec::new(),
+            rejected: Vec::new(),
         }
     }
 
-    /// A new `MyIngress`.
+    /// Creates a new `MyIngress`.
     pub fn empty() -> Self {
         let mut world = Self::plain();
         world.aws.load_balancer = None;
@@ -566,11 +580,11 @@ impl World {
         while let Some(step) = plan::next(&desired, &observed) {
             assert!(steps.len() < 200, "endless: {steps:?}");
             let name = name(&step);
-            let refused = self.refused.iter().find(|(refused, _)| name == *refused);
-            let taken = match refused {
+            let rejected = self.rejected.iter().find(|(rejected, _)| name == *rejected);
+            let taken = match rejected {
                 Some((_, error)) => {
-                    if !error.undone {
-                        // AWS did it, and the answer was lost.
+                    if !error.had_no_effect {
+                        // AWS executed the call, and the answer was lost.
                         let object = Arc::clone(&observed.object);
                         let mut unseen = Observed::new(object, Duration::ZERO);
                         let done = executor
@@ -593,7 +607,7 @@ impl World {
                 }
                 Err(StepError::Aws(error)) => {
                     steps.push(format!("!{name}"));
-                    observed.refuse(step, error);
+                    observed.reject(step, error);
                 }
                 Err(StepError::Reconcile(error)) => panic!("{name}: {error}"),
             }
@@ -607,7 +621,7 @@ impl World {
     }
 
     /// Reconciles, and stores the status.
-    pub async fn settle(&mut self) -> Reconciled {
+    pub async fn reconcile_and_store(&mut self) -> Reconciled {
         let reconciled = self.reconcile().await;
         if let Some(report) = &reconciled.report {
             let object: MyIngress = from_value(self.object.clone()).unwrap();
@@ -643,23 +657,23 @@ impl World {
         let nodes: &dyn Observer<Node> = &backends;
         match &self.nodes {
             Ok(instances) => {
-                nodes.listing(&resource, None);
+                nodes.on_list_started(&resource, None);
                 for id in instances {
                     let provider = json!({ "providerID": format!("aws:///a/{id}") });
                     let node = json!({ "metadata": { "name": id }, "spec": provider });
-                    nodes.present(&resource, from_value(node).unwrap());
+                    nodes.on_applied(&resource, from_value(node).unwrap());
                 }
-                nodes.listed(&resource, None);
+                nodes.on_list_done(&resource, None);
             }
             Err(why) => {
                 let status = kube::core::Status::failure(why, "Forbidden").with_code(403);
                 let error = watcher::Error::WatchError(status.boxed());
-                nodes.failing(&resource, None, &error);
+                nodes.on_error(&resource, None, &error);
             }
         }
         let scope = self.scope.map(ToOwned::to_owned);
         let executor = Executor {
-            scope: scope.map_or(Scope::Cluster, |it| Scope::Namespaces(vec![it])),
+            scope: scope.map_or(WatchScope::Cluster, |it| WatchScope::Namespaces(vec![it])),
             aws,
             backends: Arc::new(backends),
         };
@@ -673,7 +687,7 @@ pub(super) fn http(port: u16) -> Value {
     json!({ "port": port, "service": { "name": "shop", "port": 80 } })
 }
 
-/// The name of a step, with what tells it from others of that name.
+/// Returns the name of a step, with a detail that distinguishes it from others of that name.
 pub(super) fn name(step: &Step) -> String {
     match step {
         Step::Emit(_, _, reason, _) => format!("Emit:{reason}"),
@@ -686,7 +700,7 @@ fn variant(debug: &str) -> &str {
     debug.split(['(', ' ']).next().unwrap()
 }
 
-/// An apiserver that has the object and these Services.
+/// Returns an apiserver that has the object and these Services.
 fn apiserver(stored: Arc<Mutex<Value>>, services: BTreeMap<&'static str, Value>) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (stored, services) = (Arc::clone(&stored), services.clone());

@@ -1,4 +1,4 @@
-//! The rules of a reconcile, with an AWS and an apiserver in memory.
+//! Tests of the rules of a reconcile, with fakes of AWS and the apiserver.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod convergence;

@@ -1,4 +1,4 @@
-//! Which steps a reconcile takes, and in which order.
+//! Tests of the steps that a reconcile takes, and of their order.
 
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
@@ -10,27 +10,27 @@ use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;
 use super::fake::{
-    GROUP, LISTENER, LOAD_BALANCER, Reconciled, World, ago, http, owner_tags, refusal, tags,
+    GROUP, LISTENER, LOAD_BALANCER, Reconciled, World, ago, aws_error, http, owner_tags, tags,
 };
 
-/// The steps up to the tags of a load balancer whose ARN the status has.
+/// Steps up to the tags of a load balancer whose ARN the status has.
 const FOUND: &str = "ReadRegion FindLoadBalancer ReadTags";
-/// The steps from there to the nodes.
+/// Steps from there to the nodes.
 const LISTENERS: &str = "ReadListeners ReadTargetGroups ReadOwnership";
 
 fn throttled() -> AwsError {
-    refusal(Class::Transient, "Throttled", "Throttling")
+    aws_error(Class::Transient, "Throttled", "Throttling")
 }
 
-fn spec_refused() -> AwsError {
-    refusal(Class::Terminal, "SpecRefused", "SubnetNotFound")
+fn spec_rejected() -> AwsError {
+    aws_error(Class::Terminal, "SpecRejected", "SubnetNotFound")
 }
 
-/// The answer was lost.
+/// Returns the error of a lost answer.
 fn lost() -> AwsError {
     AwsError {
-        undone: false,
-        ..refusal(Class::Transient, "AWSUnavailable", "InternalFailure")
+        had_no_effect: false,
+        ..aws_error(Class::Transient, "AWSUnavailable", "InternalFailure")
     }
 }
 
@@ -45,8 +45,8 @@ async fn check(
     let reconciled = world.reconcile().await;
     assert_eq!(reconciled.steps.join(" "), steps);
     let report = reconciled.report.as_ref();
-    let said = report.map_or("", |report| report.readiness.reason);
-    assert_eq!(said, reason, "{report:?}");
+    let reported = report.map_or("", |report| report.readiness.reason);
+    assert_eq!(reported, reason, "{report:?}");
     (world, reconciled)
 }
 
@@ -55,18 +55,18 @@ fn alb(world: &mut World) -> &mut Value {
 }
 
 fn requested(world: &mut World, seconds: i64) {
-    alb(world)["requestedAt"] = json!(ago(seconds));
+    alb(world)["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn requested_for(world: &mut World, at: usize, seconds: i64) {
-    world.object["status"]["listeners"][at]["requestedAt"] = json!(ago(seconds));
+    world.object["status"]["listeners"][at]["creationRequestedAt"] = json!(ago(seconds));
 }
 
 fn tag(world: &mut World, arn: &str, pairs: &[(&str, &str)]) {
     world.aws.tags.insert(arn.into(), tags(pairs));
 }
 
-/// The steps that read what the load balancer listens on.
+/// Returns the steps that read the load balancer's listeners.
 fn inventory(world: &World) -> &'static str {
     if world.aws.listeners.is_empty() {
         "ReadListeners ReadTargetGroups"
@@ -77,16 +77,16 @@ fn inventory(world: &World) -> &'static str {
 
 type Change = fn(&mut World);
 
-/// Where the load balancer is looked for, and when it is created.
+/// Cases of finding and creating the load balancer.
 #[rstest]
 #[case::steady(|_: &mut World| {}, "", "Ready")]
 #[case::in_another_region(|world: &mut World| alb(world)["arn"] = json!("arn:aws:elb:us-1:1:web"), "ReadRegion", "RegionMismatch")]
 #[case::in_another_account(|world: &mut World| alb(world)["arn"] = json!("arn:aws:elb:eu-1:2:web"), "ReadRegion FindLoadBalancer", "AccountMismatch")]
-#[case::gone_with_its_account(|world: &mut World| {
+#[case::missing_in_another_account(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.account = "2".into();
 }, "ReadRegion FindLoadBalancer ReadAccount", "AccountMismatch")]
-#[case::gone(|world: &mut World| world.aws.load_balancer = None,
+#[case::deleted(|world: &mut World| world.aws.load_balancer = None,
     "ReadRegion FindLoadBalancer ReadAccount RecordCreateLoadBalancer CreateLoadBalancer ReadTags Emit:Created", "Provisioning")]
 #[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); },
     "ReadRegion FindLoadBalancer", "Creating")]
@@ -95,7 +95,7 @@ type Change = fn(&mut World);
 #[case::clock_of_the_writer_is_ahead(|world: &mut World| { requested(world, -30); world.aws.load_balancer = None; },
     "ReadRegion FindLoadBalancer", "Creating")]
 #[case::answer_to_the_creation_was_lost(|world: &mut World| {
-    *alb(world) = json!({ "requestedAt": ago(5) });
+    *alb(world) = json!({ "creationRequestedAt": ago(5) });
     world.aws.hidden.insert(LOAD_BALANCER.into());
 }, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
 #[tokio::test]
@@ -125,19 +125,25 @@ async fn creation_follows_finalizer_and_intent(
     let steps =
         format!("FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer {rest}");
     let (world, _) = check(World::empty(), change, &steps, reason).await;
-    assert!(world.object["status"]["alb"]["requestedAt"].is_string());
+    assert!(world.object["status"]["alb"]["creationRequestedAt"].is_string());
     let condition = &world.object["status"]["conditions"][0];
-    assert_eq!(condition["reason"], "Creating", "while it goes on");
+    assert_eq!(
+        condition["reason"], "Creating",
+        "while the reconcile continues"
+    );
 }
 
-/// A creation that was refused for sure is forgotten, so nothing waits for it.
+/// A creation that certainly had no effect is forgotten, so nothing waits for it.
 #[rstest]
-#[case::undone(spec_refused(), None)]
+#[case::no_effect(spec_rejected(), None)]
 #[case::lost(lost(), Some(()))]
 #[tokio::test]
-async fn failed_creation(#[case] error: AwsError, #[case] requested: Option<()>) {
+async fn failed_creation_is_recorded_only_if_it_may_have_happened(
+    #[case] error: AwsError,
+    #[case] requested: Option<()>,
+) {
     let reason = error.reason;
-    let refuse = |world: &mut World| world.refused = vec![("CreateLoadBalancer", error)];
+    let refuse = |world: &mut World| world.rejected = vec![("CreateLoadBalancer", error)];
     let steps = "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer !CreateLoadBalancer";
     let (_, reconciled) = check(World::empty(), refuse, steps, reason).await;
     let alb = reconciled.report().readiness.alb.as_ref();
@@ -145,23 +151,23 @@ async fn failed_creation(#[case] error: AwsError, #[case] requested: Option<()>)
     assert!(reconciled.report().outcome.is_err());
 }
 
-/// Nothing is done with what is not owned.
+/// An unowned load balancer is not changed.
 #[rstest]
 #[case::untagged(&[], &[], "Conflict")]
-#[case::article_s_program(&[("ManagedBy", "kopf")], &[], "Conflict")]
+#[case::articles_program(&[("ManagedBy", "kopf")], &[], "Conflict")]
 #[case::another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], &[], "Conflict")]
 #[case::name_alone(&[(CLUSTER, "c1"), (OWNER, "shop/web")], &[], "Conflict")]
 #[case::promised(&[(ADOPT_BY, "shop/other")], &[], "Conflict")]
 #[case::sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")], &["u2"], "NameTaken")]
 #[case::deleted_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")], &[], "Conflict")]
 #[tokio::test]
-async fn unowned_load_balancer(
-    #[case] shown: &[(&str, &str)],
+async fn unowned_load_balancer_is_left_unchanged(
+    #[case] actual: &[(&str, &str)],
     #[case] siblings: &[&'static str],
     #[case] reason: &str,
 ) {
     let change = |world: &mut World| {
-        tag(world, LOAD_BALANCER, shown);
+        tag(world, LOAD_BALANCER, actual);
         world.siblings = siblings.to_vec();
     };
     check(World::new(), change, FOUND, reason).await;
@@ -171,8 +177,8 @@ async fn unowned_load_balancer(
 #[tokio::test]
 async fn sibling_that_is_not_watched_may_exist() {
     let change = |world: &mut World| {
-        let theirs = [(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")];
-        tag(world, LOAD_BALANCER, &theirs);
+        let siblings = [(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")];
+        tag(world, LOAD_BALANCER, &siblings);
         world.scope = Some("shop");
     };
     check(World::plain(), change, FOUND, "NameTaken").await;
@@ -182,11 +188,11 @@ async fn sibling_that_is_not_watched_may_exist() {
 #[case::consent(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "AddTags RemoveTags Emit:Adopted")]
 #[case::restored(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")], "AddTags Emit:Adopted")]
 #[tokio::test]
-async fn adopted_load_balancer(#[case] shown: &[(&str, &str)], #[case] rest: &str) {
-    let is_restored = shown.len() == 3;
-    let change = |world: &mut World| tag(world, LOAD_BALANCER, shown);
+async fn adoptable_load_balancer_is_adopted(#[case] actual: &[(&str, &str)], #[case] rest: &str) {
+    let is_restored = actual.len() == 3;
+    let change = |world: &mut World| tag(world, LOAD_BALANCER, actual);
     let confirm = if is_restored { "ConfirmOwner " } else { "" };
-    // Until it is known that nothing is left of a lost status, listeners are looked at.
+    // Listeners are read until the status is known to be complete.
     let steps = format!(
         "FindLoadBalancer ReadTags {confirm}AddFinalizer {rest} ReadListeners ReadTargetGroups"
     );
@@ -194,16 +200,16 @@ async fn adopted_load_balancer(#[case] shown: &[(&str, &str)], #[case] rest: &st
     world.object["status"] = json!({});
     world.object["metadata"]["finalizers"] = json!([]);
     let (world, _) = check(world, change, &steps, "Ready").await;
-    let shown = &world.aws.tags[LOAD_BALANCER];
+    let actual = &world.aws.tags[LOAD_BALANCER];
     assert!(
         owner_tags()
             .iter()
-            .all(|(key, value)| shown.get(key) == Some(value))
+            .all(|(key, value)| actual.get(key) == Some(value))
     );
-    assert!(!shown.contains_key(ADOPT_BY));
+    assert!(!actual.contains_key(ADOPT_BY));
 }
 
-/// What nobody can change is never claimed.
+/// A load balancer that cannot be changed is never adopted.
 #[rstest]
 #[case::scheme(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"))]
 #[case::kind(|world: &mut World| world.aws.load_balancer.as_mut().unwrap().kind = "network".into())]
@@ -212,8 +218,8 @@ async fn adopted_load_balancer(#[case] shown: &[(&str, &str)], #[case] rest: &st
     tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]);
 })]
 #[tokio::test]
-async fn incompatible_load_balancer(#[case] change: Change) {
-    check(World::new(), change, FOUND, "NotAlike").await;
+async fn incompatible_load_balancer_is_left_unchanged(#[case] change: Change) {
+    check(World::new(), change, FOUND, "Incompatible").await;
 }
 
 #[rstest]
@@ -223,7 +229,7 @@ async fn incompatible_load_balancer(#[case] change: Change) {
     "SetIpAddressType SetSubnets Emit:Updated")]
 #[case::not_in_the_spec(json!({}), "")]
 #[tokio::test]
-async fn drift(#[case] spec: Value, #[case] steps: &str) {
+async fn drift_is_corrected(#[case] spec: Value, #[case] steps: &str) {
     let change = |world: &mut World| {
         for (field, value) in spec.as_object().unwrap() {
             world.object["spec"][field] = value.clone();
@@ -243,25 +249,25 @@ async fn drift(#[case] spec: Value, #[case] steps: &str) {
 #[case::known(json!({ "a": "1" }), json!(["a"]), &[], "AddTags Emit:Updated", &[("a", "1")])]
 #[case::dropped(json!({ "b": "2" }), json!(["a"]), &[("a", "1"), ("c", "3")], "RecordTag AddTags RemoveTags Emit:Updated",
     &[("b", "2"), ("c", "3")])]
-#[case::dropped_and_gone(json!({}), json!(["a"]), &[], "", &[])]
+#[case::dropped_and_missing(json!({}), json!(["a"]), &[], "", &[])]
 #[tokio::test]
-async fn tags_of_the_spec(
+async fn tags_of_the_spec_are_ensured(
     #[case] spec: Value,
     #[case] recorded: Value,
-    #[case] shown: &[(&str, &str)],
+    #[case] actual: &[(&str, &str)],
     #[case] steps: &str,
     #[case] expected: &[(&str, &str)],
 ) {
     let keys: Vec<_> = spec.as_object().unwrap().keys().cloned().collect();
     let change = |world: &mut World| {
         world.object["spec"]["tags"] = spec;
-        alb(world)["tagKeys"] = recorded;
+        alb(world)["managedTagKeys"] = recorded;
         world
             .aws
             .tags
             .get_mut(LOAD_BALANCER)
             .unwrap()
-            .extend(tags(shown));
+            .extend(tags(actual));
     };
     let steps = format!("{FOUND} {steps}");
     let (world, reconciled) = check(World::plain(), change, steps.trim(), "Ready").await;
@@ -269,28 +275,28 @@ async fn tags_of_the_spec(
     all.extend(tags(expected));
     assert_eq!(world.aws.tags[LOAD_BALANCER], all);
     let alb = reconciled.report().readiness.alb.as_ref().unwrap();
-    assert_eq!(alb.tag_keys, keys);
+    assert_eq!(alb.managed_tag_keys, keys);
 }
 
-/// A refusal of one part keeps no other part, and no listener, from being corrected; a refusal of all calls does.
+/// An error of one part keeps no other part, and no listener, from being corrected; an error of all calls does.
 #[rstest]
-#[case::of_one(vec![("SetSubnets", spec_refused())],
+#[case::one_resource(vec![("SetSubnets", spec_rejected())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
-     ReadTargetHealth", "SpecRefused")]
-#[case::of_all(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_refused())],
+     ReadTargetHealth", "SpecRejected")]
+#[case::all_calls(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
+#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_rejected())],
     "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::listeners_count_before(vec![("SetSubnets", spec_refused()), ("ReadListeners", throttled())],
+#[case::listeners_count_before(vec![("SetSubnets", spec_rejected()), ("ReadListeners", throttled())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
-#[case::tags(vec![("AddTags", spec_refused())], "!AddTags", "SpecRefused")]
+#[case::tags(vec![("AddTags", spec_rejected())], "!AddTags", "SpecRejected")]
 #[tokio::test]
-async fn refused_correction(
-    #[case] refused: Vec<(&'static str, AwsError)>,
+async fn rejected_correction_does_not_block_the_others(
+    #[case] rejected: Vec<(&'static str, AwsError)>,
     #[case] steps: &str,
     #[case] reason: &str,
 ) {
     let change = |world: &mut World| {
-        world.refused = refused;
+        world.rejected = rejected;
         world.object["spec"]["subnets"] = json!(["subnet-1", "subnet-3"]);
         world.object["spec"]["securityGroups"] = json!(["sg-2"]);
         world.object["spec"]["ipAddressType"] = json!("dualstack");
@@ -303,22 +309,22 @@ async fn refused_correction(
     assert!(reconciled.report().outcome.is_err());
 }
 
-/// The Event about a creation does not wait for the tags; the one about an adoption does.
+/// The Event about a creation does not wait for the tags; the Event about an adoption does.
 #[rstest]
 #[case::created(json!({}), &[(CLUSTER, "c1"), (OWNER_UID, "u1")],
     "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags !AddTags Emit:Created")]
 #[case::adopted(json!({ "alb": { "arn": LOAD_BALANCER } }), &[(ADOPT_BY, "shop/web")],
     "ReadRegion FindLoadBalancer ReadTags !AddTags")]
 #[tokio::test]
-async fn event_if_tags_are_refused(
+async fn event_of_a_creation_precedes_the_tags(
     #[case] status: Value,
-    #[case] shown: &[(&str, &str)],
+    #[case] actual: &[(&str, &str)],
     #[case] steps: &str,
 ) {
     let change = |world: &mut World| {
-        let denied = refusal(Class::Slow, "AccessDenied", "AccessDenied");
-        world.refused = vec![("AddTags", denied)];
-        tag(world, LOAD_BALANCER, shown);
+        let denied = aws_error(Class::Slow, "AccessDenied", "AccessDenied");
+        world.rejected = vec![("AddTags", denied)];
+        tag(world, LOAD_BALANCER, actual);
         if status == json!({}) {
             // AWS answers the creation with the load balancer that it did not show.
             world.aws.unlisted.insert(LOAD_BALANCER.into());
@@ -328,9 +334,9 @@ async fn event_if_tags_are_refused(
     check(World::plain(), change, steps, "AccessDenied").await;
 }
 
-/// AWS answers a creation with somebody else's load balancer of these very settings.
+/// AWS answers a creation with another owner's load balancer that has the same settings.
 #[tokio::test]
-async fn created_load_balancer_may_be_anothers() {
+async fn created_load_balancer_may_have_another_owner() {
     let change = |world: &mut World| {
         world.aws = World::plain().aws;
         world.aws.unlisted.insert(LOAD_BALANCER.into());
@@ -339,11 +345,11 @@ async fn created_load_balancer_may_be_anothers() {
     let steps =
         "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer ReadTags";
     let (_, reconciled) = check(World::empty(), change, steps, "Conflict").await;
-    // Its tags may be shown late.
+    // Tags may be shown late.
     assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
-/// The order of a listener's steps never leads it to nothing.
+/// The order of a listener's steps never makes it forward to nothing.
 #[rstest]
 #[case::steady(|_: &mut World| {}, "ReadService ReadTargetHealth", "Ready")]
 #[case::new(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); },
@@ -352,7 +358,7 @@ async fn created_load_balancer_may_be_anothers() {
 #[case::new_and_just_recorded(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); requested_for(world, 0, 10); },
     "ReadService FindTargetGroup CreateTargetGroup ReadOwnership ReadTargetHealth RegisterTargets CreateListener Emit:Updated",
     "TargetsInitial")]
-#[case::group_of_before(|world: &mut World| world.aws.listeners.clear(),
+#[case::former_group(|world: &mut World| world.aws.listeners.clear(),
     "ReadService FindTargetGroup ReadOwnership ReadTargetHealth RecordCreateFor CreateListener Emit:Updated", "TargetsInitial")]
 #[case::group_of_another_network(|world: &mut World| {
     world.aws.listeners.clear();
@@ -386,7 +392,7 @@ async fn created_load_balancer_may_be_anothers() {
 #[case::only_the_old_ones_serve(|world: &mut World| world.nodes = Ok(vec!["i-3"]), "ReadService ReadTargetHealth RegisterTargets",
     "TargetsInitial")]
 #[tokio::test]
-async fn listener(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
+async fn listener_is_ensured(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
     let mut world = World::new();
     change(&mut world);
     let inventory = inventory(&world);
@@ -410,17 +416,17 @@ async fn listener(#[case] change: Change, #[case] steps: &str, #[case] reason: &
     }
 }
 
-/// What is not owned, or may not be, is left alone.
+/// Unowned resources, and those that may be unowned, are left unchanged.
 #[rstest]
-#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
-#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "ListenerConflict")]
+#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "Conflict")]
+#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "Conflict")]
 #[case::listener_with_late_tags(|world: &mut World| { tag(world, LISTENER, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
-#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "ListenerConflict")]
+#[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "Conflict")]
 #[case::group_with_late_tags(|world: &mut World| { tag(world, GROUP, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
 #[case::adoptable_group_of_another_network(|world: &mut World| {
     tag(world, GROUP, &[(ADOPT_BY, "shop/web")]);
     world.aws.groups[0].vpc = "vpc-2".into();
-}, "ReadService", "ListenerConflict")]
+}, "ReadService", "Conflict")]
 #[case::created_group_is_hidden(|world: &mut World| {
     world.object["spec"]["listeners"] = json!([http(81)]);
     world.object["status"]["listeners"] = json!([{ "port": 81 }]);
@@ -434,7 +440,7 @@ async fn listener(#[case] change: Change, #[case] steps: &str, #[case] reason: &
     world.aws.is_late_with_tags = true;
 }, "ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership", "TargetsInitial")]
 #[tokio::test]
-async fn unowned_listener_or_group(
+async fn unowned_listener_or_group_is_left_unchanged(
     #[case] change: Change,
     #[case] steps: &str,
     #[case] reason: &str,
@@ -446,9 +452,9 @@ async fn unowned_listener_or_group(
     check(world, |_| {}, &steps, reason).await;
 }
 
-/// AWS answers a creation with somebody else's group of these very settings.
+/// AWS answers a creation with another owner's group that has the same settings.
 #[tokio::test]
-async fn created_group_may_be_anothers() {
+async fn created_group_may_have_another_owner() {
     let change = |world: &mut World| {
         world.aws.listeners.clear();
         world.aws.unlisted.insert(GROUP.into());
@@ -457,10 +463,10 @@ async fn created_group_may_be_anothers() {
     let steps = format!(
         "{FOUND} ReadListeners ReadTargetGroups ReadNodes ReadService FindTargetGroup RecordCreateFor CreateTargetGroup ReadOwnership"
     );
-    check(World::new(), change, &steps, "ListenerConflict").await;
+    check(World::new(), change, &steps, "Conflict").await;
 }
 
-/// While it is unknown where to lead, targets stay as long as the Service holds their node port.
+/// Without a route, targets stay as long as the Service holds their node port.
 #[rstest]
 #[case::no_service(|world: &mut World| world.services.clear(), "ReadTargetHealth DeregisterTargets Emit:Updated", "ServiceNotFound", (0, 0))]
 #[case::port_released(|world: &mut World| port(world, &json!({ "port": 81, "nodePort": 30_081 })), "ReadTargetHealth DeregisterTargets Emit:Updated",
@@ -468,10 +474,10 @@ async fn created_group_may_be_anothers() {
 #[case::port_held(|world: &mut World| port(world, &json!({ "port": 81, "nodePort": 30_080 })), "ReadTargetHealth", "ServicePortNotFound", (2, 2))]
 #[case::no_node_port(|world: &mut World| port(world, &json!({ "port": 80 })), "ReadTargetHealth DeregisterTargets Emit:Updated", "NoNodePort", (0, 0))]
 #[case::no_nodes(|world: &mut World| world.nodes = Ok(Vec::new()), "ReadTargetHealth", "NoNodes", (2, 2))]
-#[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnknown", (2, 2))]
+#[case::nodes_forbidden(|world: &mut World| world.nodes = Err("no"), "ReadTargetHealth", "NodesUnreadable", (2, 2))]
 #[case::nothing_leads_there(|world: &mut World| { world.nodes = Ok(Vec::new()); world.aws.listeners.clear(); }, "", "NoNodes", (2, 2))]
 #[tokio::test]
-async fn unroutable_listener(
+async fn unroutable_listener_keeps_targets_of_held_ports(
     #[case] change: Change,
     #[case] steps: &str,
     #[case] reason: &str,
@@ -498,15 +504,15 @@ fn port(world: &mut World, port: &Value) {
     );
 }
 
-/// A target that AWS rejects blocks no other.
+/// A target that AWS rejects does not block the others.
 #[rstest]
-#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRefused", "Ready")]
-#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRefused DeregisterTargets", "Ready")]
-#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRefused")]
-#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRefused")]
+#[case::one_of_two(&["i-2", "i-3", "i-4"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::the_only_new_one(&["i-1", "i-2", "i-3"], "i-3", "!RegisterTargets Emit:TargetsRejected", "Ready")]
+#[case::not_a_longer_id(&["i-2", "i-3", "i-33"], "i-3", "!RegisterTargets RegisterTargets Emit:TargetsRejected DeregisterTargets", "Ready")]
+#[case::all(&["i-3", "i-4"], "i-3, i-4", "!RegisterTargets", "TargetsRejected")]
+#[case::unnamed(&["i-1", "i-2", "i-3"], "some", "!RegisterTargets", "TargetsRejected")]
 #[tokio::test]
-async fn rejected_targets(
+async fn rejected_target_does_not_block_the_others(
     #[case] nodes: &[&'static str],
     #[case] named: &str,
     #[case] steps: &str,
@@ -519,16 +525,20 @@ async fn rejected_targets(
     check(world, |_| {}, &steps, reason).await;
 }
 
-/// A listener that AWS refuses blocks no other; a refusal of all calls does.
+/// A listener that AWS rejects does not block the others; an error of all calls does.
 #[rstest]
-#[case::of_one(
-    spec_refused(),
+#[case::one_resource(
+    spec_rejected(),
     "!SetHealthCheck ReadService ReadTargetHealth",
-    "SpecRefused"
+    "SpecRejected"
 )]
-#[case::of_all(throttled(), "!SetHealthCheck", "Throttled")]
+#[case::all_calls(throttled(), "!SetHealthCheck", "Throttled")]
 #[tokio::test]
-async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] reason: &str) {
+async fn rejected_listener_does_not_block_the_others(
+    #[case] error: AwsError,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -539,23 +549,23 @@ async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] 
     world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] =
         json!([{ "port": 80, "healthy": 1, "total": 2 }, { "port": 81 }]);
-    world.refused = vec![("SetHealthCheck", error)];
+    world.rejected = vec![("SetHealthCheck", error)];
     let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService {steps}");
     let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
     let report = reconciled.report();
-    if reason == "SpecRefused" {
+    if reason == "SpecRejected" {
         assert!(report.readiness.message.starts_with("port 80: AWS says"));
         let (first, second) = (&report.listeners[0], &report.listeners[1]);
         assert_eq!(
             (first.healthy, &*first.reason),
-            (1, "SpecRefused"),
-            "as before"
+            (1, "SpecRejected"),
+            "unchanged"
         );
         assert_eq!((second.healthy, &*second.reason), (2, ""));
     }
 }
 
-/// What the spec no longer has is removed, the listener before its group.
+/// Listeners and groups that the spec no longer has are removed, the listener before its group.
 #[rstest]
 #[case::both(|_: &mut World| {}, "DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
 #[case::group_alone(|world: &mut World| world.aws.listeners.clear(), "FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
@@ -565,11 +575,11 @@ async fn refused_listener(#[case] error: AwsError, #[case] steps: &str, #[case] 
 #[case::foreign(|world: &mut World| for arn in [LISTENER, GROUP] { tag(world, arn, &[("theirs", "x")]); }, "FindTargetGroup ReadOwnership", "Ready", 0)]
 #[case::late_tags(|world: &mut World| { for arn in [LISTENER, GROUP] { tag(world, arn, &[]); } requested_for(world, 0, 30); },
     "FindTargetGroup ReadOwnership", "Ready", 1)]
-#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "ListenerConflict", 1)]
+#[case::held_by_another(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "FindTargetGroup ReadOwnership", "Conflict", 1)]
 #[case::status_was_lost(|world: &mut World| world.object["status"] = json!({}),
     "RecordPorts DeleteListener Emit:Updated FindTargetGroup ReadOwnership DeleteTargetGroup", "Ready", 0)]
 #[tokio::test]
-async fn removed_listener(
+async fn undesired_listener_is_removed(
     #[case] change: Change,
     #[case] steps: &str,
     #[case] reason: &str,
@@ -590,9 +600,9 @@ async fn removed_listener(
     assert_eq!(reconciled.report().listeners.len(), left);
 }
 
-/// Whatever AWS refuses of one removal, the next one goes on.
+/// Whatever removal AWS rejects, the next one continues.
 #[tokio::test]
-async fn refused_removal() {
+async fn rejected_removal_does_not_block_the_others() {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -601,7 +611,7 @@ async fn refused_removal() {
     );
     world.object["spec"]["listeners"] = json!([]);
     world.object["status"]["listeners"] = json!([{ "port": 80, "healthy": 2 }, { "port": 81 }]);
-    world.refused = vec![("DeleteListener", throttled())];
+    world.rejected = vec![("DeleteListener", throttled())];
     let steps = format!("{FOUND} {LISTENERS} !DeleteListener !DeleteListener");
     let (_, reconciled) = check(world, |_| {}, &steps, "Throttled").await;
     let listeners = &reconciled.report().listeners;
@@ -616,30 +626,34 @@ async fn failed_load_balancer_has_no_listeners() {
     let fail = |world: &mut World| {
         world.aws.load_balancer.as_mut().unwrap().state = "failed".into();
     };
-    check(World::new(), fail, FOUND, "Failed").await;
+    check(World::new(), fail, FOUND, "ProvisioningFailed").await;
 }
 
-/// The finalizer goes only once nothing owned is left.
+/// The finalizer is removed only once nothing owned is left.
 #[rstest]
 #[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
-#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Deleting")]
-#[case::gone(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:Gone", "")]
-#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Deleting")]
-#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Deleting")]
-#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:LeftBehind", "")]
-#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:LeftBehind", "")]
+#[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
+#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:AlreadyDeleted", "")]
+#[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Terminating")]
+#[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Terminating")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:Orphaned", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:Orphaned", "")]
 #[case::never_owned(|world: &mut World| {
     tag(world, LOAD_BALANCER, &[("theirs", "x")]);
     alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
 }, "ReadTags", "")]
 #[case::restored(|world: &mut World| tag(world, LOAD_BALANCER, &[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")]),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
-#[case::transient_refusal(|world: &mut World| world.refused = vec![("DeleteLoadBalancer", throttled())],
+#[case::transient_refusal(|world: &mut World| world.rejected = vec![("DeleteLoadBalancer", throttled())],
     "ReadTags ConfirmOwner !DeleteLoadBalancer", "Throttled")]
 #[case::suspended(|world: &mut World| world.object["spec"]["suspend"] = json!(true),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
 #[tokio::test]
-async fn deletion(#[case] change: Change, #[case] steps: &str, #[case] reason: &str) {
+async fn load_balancer_is_deleted(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
     let mut world = World::plain();
     world.delete();
     let steps = format!("ReadRegion FindLoadBalancer {steps}");
@@ -647,30 +661,30 @@ async fn deletion(#[case] change: Change, #[case] steps: &str, #[case] reason: &
     assert_eq!(reconciled.report.is_none(), reason.is_empty());
 }
 
-/// Groups go after the load balancer, whoever deleted that.
+/// Groups are deleted after the load balancer, whoever deleted that.
 #[rstest]
 #[case::with_the_load_balancer(|_: &mut World| {},
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Gone", "")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
-    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:LeftBehind", "")]
+    "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:Orphaned", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "InProgress")]
+    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "OperationInProgress")]
 #[case::group_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.hidden.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ConfirmOwner", "Terminating")]
 #[case::group_tags_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.untagged.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Deleting")]
+}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Terminating")]
 #[tokio::test]
-async fn deletion_of_target_groups(
+async fn target_groups_are_deleted_after_the_load_balancer(
     #[case] change: Change,
     #[case] steps: &str,
     #[case] reason: &str,
@@ -681,24 +695,24 @@ async fn deletion_of_target_groups(
     check(world, change, &steps, reason).await;
 }
 
-/// A status that says nothing of AWS may be lost, so AWS is asked.
+/// An empty status may be lost, so AWS is asked.
 #[tokio::test]
-async fn deletion_without_a_status() {
+async fn deletion_without_a_status_asks_aws() {
     let mut world = World::empty();
     world.delete();
     let steps = "FindLoadBalancer ListTargetGroups ConfirmOwner";
     check(world, |_| {}, steps, "").await;
 }
 
-/// A load balancer that may not be deleted follows its nodes.
+/// A load balancer with deletion protection follows its nodes.
 #[rstest]
 #[case::steady(|_: &mut World| {}, "ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService ReadTargetHealth", true)]
 #[case::new_node(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]),
     "ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService ReadTargetHealth RegisterTargets", false)]
-#[case::listeners_are_refused(|world: &mut World| world.refused.push(("ReadListeners", throttled())), "!ReadListeners", true)]
+#[case::listeners_are_refused(|world: &mut World| world.rejected.push(("ReadListeners", throttled())), "!ReadListeners", true)]
 #[case::spec_is_unreadable(|world: &mut World| world.object["spec"]["tags"] = json!({ "a": "x".repeat(300 * 1024) }), "", true)]
 #[tokio::test]
-async fn protected_load_balancer(
+async fn protected_load_balancer_follows_its_nodes(
     #[case] change: Change,
     #[case] steps: &str,
     #[case] is_refused: bool,
@@ -708,9 +722,9 @@ async fn protected_load_balancer(
     let message = "AWS says OperationNotPermitted: deletion protection is enabled";
     let protected = AwsError {
         message: message.into(),
-        ..refusal(Class::Slow, "NotPermitted", NOT_PERMITTED)
+        ..aws_error(Class::Slow, "NotPermitted", NOT_PERMITTED)
     };
-    world.refused = vec![("DeleteLoadBalancer", protected)];
+    world.rejected = vec![("DeleteLoadBalancer", protected)];
     let steps = format!("{FOUND} ConfirmOwner !DeleteLoadBalancer {steps}");
     let (_, reconciled) = check(world, change, steps.trim(), "DeletionProtected").await;
     let report = reconciled.report();

@@ -1,4 +1,4 @@
-//! What a reconcile reports.
+//! Tests of the report of a reconcile.
 
 use qm_aws::AwsError;
 use qm_runtime::error::Class;
@@ -7,10 +7,10 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::fake::{
-    GROUP, LISTENER, LOAD_BALANCER, World, ago, health_of, http, refusal, tags, target,
+    GROUP, LISTENER, LOAD_BALANCER, World, ago, aws_error, health_of, http, tags, target,
 };
 
-/// How the reconcile ends: the outcome, or the class of the error.
+/// Returns the outcome, or the class of the error.
 fn ended(outcome: &Result<Requeue, AwsError>) -> Result<Requeue, Class> {
     outcome.clone().map_err(|error| error.class)
 }
@@ -35,7 +35,7 @@ type Change = fn(&mut World);
     set_health(world, ["unhealthy"; 2]);
 }, "Provisioning", "AWS makes", Ok(Requeue::Poll))]
 #[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Requeue::OnChange))]
-#[case::failed(|world: &mut World| set_state(world, "failed"), "Failed", "AWS could not make", Ok(Requeue::OnChange))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "ProvisioningFailed", "AWS could not make", Ok(Requeue::OnChange))]
 #[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Requeue::Poll))]
 #[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
     Ok(Requeue::Poll))]
@@ -45,17 +45,17 @@ type Change = fn(&mut World);
 #[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Requeue::OnChange))]
 #[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
     "AWS makes", Ok(Requeue::Poll))]
-#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "port 80 of the load balancer has a listener that is not ours", Ok(Requeue::OnChange))]
-#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "ListenerConflict",
+#[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "target group qm-", Ok(Requeue::OnChange))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
     Ok(Requeue::OnChange))]
 #[case::unowned_and_recent(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
-    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+    world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
 }, "Conflict", "load balancer web-alb is not ours", Ok(Requeue::Poll))]
-#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "NotAlike", "load balancer web-alb is internet-facing",
+#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "Incompatible", "load balancer web-alb is internet-facing",
     Ok(Requeue::OnChange))]
 #[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
     "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
@@ -64,7 +64,7 @@ type Change = fn(&mut World);
     "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: nothing is done, and a deletion waits; give the \
      operator credentials of account 2 back, or", Err(Class::Slow))]
 #[tokio::test]
-async fn condition_and_outcome(
+async fn state_gives_condition_and_outcome(
     #[case] change: Change,
     #[case] reason: &str,
     #[case] message: &str,
@@ -85,9 +85,9 @@ async fn condition_and_outcome(
     assert_eq!(ended(&report.outcome), outcome);
 }
 
-/// Of two listeners, one that an editor has to fix and one that passes: the former comes first, whatever their order.
+/// A problem that an editor has to fix comes before a transient one, whatever the listeners' order.
 #[tokio::test]
-async fn what_lasts_comes_first() {
+async fn lasting_problem_comes_first() {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -110,13 +110,16 @@ async fn what_lasts_comes_first() {
     assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
-/// The most urgent refusal is reported, with the other listeners' problems behind it.
+/// The most urgent error is reported, followed by the other listeners' problems.
 #[rstest]
 #[case::urgent(Class::Transient, Err(Class::Transient))]
 #[case::slow(Class::Slow, Ok(Requeue::Poll))]
 #[case::terminal(Class::Terminal, Ok(Requeue::Poll))]
 #[tokio::test]
-async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue, Class>) {
+async fn rejected_listener_is_reported(
+    #[case] class: Class,
+    #[case] outcome: Result<Requeue, Class>,
+) {
     let mut world = World::new();
     world.listen(
         "arn:aws:elb:eu-1:1:listener-81",
@@ -126,8 +129,11 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     world.object["spec"]["listeners"] = json!([http(80), http(81)]);
     world.object["spec"]["listeners"][1]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] =
-        json!([{ "port": 80 }, { "port": 81, "requestedAt": ago(30) }]);
-    world.refused = vec![("SetHealthCheck", refusal(class, "InProgress", "Code"))];
+        json!([{ "port": 80 }, { "port": 81, "creationRequestedAt": ago(30) }]);
+    world.rejected = vec![(
+        "SetHealthCheck",
+        aws_error(class, "OperationInProgress", "Code"),
+    )];
     set_health(&mut world, ["initial"; 2]);
     let reconciled = world.reconcile().await;
     let report = reconciled.report();
@@ -135,20 +141,20 @@ async fn refused_listener(#[case] class: Class, #[case] outcome: Result<Requeue,
     assert_eq!(
         (readiness.reason, readiness.message.as_str()),
         (
-            "InProgress",
+            "OperationInProgress",
             "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
         )
     );
-    // What changes by itself is looked at soon, unless the error is.
+    // Transient states are checked again soon, unless the error is terminal.
     assert_eq!(ended(&report.outcome), outcome);
     assert!(
-        report.listeners[1].requested_at.is_some(),
+        report.listeners[1].creation_requested_at.is_some(),
         "AWS may not show it yet"
     );
 }
 
 #[tokio::test]
-async fn most_urgent_refusal_counts() {
+async fn most_urgent_error_counts() {
     let mut world = World::new();
     for port in [81, 82] {
         let arn = |kind: &str| format!("arn:aws:elb:eu-1:1:{kind}-{port}");
@@ -157,14 +163,14 @@ async fn most_urgent_refusal_counts() {
     world.object["spec"]["listeners"] = json!([http(80), http(81)]);
     world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
     world.object["status"]["listeners"] = json!([{ "port": 80 }, { "port": 81 }, { "port": 82 }]);
-    world.refused = vec![
+    world.rejected = vec![
         (
             "SetHealthCheck",
-            refusal(Class::Terminal, "SpecRefused", "ValidationError"),
+            aws_error(Class::Terminal, "SpecRejected", "ValidationError"),
         ),
         (
             "DeleteListener",
-            refusal(Class::Slow, "NotPermitted", "OperationNotPermitted"),
+            aws_error(Class::Slow, "NotPermitted", "OperationNotPermitted"),
         ),
     ];
     let reconciled = world.reconcile().await;
@@ -175,44 +181,44 @@ async fn most_urgent_refusal_counts() {
         .listeners
         .iter()
         .map(|it| (it.port, it.reason.as_str()));
-    let expected = [(80, "SpecRefused"), (81, ""), (82, "NotPermitted")];
+    let expected = [(80, "SpecRejected"), (81, ""), (82, "NotPermitted")];
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
-/// What the status says of the load balancer: `requestedAt` until AWS shows it active, nothing of one that is not owned.
+/// The status has `creationRequestedAt` until AWS shows the load balancer active, and no details of an unowned one.
 #[rstest]
 #[case::active(|_: &mut World| {}, json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" }))]
 #[case::provisioning(|world: &mut World| set_state(world, "provisioning"),
-    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "provisioning", "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "provisioning", "creationRequestedAt": "some" }))]
 #[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); },
-    json!({ "arn": LOAD_BALANCER, "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "creationRequestedAt": "some" }))]
 #[case::unowned_and_another(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
     world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:eu-1:1:former");
-}, json!({ "requestedAt": "some" }))]
+}, json!({ "creationRequestedAt": "some" }))]
 #[case::not_found_in_time(|world: &mut World| { world.aws.hidden.insert(LOAD_BALANCER.into()); },
-    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "requestedAt": "some" }))]
+    json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "creationRequestedAt": "some" }))]
 #[tokio::test]
-async fn status_of_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
+async fn status_describes_the_load_balancer(#[case] change: Change, #[case] expected: Value) {
     let mut world = World::plain();
-    world.object["status"]["alb"]["requestedAt"] = json!(ago(30));
+    world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
     change(&mut world);
-    world.settle().await;
+    world.reconcile_and_store().await;
     let mut alb = world.object["status"]["alb"].clone();
-    if alb["requestedAt"].is_string() {
-        alb["requestedAt"] = json!("some");
+    if alb["creationRequestedAt"].is_string() {
+        alb["creationRequestedAt"] = json!("some");
     } else {
-        alb.as_object_mut().unwrap().remove("requestedAt");
+        alb.as_object_mut().unwrap().remove("creationRequestedAt");
     }
     assert_eq!(alb, expected);
 }
 
-/// While nothing arrives at the load balancer, nothing arrives at a listener.
+/// While no traffic arrives at the load balancer, none arrives at a listener.
 #[tokio::test]
-async fn listeners_of_an_unowned_load_balancer() {
+async fn listeners_of_an_unowned_load_balancer_have_no_traffic() {
     let mut world = World::new();
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
-    world.settle().await;
+    world.reconcile_and_store().await;
     let listeners = &world.object["status"]["listeners"];
     assert_eq!(
         *listeners,

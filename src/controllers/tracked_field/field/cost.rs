@@ -1,27 +1,27 @@
-//! What a lookup costs, in nodes that it visits, estimated before it runs: the library that runs a query cannot be
+//! Cost of a lookup, in nodes that it visits, estimated before it runs: the library that runs a query cannot be
 //! interrupted.
 //!
-//! An estimate is an upper bound. It follows a query step by step through the object for as long as the query has reached
-//! few nodes, and beyond that goes by the sizes of the subtrees that the query can reach. A path of names costs its length,
-//! however large the object is.
+//! An estimate is an upper bound. It follows a query step by step through the object while the query has reached few
+//! nodes, and then uses the sizes of the subtrees that the query can reach. A path of names costs its length, however
+//! large the object is.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
 use super::query::{Filter, Select, Step};
-use super::{CONTAINERS, Field, PORTS, Select as Lookup};
+use super::{CONTAINERS, FieldSelector, PORTS, Select as Lookup};
 
-/// How many bytes of a value cost as much as a node: values are written as JSON and hashed.
+/// Bytes of a value that cost as much as a node: values are written as JSON and hashed.
 const BYTES: u64 = 8;
-/// How many levels a match may rise through for the price of a node: each level copies a pointer.
+/// Levels that a match may rise through for the price of a node: each level copies a pointer.
 const LEVELS: u64 = 16;
 /// The most nodes that an estimate follows one by one.
 const FOLLOWED: usize = 64;
 /// Subtrees of more nodes are counted once.
 const LARGE: u64 = 64;
 
-/// The cost of writing a node, without those below it.
+/// Returns the cost of writing a node, without the nodes below.
 fn cost_of(value: &Value) -> u64 {
     let bytes = match value {
         Value::String(text) => text.len(),
@@ -31,11 +31,11 @@ fn cost_of(value: &Value) -> u64 {
     1 + bytes as u64 / BYTES
 }
 
-/// The nodes of a subtree, itself included.
+/// Size of a subtree, with its root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
     nodes: u64,
-    /// The cost of writing them.
+    /// The cost of writing the nodes.
     written: u64,
     /// The levels below the first.
     height: u64,
@@ -52,17 +52,17 @@ impl Size {
     }
 }
 
-/// Sizes of the subtrees of one object. The whole is walked once, when the size of a list or an object is first asked for.
+/// Sizes of the subtrees of one object. The first size of a list or an object takes one walk through the whole object.
 pub(crate) struct Sizes<'a> {
     object: &'a Value,
-    /// By address: the object is borrowed, so it stays where it is.
+    /// Sizes by address: the object is borrowed, so its nodes do not move.
     large: Option<HashMap<*const Value, Size>>,
-    /// The nodes that estimates have walked, apart from that one walk.
+    /// The nodes that estimates have walked, without the walk through the whole object.
     walked: u64,
 }
 
 impl<'a> Sizes<'a> {
-    /// Nothing is walked yet.
+    /// Creates sizes that have walked nothing yet.
     pub(crate) fn of(object: &'a Value) -> Self {
         Self {
             object,
@@ -71,12 +71,12 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Returns how many nodes estimates have walked, apart from one walk of the whole.
+    /// Returns the number of nodes that estimates have walked, without the walk through the whole object.
     pub(crate) fn walked(&self) -> u64 {
         self.walked
     }
 
-    /// Returns the cost of writing these nodes of the object, or a cost above `most` if it is more than that.
+    /// Returns the cost of writing these nodes, or some cost above `most`.
     pub(crate) fn written(&mut self, values: &[&'a Value], most: u64) -> u64 {
         let mut written: u64 = 0;
         for value in values {
@@ -112,7 +112,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// Counts a subtree, and notes the large ones in it.
+/// Counts a subtree, and stores the sizes of its large subtrees.
 fn count(value: &Value, large: &mut HashMap<*const Value, Size>) -> Size {
     let mut size = Size {
         nodes: 1,
@@ -138,9 +138,9 @@ fn count(value: &Value, large: &mut HashMap<*const Value, Size>) -> Size {
 
 /// The nodes that a query has reached.
 enum Reached<'a> {
-    /// These at most.
+    /// At most these nodes.
     These(Vec<&'a Value>),
-    /// So many at most, all of them in subtrees of this size together.
+    /// At most `count` nodes, in subtrees with this total size.
     Among { count: u64, size: Size },
 }
 
@@ -153,17 +153,18 @@ struct Walk<'s, 'a> {
     cost: u64,
 }
 
-/// An upper bound of what a lookup costs.
+/// An upper bound of the cost of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
-    /// The nodes that it visits.
+    /// The nodes that the lookup visits.
     pub(crate) visited: u64,
     /// The cost of [writing](Sizes::written) the value, if known before the lookup.
     pub(crate) written: Option<u64>,
 }
 
-impl Field {
-    /// Returns how many steps of its paths lead from a node to several. Estimating a path without such steps walks through nothing.
+impl FieldSelector {
+    /// Returns the number of steps that lead from one node to several. Estimating a path without such steps visits few
+    /// nodes.
     pub(crate) fn branches(&self) -> usize {
         fn count(steps: &[Step]) -> usize {
             let branches = |step: &Step| match &step.select {
@@ -209,7 +210,7 @@ impl Field {
 }
 
 impl Cost {
-    /// Returns what is known of the cost before the lookup.
+    /// Returns the part of the cost that is known before the lookup.
     pub(crate) fn known(self) -> u64 {
         self.visited.saturating_add(self.written.unwrap_or(0))
     }
@@ -312,13 +313,13 @@ impl<'a> Walk<'_, 'a> {
         };
     }
 
-    /// The size of the subtrees of these nodes, none of which is in another's unless they are nested.
+    /// Returns the total size of the subtrees of these nodes, which do not overlap unless they are nested.
     fn together(&mut self, nodes: &[&'a Value]) -> Size {
         let sizes = nodes.iter().map(|node| self.sizes.size(node));
         sizes.fold(Size::default(), Size::beside)
     }
 
-    /// Takes a step from each of `count` nodes, of which only the size is known.
+    /// Takes a step from each of `count` nodes in subtrees of this size.
     fn spread(&mut self, count: u64, size: Size, select: &Select) {
         self.pay(count);
         let count = match select {
@@ -336,10 +337,10 @@ impl<'a> Walk<'_, 'a> {
         self.reached = Reached::Among { count, size };
     }
 
-    /// Tests so many nodes of subtrees of this size.
+    /// Tests `count` nodes of subtrees of this size.
     fn filter(&mut self, filter: &Filter, count: u64, size: Size) {
         for path in &filter.paths {
-            // A step finds each node from one other at most, so that no step finds more nodes than there are.
+            // A step reaches each node from one other node at most, so no step finds more nodes than there are.
             let mut reached = count;
             for step in path {
                 self.pay(reached);
@@ -351,7 +352,7 @@ impl<'a> Walk<'_, 'a> {
         }
         self.pay(count);
         if filter.compares_trees {
-            // A node is compared once for each tree that it is part of.
+            // A node is compared once for each tree that contains it.
             let times = if self.nested { size.height + 1 } else { 1 };
             self.pay(size.nodes.saturating_mul(times));
         }
@@ -390,7 +391,7 @@ fn child_count(value: &Value) -> u64 {
     }
 }
 
-/// The first `most` members or items.
+/// Returns the first `most` members or items.
 fn children(value: &Value, most: usize) -> Vec<&Value> {
     match value {
         Value::Array(items) => items.iter().take(most).collect(),

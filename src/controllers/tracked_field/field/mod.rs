@@ -1,8 +1,8 @@
-//! Which field of an object is tracked, and its value.
+//! The tracked field of an object, and its value.
 //!
-//! A field is one of a few words (`replicas`, `image`, `targetPort`) or a `JSONPath` as `kubectl -o jsonpath` has it
-//! (translated in `path`); its value is kept up to a bound ([`ObservedValue`]). What a lookup costs is estimated before it runs
-//! (`cost`).
+//! A field is a word (`replicas`, `image`, `targetPort`) or a `JSONPath` in the dialect of `kubectl -o jsonpath`
+//! (translated in `path`). Long values are truncated ([`ObservedValue`]). The cost of a lookup is estimated before it
+//! runs (`cost`).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ pub(crate) mod cost;
 mod path;
 mod query;
 
-/// The longest field that is accepted, in bytes.
-const LONGEST: usize = 4096;
+/// Maximum length of a field, in bytes.
+const MAX_LENGTH: usize = 4096;
 
-/// A field of an object, checked and ready to be looked up. Cheap to clone.
+/// A field of an object, checked and ready for lookups. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field(Arc<Compiled>);
+pub struct FieldSelector(Arc<Compiled>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Compiled {
-    /// As the spec gives it.
+    /// Text from the spec.
     text: Box<str>,
     select: Select,
 }
@@ -35,22 +35,22 @@ struct Compiled {
 #[derive(Debug, PartialEq, Eq)]
 enum Select {
     Replicas,
-    /// Of the container of that name, or of the first one.
+    /// Image of the container with that name, or of the first container.
     Image(Option<Box<str>>),
-    /// Of the port of that name, or of the first one.
+    /// Target port of the port with that name, or of the first port.
     TargetPort(Option<Box<str>>),
-    /// What all of these match, in this order (a union of several names is one query for each).
+    /// Matches of all these paths, in this order (a union of several names is one query for each name).
     Paths(Box<[Path]>),
 }
 
-/// A query, and what it is made of.
+/// A query and its steps.
 #[derive(Debug, PartialEq, Eq)]
 struct Path {
     query: JsonPath,
     steps: Box<[Step]>,
 }
 
-impl Hash for Field {
+impl Hash for FieldSelector {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.text.hash(state);
     }
@@ -64,38 +64,38 @@ pub enum FieldError {
     FieldNotFound {
         /// Kind of the target.
         kind: String,
-        /// The field, as the spec gives it.
+        /// The field, as in the spec.
         field: String,
     },
-    /// It is meant as a `JSONPath`, or as `WORD:NAME`, and is not one.
+    /// The field looks like a `JSONPath` or `WORD:NAME`, and is not valid.
     #[error("{field:?}: {problem}")]
-    InvalidPath {
-        /// The field, as the spec gives it.
+    PathInvalid {
+        /// The field, as in the spec.
         field: String,
-        /// What is wrong, and what to write.
+        /// The problem, and what to write.
         problem: String,
     },
 }
 
 impl FieldError {
-    /// The reason that conditions, Events and the waiting annotation give.
+    /// Returns the reason for conditions, Events and the waiting annotation.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::FieldNotFound { .. } => "FieldNotFound",
-            Self::InvalidPath { .. } => "InvalidPath",
+            Self::PathInvalid { .. } => "PathInvalid",
         }
     }
 }
 
-impl Field {
-    /// Understands `field` as that of an object of this kind.
+impl FieldSelector {
+    /// Compiles `field` for an object of this kind.
     pub fn compile(kind: &str, field: &str) -> Result<Self, FieldError> {
-        let invalid = |problem: String| FieldError::InvalidPath {
+        let invalid = |problem: String| FieldError::PathInvalid {
             field: field.chars().take(200).collect(),
             problem,
         };
-        if field.len() > LONGEST {
-            return Err(invalid(format!("it is longer than {LONGEST} bytes")));
+        if field.len() > MAX_LENGTH {
+            return Err(invalid(format!("it is longer than {MAX_LENGTH} bytes")));
         }
         if field.contains(['{', '}']) {
             let queries = path::translate(field).map_err(invalid)?;
@@ -152,20 +152,20 @@ impl Field {
         }))
     }
 
-    /// The field as the spec gives it.
+    /// Returns the field as in the spec.
     pub(crate) fn text(&self) -> &str {
         &self.0.text
     }
 
-    /// The field's value in `object`, which is a whole one with `metadata` and all.
+    /// Returns the field's value in `object`, which must be complete, with `metadata`.
     ///
-    /// Several matches of a path are a JSON list; a single one is the value itself, whatever the path could match:
-    /// so `{.spec.containers[*].image}` of one container is its image, as kubectl prints it.
+    /// Several matches of a path are a JSON list. A single match is the value itself, whatever the path could match:
+    /// `{.spec.containers[*].image}` of one container is its image, as kubectl prints it.
     pub fn extract(&self, object: &Value) -> ObservedValue {
         ObservedValue::of_matches(&self.matches(object))
     }
 
-    /// Returns what [`Field::extract`] makes a value of.
+    /// Returns the matches that [`FieldSelector::extract`] makes a value of.
     pub(crate) fn matches<'a>(&self, object: &'a Value) -> Vec<&'a Value> {
         match &self.0.select {
             Select::Paths(paths) => paths
@@ -182,7 +182,7 @@ impl Field {
             }
             Select::TargetPort(name) => {
                 let port = named(object.pointer(PORTS), name.as_deref());
-                // The API's rule: a targetPort that is left out equals port.
+                // The API defaults a missing targetPort to port.
                 port.and_then(|port| port.get("targetPort").or_else(|| port.get("port")))
                     .into_iter()
                     .collect()
@@ -191,12 +191,12 @@ impl Field {
     }
 }
 
-/// Where a workload has its containers.
+/// Path of a workload's containers.
 const CONTAINERS: &str = "/spec/template/spec/containers";
-/// Where a Service has its ports.
+/// Path of a Service's ports.
 const PORTS: &str = "/spec/ports";
 
-/// The item of that name, or the first one.
+/// Returns the item with that name, or the first item.
 fn named<'a>(list: Option<&'a Value>, name: Option<&str>) -> Option<&'a Value> {
     let list = list?.as_array()?;
     match name {

@@ -1,12 +1,12 @@
 //! kubectl's dialect of `JSONPath` (<https://kubernetes.io/docs/reference/kubectl/jsonpath/>), translated to RFC 9535.
 //!
-//! What differs from the RFC, and so is rewritten here: the braces; `\.` in names; a quoted key is itself a dotted path
-//! (`['a.b']` is `.a.b`, `['a\.b']` is the key `a.b`); a filter stands in parentheses and compares two things at most,
-//! and one whose side is missing does not match; a union may be of paths. Stricter than kubectl: exactly one expression,
-//! and bounds that keep a query's work proportional to its object. More lenient: an index or slice that is out of range
-//! matches what there is, the leading dot may be left out, and keys may stand in double quotes.
+//! Differences from the RFC, rewritten here: the braces; `\.` in names; a quoted key is itself a dotted path (`['a.b']`
+//! is `.a.b`, `['a\.b']` is the key `a.b`); a filter needs parentheses, compares two values at most, and does not match
+//! if one is missing; a union may be of paths. Stricter than kubectl: exactly one expression, and bounds that keep a
+//! query's work proportional to its object. More lenient: an index or slice that is out of range matches what there is,
+//! the leading dot may be left out, and keys may be in double quotes.
 
-/// A union multiplies the queries that run; more than this many are refused.
+/// Maximum number of queries: a union multiplies them.
 const MOST_QUERIES: usize = 16;
 
 mod filter;
@@ -15,7 +15,8 @@ use super::query::{Select, Step};
 
 type Result<T> = std::result::Result<T, String>;
 
-/// The queries of RFC 9535 whose matches together are those of `template`; or what to write instead of it.
+/// Returns the RFC 9535 queries whose matches together are the matches of `template`. The error says what to write
+/// instead.
 pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     let Some(expression) = template.strip_prefix('{') else {
         return Err(
@@ -54,10 +55,10 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     Ok(steps.queries)
 }
 
-/// What follows `$` or `@`, once for each way through its unions.
+/// Steps after `$` or `@`, once for each way through the unions.
 struct Steps {
     queries: Vec<Vec<Step>>,
-    /// It matches one value at most.
+    /// The steps match one value at most.
     singular: bool,
 }
 
@@ -79,8 +80,8 @@ impl Parser<'_> {
         next
     }
 
-    fn eat(&mut self, wanted: char) -> bool {
-        let found = self.peek() == Some(wanted);
+    fn eat(&mut self, expected: char) -> bool {
+        let found = self.peek() == Some(expected);
         if found {
             self.next();
         }
@@ -119,7 +120,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Steps up to something that is none; `bare` when the first name may come without its dot.
+    /// Parses steps until something else follows; `bare`: the first name may lack its dot.
     fn steps(&mut self, bare: bool) -> Result<Steps> {
         let mut steps = Steps {
             queries: vec![Vec::new()],
@@ -153,7 +154,7 @@ impl Parser<'_> {
         }
     }
 
-    /// One name, or `*`, after a dot.
+    /// Parses one name, or `*`, after a dot.
     fn name(&mut self, steps: &mut Steps, descends: bool) -> Result<()> {
         let mut name = String::new();
         let mut plain = true;
@@ -181,7 +182,7 @@ impl Parser<'_> {
         steps.push(&[vec![Step { descends, select }]])
     }
 
-    /// What stands in brackets; the opening one is taken.
+    /// Parses the content of brackets, after the opening one.
     fn bracket(&mut self, steps: &mut Steps, descends: bool) -> Result<()> {
         self.skip_spaces();
         let mut ways = Vec::new();
@@ -211,7 +212,7 @@ impl Parser<'_> {
         steps.push(&ways)
     }
 
-    /// A quoted key, which is a dotted path of its own.
+    /// Parses a quoted key, which is a dotted path.
     fn key(&mut self, steps: &mut Steps) -> Result<Vec<Step>> {
         let end = self.next();
         let mut raw = String::new();
@@ -255,7 +256,7 @@ impl Parser<'_> {
         Ok(way.collect())
     }
 
-    /// An index, a slice or `*`.
+    /// Parses an index, a slice or `*`.
     fn index(&mut self, steps: &mut Steps) -> Result<Select> {
         let end = self
             .rest
@@ -309,7 +310,7 @@ impl Parser<'_> {
 }
 
 impl Steps {
-    /// Goes on by each of `ways`, in kubectl's order: the first way from everywhere, then the second.
+    /// Appends each of `ways` to each query, in kubectl's order: the first way everywhere, then the second.
     fn push(&mut self, ways: &[Vec<Step>]) -> Result<()> {
         if let ([query], [way]) = (&mut self.queries[..], ways) {
             query.extend_from_slice(way);

@@ -1,43 +1,43 @@
-//! A query of RFC 9535 as its steps: its text for the library that runs it, and its shape, from which `cost` estimates.
+//! A query of RFC 9535 as steps: text for the library that runs the query, shape for the estimate in `cost`.
 
 use std::fmt;
 
-/// One step of a query, with one selector: a union is several queries.
+/// Step of a query, with one selector. A union is several queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// The step selects in every node below, not in the node alone (`..`).
+    /// The step selects in every node below, not in this node alone (`..`).
     pub(super) descends: bool,
     pub(super) select: Select,
 }
 
-/// What a step selects of a node.
+/// Selector of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Select {
-    /// The member of that name.
+    /// The member with that name.
     Name(Box<str>),
-    /// The item at that place; a negative one counts from the end.
+    /// The item at that index; a negative index counts from the end.
     Index(i64),
     /// Every member or item.
     All,
-    /// Some of the items.
+    /// A range of the items.
     Slice(Box<str>),
     /// The members or items that match.
     Filter(Box<Filter>),
 }
 
-/// A filter: paths from the member or item that it tests.
+/// A filter, with paths from the member or item that it tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
-    /// As RFC 9535 writes it.
+    /// RFC 9535 text.
     pub(super) text: String,
-    /// Each path, as often as a test walks it.
+    /// Paths, each as often as a test walks it.
     pub(super) paths: Vec<Vec<Step>>,
     /// A test compares the values of two paths, which may be whole trees.
     pub(super) compares_trees: bool,
 }
 
 impl Step {
-    /// A step to what a node itself has.
+    /// Returns a step to members or items of the node itself.
     pub(super) fn child(select: Select) -> Self {
         Self {
             descends: false,
@@ -51,7 +51,7 @@ impl Step {
     }
 }
 
-/// Writes steps one after the other, without what they start from.
+/// Writes steps one after the other, without the root.
 pub(super) fn text(steps: &[Step]) -> String {
     steps.iter().map(Step::to_string).collect()
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// A string literal of RFC 9535.
+/// Returns a string literal of RFC 9535.
 pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::from("'");
     for c in text.chars() {

@@ -62,7 +62,9 @@ fn service() -> Value {
 )]
 fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected: ObservedValue) {
     assert_eq!(
-        Field::compile(kind, field).unwrap().extract(&deployment()),
+        FieldSelector::compile(kind, field)
+            .unwrap()
+            .extract(&deployment()),
         expected
     );
 }
@@ -75,7 +77,7 @@ fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected
 #[case("targetPort:none", ObservedValue::Missing)]
 fn ports_of_services(#[case] field: &str, #[case] expected: ObservedValue) {
     assert_eq!(
-        Field::compile("Service", field)
+        FieldSelector::compile("Service", field)
             .unwrap()
             .extract(&service()),
         expected
@@ -83,11 +85,11 @@ fn ports_of_services(#[case] field: &str, #[case] expected: ObservedValue) {
 }
 
 #[test]
-fn missing_empty_false_and_null_are_told_apart() {
+fn missing_empty_false_and_null_are_distinct() {
     let object = json!({"empty": "", "no": false, "null": null, "none": [], "nothing": {}});
     let all: Vec<ObservedValue> = ["missing", "empty", "no", "null", "none", "nothing"]
         .map(|name| {
-            Field::compile("X", &format!("{{.{name}}}"))
+            FieldSelector::compile("X", &format!("{{.{name}}}"))
                 .unwrap()
                 .extract(&object)
         })
@@ -104,11 +106,13 @@ fn missing_empty_false_and_null_are_told_apart() {
 }
 
 #[test]
-fn keys_are_sorted_whatever_the_order_they_came_in() {
+fn keys_are_sorted_regardless_of_their_order_in_the_object() {
     let object: Value =
         serde_json::from_str(r#"{"a": {"z": 1, "b": {"y": 2, "x": 3}, "a": [{"d": 1, "c": 2}]}}"#)
             .unwrap();
-    let value = Field::compile("X", "{.a}").unwrap().extract(&object);
+    let value = FieldSelector::compile("X", "{.a}")
+        .unwrap()
+        .extract(&object);
     assert_eq!(
         value,
         text(r#"{"a":[{"c":2,"d":1}],"b":{"x":3,"y":2},"z":1}"#)
@@ -116,8 +120,8 @@ fn keys_are_sorted_whatever_the_order_they_came_in() {
 }
 
 #[test]
-fn long_values_are_cut_between_characters_and_compared_whole() {
-    let field = Field::compile("X", "{.a}").unwrap();
+fn long_values_are_truncated_between_characters_and_compared_whole() {
+    let field = FieldSelector::compile("X", "{.a}").unwrap();
     let value = |text: String| field.extract(&json!({"a": text}));
     assert_eq!(value("x".repeat(1024)), text(&"x".repeat(1024)));
 
@@ -160,86 +164,86 @@ fn long_values_are_cut_between_characters_and_compared_whole() {
     "FieldNotFound",
     "is no field of a CronJob: write a JSONPath in braces"
 )]
-#[case("Deployment", "image:", "InvalidPath", "write image:NAME, or image")]
-#[case("Service", "targetPort:", "InvalidPath", "write targetPort:NAME")]
+#[case("Deployment", "image:", "PathInvalid", "write image:NAME, or image")]
+#[case("Service", "targetPort:", "PathInvalid", "write targetPort:NAME")]
 #[case(
     "Deployment",
     ".spec.replicas",
-    "InvalidPath",
+    "PathInvalid",
     "write {.spec.replicas}"
 )]
 #[case(
     "Deployment",
     "$.spec.replicas",
-    "InvalidPath",
+    "PathInvalid",
     "write {.spec.replicas}"
 )]
-#[case("Deployment", "spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case("Deployment", "spec.replicas", "PathInvalid", "write {.spec.replicas}")]
 #[case(
     "X",
     "{range .items[*]}{.name}{end}",
-    "InvalidPath",
+    "PathInvalid",
     "[*].image}; several matches give a JSON list"
 )]
-#[case("X", "{end}", "InvalidPath", "{range} and {end} are not supported")]
-#[case("X", "{.a}{.b}", "InvalidPath", "several expressions")]
-#[case("X", "{.a} {.b}", "InvalidPath", "several expressions")]
-#[case("X", "a: {.a}", "InvalidPath", "text around the braces")]
-#[case("X", "{.a}!", "InvalidPath", "text around the braces")]
-#[case("X", "{.a", "InvalidPath", "ends too early")]
-#[case("X", "}", "InvalidPath", "text around")]
-#[case("X", "{}", "InvalidPath", "names no field")]
-#[case("X", "{.}", "InvalidPath", "name is missing")]
-#[case("X", "{@}", "InvalidPath", "names no field")]
-#[case("X", "{.a.}", "InvalidPath", "name is missing")]
-#[case("X", "{..}", "InvalidPath", "name is missing")]
-#[case("X", "{..a..b}", "InvalidPath", "`..` may stand in it once")]
-#[case("X", "{\"a\"}", "InvalidPath", "is not understood")]
-#[case("X", "{.a b}", "InvalidPath", "is not understood")]
-#[case("X", "{.a[]}", "InvalidPath", "brackets hold")]
-#[case("X", "{.a[b]}", "InvalidPath", "brackets hold")]
-#[case("X", "{.a[0}", "InvalidPath", "bracket is missing")]
-#[case("X", "{.a[::0]}", "InvalidPath", "step of a slice")]
-#[case("X", "{.a['b..c']}", "InvalidPath", "empty name")]
-#[case("X", "{.a['b}", "InvalidPath", "ends too early")]
+#[case("X", "{end}", "PathInvalid", "{range} and {end} are not supported")]
+#[case("X", "{.a}{.b}", "PathInvalid", "several expressions")]
+#[case("X", "{.a} {.b}", "PathInvalid", "several expressions")]
+#[case("X", "a: {.a}", "PathInvalid", "text around the braces")]
+#[case("X", "{.a}!", "PathInvalid", "text around the braces")]
+#[case("X", "{.a", "PathInvalid", "ends too early")]
+#[case("X", "}", "PathInvalid", "text around")]
+#[case("X", "{}", "PathInvalid", "names no field")]
+#[case("X", "{.}", "PathInvalid", "name is missing")]
+#[case("X", "{@}", "PathInvalid", "names no field")]
+#[case("X", "{.a.}", "PathInvalid", "name is missing")]
+#[case("X", "{..}", "PathInvalid", "name is missing")]
+#[case("X", "{..a..b}", "PathInvalid", "`..` may stand in it once")]
+#[case("X", "{\"a\"}", "PathInvalid", "is not understood")]
+#[case("X", "{.a b}", "PathInvalid", "is not understood")]
+#[case("X", "{.a[]}", "PathInvalid", "brackets hold")]
+#[case("X", "{.a[b]}", "PathInvalid", "brackets hold")]
+#[case("X", "{.a[0}", "PathInvalid", "bracket is missing")]
+#[case("X", "{.a[::0]}", "PathInvalid", "step of a slice")]
+#[case("X", "{.a['b..c']}", "PathInvalid", "empty name")]
+#[case("X", "{.a['b}", "PathInvalid", "ends too early")]
 #[case(
     "X",
     "{.a[?@.b==1]}",
-    "InvalidPath",
+    "PathInvalid",
     "a filter is written [?(@.name==\"x\")]"
 )]
-#[case("X", "{.a[?(@.b=1)]}", "InvalidPath", "a filter is written")]
-#[case("X", "{.a[?(@.b==1 && @.c==2)]}", "InvalidPath", "a filter is written")]
-#[case("X", "{.a[?(@.b[*]==1)]}", "InvalidPath", "compares one value")]
-#[case("X", "{.a[?(@.b[?(@.c)])]}", "InvalidPath", "a filter in a filter")]
+#[case("X", "{.a[?(@.b=1)]}", "PathInvalid", "a filter is written")]
+#[case("X", "{.a[?(@.b==1 && @.c==2)]}", "PathInvalid", "a filter is written")]
+#[case("X", "{.a[?(@.b[*]==1)]}", "PathInvalid", "compares one value")]
+#[case("X", "{.a[?(@.b[?(@.c)])]}", "PathInvalid", "a filter in a filter")]
 #[case(
     "X",
     "{.a[0,1,2,3][0,1,2,3][0,1]}",
-    "InvalidPath",
+    "PathInvalid",
     "more than 16 paths"
 )]
-fn refusals_say_what_to_write(
+fn errors_say_what_to_write(
     #[case] kind: &str,
     #[case] field: &str,
     #[case] reason: &str,
-    #[case] words: &str,
+    #[case] expected: &str,
 ) {
-    let error = Field::compile(kind, field).unwrap_err();
+    let error = FieldSelector::compile(kind, field).unwrap_err();
     assert_eq!(error.reason(), reason, "{error}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
-fn a_field_that_is_too_long_is_refused() {
-    let error = Field::compile("X", &format!("{{.{}}}", "a".repeat(5000))).unwrap_err();
+fn field_that_is_too_long_is_rejected() {
+    let error = FieldSelector::compile("X", &format!("{{.{}}}", "a".repeat(5000))).unwrap_err();
     assert!(error.to_string().len() < 400, "{error}");
-    assert_eq!(error.reason(), "InvalidPath");
+    assert_eq!(error.reason(), "PathInvalid");
 }
 
 #[test]
-fn a_filter_whose_side_is_missing_does_not_match() {
+fn filter_with_a_missing_side_does_not_match() {
     let object = json!({"l": [{"a": 1}, {"b": 2}, {"a": 3, "b": 3}]});
-    let value = |field: &str| Field::compile("X", field).unwrap().extract(&object);
+    let value = |field: &str| FieldSelector::compile("X", field).unwrap().extract(&object);
     assert_eq!(value("{.l[?(@.a!=1)].b}"), text("3"));
     assert_eq!(value("{.l[?(@.a==@.b)].a}"), text("3"));
     assert_eq!(value("{.l[?(@.c!=@.d)]}"), ObservedValue::Missing);
@@ -267,35 +271,35 @@ proptest! {
     #[test]
     fn nothing_panics(field in any::<String>(), object in any_json()) {
         for field in [field.clone(), format!("{{{field}}}"), format!("image:{field}")] {
-            if let Ok(field) = Field::compile("Deployment", &field) {
+            if let Ok(field) = FieldSelector::compile("Deployment", &field) {
                 field.extract(&object);
             }
         }
     }
 
     #[test]
-    fn nothing_panics_on_what_looks_like_a_path(
+    fn nothing_panics_on_path_like_input(
         field in r#"\{(\.|\.\.|\[|\]|[a-c]|\*|[0-9]|-|:|,|'|"|\\|\?|\(|\)|@|\$|==|!=|<| ){0,20}\}"#,
         object in any_json(),
     ) {
-        if let Ok(field) = Field::compile("X", &field) {
+        if let Ok(field) = FieldSelector::compile("X", &field) {
             field.extract(&object);
         }
     }
 
-    /// Every key can be named: with its special characters escaped it is found, and nothing else is.
+    /// Any key can be named: with special characters escaped, only that key is found.
     #[test]
     fn any_name_can_be_escaped(name in "[^\r\n]{1,12}") {
         let escaped: String = name.chars().flat_map(|c| ['\\', c]).collect();
         let object = json!({"a": {name: 1, "\u{1}other": 2}});
         for field in [format!("{{.a.{escaped}}}"), format!("{{.a['{escaped}']}}")] {
-            prop_assert_eq!(Field::compile("X", &field).unwrap().extract(&object), text("1"));
+            prop_assert_eq!(FieldSelector::compile("X", &field).unwrap().extract(&object), text("1"));
         }
     }
 
-    /// What is kept is bounded, a prefix of the whole, and equal exactly when the whole is.
+    /// A kept value is bounded, a prefix of the whole value, and equal exactly when the whole values are.
     #[test]
-    fn kept_values_stand_for_whole_ones(a in "[ab€]{0,3}", b in "[ab€]{0,3}", times in 0usize..800) {
+    fn kept_values_represent_whole_values(a in "[ab€]{0,3}", b in "[ab€]{0,3}", times in 0usize..800) {
         let observe = |part: &str| ObservedValue::of_text(&part.repeat(times));
         prop_assert_eq!(observe(&a) == observe(&b), a.repeat(times) == b.repeat(times));
         let kept = observe(&a);
@@ -305,8 +309,8 @@ proptest! {
     }
 
     #[test]
-    fn values_are_what_json_says(object in any_json()) {
-        let field = Field::compile("X", "{.a}").unwrap();
+    fn values_are_written_as_json(object in any_json()) {
+        let field = FieldSelector::compile("X", "{.a}").unwrap();
         let observed = field.extract(&json!({"a": object}));
         if observed.cut().is_none() {
             let expected = object.as_str().map_or_else(|| object.to_string(), str::to_owned);
@@ -315,20 +319,20 @@ proptest! {
     }
 }
 
-/// What admission lets in, the operator can follow, and the other way round.
+/// The operator follows exactly the words that admission accepts.
 #[rstest]
 #[case("Deployment")]
 #[case("StatefulSet")]
 #[case("Service")]
 #[case("CronJob")]
-fn a_word_is_compiled_for_the_kinds_that_admission_knows(#[case] kind: &str) {
+fn word_compiles_for_the_kinds_that_admission_accepts(#[case] kind: &str) {
     for (word, placeholder, kinds) in WORDS {
         assert_eq!(
-            Field::compile(kind, word).is_ok(),
+            FieldSelector::compile(kind, word).is_ok(),
             kinds.contains(&kind),
             "{kind} {word}"
         );
-        let named = Field::compile(kind, &format!("{word}:web"));
+        let named = FieldSelector::compile(kind, &format!("{word}:web"));
         assert_eq!(
             named.is_ok(),
             placeholder.is_some() && kinds.contains(&kind),

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A follower that has to be read for, or whom the watch shows everything.
+/// Creates a follower that needs a read, or one whose watch shows everything.
 fn follower(unread: bool) -> Follower {
     let certainty = if unread {
         Certainty::NeedsRead
@@ -29,7 +29,7 @@ fn follower(unread: bool) -> Follower {
     Follower::new(
         identity,
         target,
-        Field::compile("ConfigMap", "{.data.x}").unwrap(),
+        FieldSelector::compile("ConfigMap", "{.data.x}").unwrap(),
         certainty,
     )
 }
@@ -41,41 +41,41 @@ fn object(uid: &str, version: u32) -> RawObject {
 }
 
 impl Follower {
-    /// The watch shows version `version`.
-    fn shown(&mut self, version: u32, value: &str) -> bool {
+    /// Shows version `version` by the watch.
+    fn watched(&mut self, version: u32, value: &str) -> bool {
         self.observe(&object("u", version), Some(ObservedValue::of_text(value)))
     }
 
     /// Reads version `version`; returns whether the follower accepts the value.
-    fn got(&mut self, version: u32, value: &str) -> bool {
-        self.got_at(Instant::now(), version, value)
+    fn read_version(&mut self, version: u32, value: &str) -> bool {
+        self.read_version_at(Instant::now(), version, value)
     }
 
-    fn got_at(&mut self, now: Instant, version: u32, value: &str) -> bool {
-        self.believes(
-            self.asks(),
+    fn read_version_at(&mut self, now: Instant, version: u32, value: &str) -> bool {
+        self.accepts(
+            self.read_ticket(),
             now,
             Some((&object("u", version), ObservedValue::of_text(value))),
         )
     }
 
-    fn believes(
+    fn accepts(
         &mut self,
-        asked: ReadTicket,
+        ticket: ReadTicket,
         now: Instant,
         found: Option<(&RawObject, ObservedValue)>,
     ) -> bool {
-        self.read(asked, now, found);
+        self.read(ticket, now, found);
         self.certainty == Certainty::Confirmed(now)
     }
 
-    /// A read finds nothing.
-    fn got_nothing(&mut self, now: Instant) -> bool {
-        self.believes(self.asks(), now, None)
+    /// Reads no object.
+    fn read_not_found(&mut self, now: Instant) -> bool {
+        self.accepts(self.read_ticket(), now, None)
     }
 
-    /// What was buffered since the last time; `None` is that it is gone.
-    fn told(&mut self) -> Vec<Option<String>> {
+    /// Removes and returns the buffered values; `None` is a deletion.
+    fn take_values(&mut self) -> Vec<Option<String>> {
         let value = |observation: Observation| match observation.state {
             TargetState::Present { value, .. } => value.text().map(str::to_owned),
             TargetState::Absent => None,
@@ -92,179 +92,203 @@ fn values(values: &[&str]) -> Vec<Option<String>> {
 }
 
 #[test]
-fn a_watch_that_lags_behind_a_read_shows_no_news() {
+fn watch_that_lags_behind_a_read_adds_no_change() {
     let mut follower = follower(true);
     assert!(
-        follower.got(9, "c"),
-        "nothing is known yet: it is believed at once"
+        follower.read_version(9, "c"),
+        "the first read is accepted at once"
     );
-    assert!(!follower.shown(5, "a"));
-    assert!(!follower.shown(7, "b"));
+    assert!(!follower.watched(5, "a"));
+    assert!(!follower.watched(7, "b"));
     assert!(
         !follower.observe(&object("before", 8), None),
-        "the end of the one that was there before"
+        "the deletion of an earlier object"
     );
-    assert!(!follower.shown(9, "c"));
-    assert_eq!(follower.told(), values(&["c"]));
-    assert!(follower.shown(10, "b"), "it has caught up");
-    assert_eq!(follower.told(), values(&["b"]));
+    assert!(!follower.watched(9, "c"));
+    assert_eq!(follower.take_values(), values(&["c"]));
+    assert!(follower.watched(10, "b"), "the watch has caught up");
+    assert_eq!(follower.take_values(), values(&["b"]));
 }
 
-/// What did not change the field counts for what is older, too.
+/// A state with an unchanged field still makes earlier versions stale.
 #[test]
-fn the_newest_version_is_the_last_that_was_seen() {
+fn unchanged_field_advances_the_newest_version() {
     let mut follower = follower(true);
-    assert!(follower.shown(5, "a"));
-    assert!(!follower.shown(9, "a"));
-    assert!(!follower.shown(7, "b"), "begun anew from an older list");
-    assert!(follower.shown(10, "b"));
-    assert_eq!(follower.told(), values(&["a", "b"]));
-}
-
-#[test]
-fn a_read_that_overtakes_the_watch_hides_nothing_that_still_comes() {
-    let mut follower = follower(false);
-    follower.shown(5, "a");
-    assert!(!follower.got(9, "c"), "to be read once more");
-    assert_eq!(follower.told(), values(&["a"]));
-    assert!(follower.shown(7, "b"));
-    assert!(follower.shown(9, "c"));
-    assert!(follower.got(9, "c"));
-    assert_eq!(follower.told(), values(&["b", "c"]));
-    assert!(!follower.got(12, "d"), "each time anew");
-}
-
-#[test]
-fn what_is_read_again_after_a_while_is_believed() {
-    let (mut follower, now) = (follower(false), Instant::now());
-    follower.shown(5, "a");
-    assert!(!follower.got_at(now, 9, "c"));
-    assert!(!follower.got_at(now, 9, "c"), "whatever woke the pass");
+    assert!(follower.watched(5, "a"));
+    assert!(!follower.watched(9, "a"));
     assert!(
-        follower.got_at(now + DOUBT, 9, "c"),
-        "the watch has missed it"
+        !follower.watched(7, "b"),
+        "the watch restarted from an older list"
     );
-    assert_eq!(follower.told(), values(&["a", "c"]));
-    assert_eq!(follower.certainty, Certainty::Confirmed(now + DOUBT));
-
-    assert!(!follower.got_nothing(now));
-    assert_eq!(follower.told(), []);
-    assert!(follower.got_nothing(now + DOUBT));
-    assert_eq!(follower.told(), [None]);
-    assert!(follower.got_nothing(now), "that is known");
-    assert_eq!(follower.told(), []);
+    assert!(follower.watched(10, "b"));
+    assert_eq!(follower.take_values(), values(&["a", "b"]));
 }
 
 #[test]
-fn a_watch_that_goes_on_is_waited_for() {
-    let (mut follower, now) = (follower(false), Instant::now());
-    follower.shown(5, "a");
-    assert!(!follower.got_at(now, 9, "c"));
-    assert!(follower.shown(7, "b"));
-    assert!(!follower.got_at(now + DOUBT, 9, "c"), "more is to come");
-    assert!(follower.shown(8, "d") && follower.shown(9, "c"));
-    assert!(follower.got_at(now + DOUBT * 2, 9, "c"));
-    assert_eq!(follower.told(), values(&["a", "b", "d", "c"]));
-}
-
-#[test]
-fn what_has_to_be_read_is_believed_at_once() {
+fn read_ahead_of_the_watch_hides_no_later_event() {
     let mut follower = follower(false);
-    follower.shown(5, "a");
+    follower.watched(5, "a");
+    assert!(!follower.read_version(9, "c"), "needs another read");
+    assert_eq!(follower.take_values(), values(&["a"]));
+    assert!(follower.watched(7, "b"));
+    assert!(follower.watched(9, "c"));
+    assert!(follower.read_version(9, "c"));
+    assert_eq!(follower.take_values(), values(&["b", "c"]));
+    assert!(
+        !follower.read_version(12, "d"),
+        "every contradiction needs another read"
+    );
+}
+
+#[test]
+fn repeated_read_is_accepted_after_the_grace_period() {
+    let (mut follower, now) = (follower(false), Instant::now());
+    follower.watched(5, "a");
+    assert!(!follower.read_version_at(now, 9, "c"));
+    assert!(
+        !follower.read_version_at(now, 9, "c"),
+        "the grace period has not passed"
+    );
+    assert!(
+        follower.read_version_at(now + CONTRADICTION_GRACE, 9, "c"),
+        "the watch has missed the change"
+    );
+    assert_eq!(follower.take_values(), values(&["a", "c"]));
+    assert_eq!(
+        follower.certainty,
+        Certainty::Confirmed(now + CONTRADICTION_GRACE)
+    );
+
+    assert!(!follower.read_not_found(now));
+    assert_eq!(follower.take_values(), []);
+    assert!(follower.read_not_found(now + CONTRADICTION_GRACE));
+    assert_eq!(follower.take_values(), [None]);
+    assert!(follower.read_not_found(now), "the deletion is known");
+    assert_eq!(follower.take_values(), []);
+}
+
+#[test]
+fn read_waits_while_the_watch_shows_events() {
+    let (mut follower, now) = (follower(false), Instant::now());
+    follower.watched(5, "a");
+    assert!(!follower.read_version_at(now, 9, "c"));
+    assert!(follower.watched(7, "b"));
+    assert!(
+        !follower.read_version_at(now + CONTRADICTION_GRACE, 9, "c"),
+        "the watch still shows events"
+    );
+    assert!(follower.watched(8, "d") && follower.watched(9, "c"));
+    assert!(follower.read_version_at(now + CONTRADICTION_GRACE * 2, 9, "c"));
+    assert_eq!(follower.take_values(), values(&["a", "b", "d", "c"]));
+}
+
+#[test]
+fn required_read_is_accepted_at_once() {
+    let mut follower = follower(false);
+    follower.watched(5, "a");
     follower.certainty = Certainty::NeedsRead;
     assert!(
-        follower.got_nothing(Instant::now()),
-        "a list did not show it either"
+        follower.read_not_found(Instant::now()),
+        "a list did not show the object either"
     );
-    assert_eq!(follower.told(), [Some("a".into()), None]);
+    assert_eq!(follower.take_values(), [Some("a".into()), None]);
 }
 
 #[test]
-fn one_of_another_uid_is_news_whatever_its_value() {
+fn object_with_another_uid_is_a_change_even_with_the_same_value() {
     let mut follower = follower(false);
-    follower.shown(5, "a");
+    follower.watched(5, "a");
     assert!(follower.observe(&object("v", 8), Some(ObservedValue::of_text("a"))));
     let read = Some((&object("w", 9), ObservedValue::of_text("a")));
     assert!(
-        !follower.believes(follower.asks(), Instant::now(), read),
-        "nor is that known to a read"
+        !follower.accepts(follower.read_ticket(), Instant::now(), read),
+        "a read of another uid is a change too"
     );
-    assert_eq!(follower.told(), values(&["a", "a"]));
+    assert_eq!(follower.take_values(), values(&["a", "a"]));
 }
 
-/// Also where versions are no numbers.
+/// Versions that are not numbers behave the same.
 #[test]
-fn what_was_shown_since_a_read_began_is_not_gone() {
+fn object_shown_during_a_read_is_not_deleted() {
     for mut follower in [follower(true), follower(false)] {
-        let before = follower.asks();
+        let before = follower.read_ticket();
         let value = Some(ObservedValue::of_text("a"));
         let mut odd = object("u", 5);
         odd.meta_mut().resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
         assert!(
-            !follower.believes(before, Instant::now(), None),
-            "to be read once more"
+            !follower.accepts(before, Instant::now(), None),
+            "needs another read"
         );
-        let before = follower.asks();
-        assert!(!follower.shown(6, "a"), "no news, but it is there");
-        assert!(!follower.believes(before, Instant::now(), None));
-        assert!(follower.got(6, "a"));
-        assert_eq!(follower.told(), values(&["a"]));
+        let before = follower.read_ticket();
+        assert!(
+            !follower.watched(6, "a"),
+            "no change, but the object exists"
+        );
+        assert!(!follower.accepts(before, Instant::now(), None));
+        assert!(follower.read_version(6, "a"));
+        assert_eq!(follower.take_values(), values(&["a"]));
     }
 }
 
 #[test]
-fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
+fn lagging_watch_does_not_revive_a_deleted_object() {
     let mut follower = follower(false);
-    follower.shown(5, "a");
+    follower.watched(5, "a");
     follower.certainty = Certainty::NeedsRead;
-    assert!(follower.got_nothing(Instant::now()));
-    assert!(!follower.shown(7, "b"));
+    assert!(follower.read_not_found(Instant::now()));
+    assert!(!follower.watched(7, "b"));
     assert!(!follower.observe(&object("u", 8), None));
-    assert_eq!(follower.told(), [Some("a".into()), None]);
+    assert_eq!(follower.take_values(), [Some("a".into()), None]);
     assert!(
         follower.observe(&object("v", 9), Some(ObservedValue::of_text("a"))),
-        "one that was made anew"
+        "a recreated object"
     );
     assert!(follower.observe(&object("v", 10), None));
-    assert_eq!(follower.told(), [Some("a".into()), None]);
+    assert_eq!(follower.take_values(), [Some("a".into()), None]);
 }
 
 /// A restored etcd has lower versions, and no watch event follows.
 #[test]
-fn read_of_a_lower_version_is_believed_in_the_end() {
+fn read_of_a_lower_version_is_accepted_after_the_grace_period() {
     let (mut follower, now) = (follower(false), Instant::now());
-    follower.shown(150, "b");
-    assert!(!follower.shown(90, "a"), "the past, for all that is known");
-    assert!(!follower.got_at(now, 90, "a"), "to be read once more");
-    assert!(follower.got_at(now + DOUBT, 90, "a"));
-    assert_eq!(follower.told(), values(&["b", "a"]));
-    assert!(follower.shown(91, "c"), "versions go on from there");
-    assert_eq!(follower.told(), values(&["c"]));
+    follower.watched(150, "b");
+    assert!(
+        !follower.watched(90, "a"),
+        "a lower version counts as stale"
+    );
+    assert!(
+        !follower.read_version_at(now, 90, "a"),
+        "needs another read"
+    );
+    assert!(follower.read_version_at(now + CONTRADICTION_GRACE, 90, "a"));
+    assert_eq!(follower.take_values(), values(&["b", "a"]));
+    assert!(follower.watched(91, "c"), "versions go on from there");
+    assert_eq!(follower.take_values(), values(&["c"]));
 }
 
 #[test]
 fn list_of_an_older_state_is_doubted() {
     let mut follower = follower(false);
-    follower.shown(9, "b");
+    follower.watched(9, "b");
     follower.listed = false;
-    assert!(follower.shown(5, "a"), "a pass has to look at it");
+    assert!(follower.watched(5, "a"), "needs a reconcile");
     assert!(follower.has_to_be_read(Duration::MAX));
     assert!(
-        !follower.shown(7, "c"),
-        "the watch that follows such a list shows the past"
+        !follower.watched(7, "c"),
+        "the watch that follows such a list shows stale versions"
     );
-    assert!(follower.got(9, "b"), "its cache lags behind");
+    assert!(follower.read_version(9, "b"), "its cache lags behind");
     assert!(!follower.has_to_be_read(Duration::MAX));
-    assert_eq!(follower.told(), values(&["b"]));
+    assert_eq!(follower.take_values(), values(&["b"]));
 }
 
 #[test]
-fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
+fn state_that_contradicts_the_history_outranks_it_after_a_read() {
     let (mut follower, now) = (follower(false), Instant::now());
-    follower.shown(90, "a");
+    follower.watched(90, "a");
     assert_eq!(follower.newest().unwrap().outranks, None);
-    let begun = follower.asks();
+    let begun = follower.read_ticket();
     follower.contradict(150);
     assert!(follower.has_to_be_read(Duration::MAX));
     follower.read(
@@ -278,9 +302,9 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
         "the entry may be later than the read"
     );
     follower.contradict(150);
-    assert!(follower.got(90, "a"));
+    assert!(follower.read_version(90, "a"));
     assert_eq!(follower.newest().unwrap().outranks, Some(150));
-    assert!(follower.shown(91, "b"));
+    assert!(follower.watched(91, "b"));
     assert_eq!(follower.newest().unwrap().outranks, None);
 }
 
@@ -288,51 +312,51 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
 #[test]
 fn contradiction_that_lasts_is_decided_by_a_read() {
     let mut follower = follower(false);
-    follower.shown(5, "a");
+    follower.watched(5, "a");
     follower.contradict(9);
     let now = Instant::now();
     follower.contradict(9);
     assert!(
-        !follower.got_at(now, 12, "c"),
+        !follower.read_version_at(now, 12, "c"),
         "the watch may only lag behind"
     );
     follower.contradict(9);
-    assert!(follower.got_at(now + DOUBT, 12, "c"));
-    assert_eq!(follower.told(), values(&["a", "c"]));
+    assert!(follower.read_version_at(now + CONTRADICTION_GRACE, 12, "c"));
+    assert_eq!(follower.take_values(), values(&["a", "c"]));
 }
 
 #[test]
 fn change_that_a_metadata_watch_shows_during_a_read_needs_another_read() {
     let mut follower = follower(true);
-    assert!(follower.got(5, "a"));
+    assert!(follower.read_version(5, "a"));
     assert!(
-        !follower.show_metadata(&object("u", 5)),
+        !follower.observe_metadata(&object("u", 5)),
         "version 5 was read"
     );
     assert!(
-        !follower.show_metadata(&object("u", 4)),
-        "version 4 is the past"
+        !follower.observe_metadata(&object("u", 4)),
+        "version 4 is stale"
     );
-    assert!(follower.show_metadata(&object("u", 6)));
-    let asked = follower.asks();
-    assert!(follower.show_metadata(&object("u", 7)));
-    assert!(!follower.believes(
-        asked,
+    assert!(follower.observe_metadata(&object("u", 6)));
+    let ticket = follower.read_ticket();
+    assert!(follower.observe_metadata(&object("u", 7)));
+    assert!(!follower.accepts(
+        ticket,
         Instant::now(),
         Some((&object("u", 6), ObservedValue::of_text("b")))
     ));
     assert!(follower.is_outdated() && follower.has_to_be_read(Duration::from_hours(1)));
-    assert!(follower.got(7, "c"));
+    assert!(follower.read_version(7, "c"));
     assert!(!follower.is_outdated());
-    assert_eq!(follower.told(), values(&["a", "b", "c"]));
+    assert_eq!(follower.take_values(), values(&["a", "b", "c"]));
 }
 
 #[test]
 fn read_that_finds_nothing_and_a_deletion_need_no_other_read() {
     let mut follower = follower(true);
-    assert!(follower.show_metadata(&object("u", 5)));
-    assert!(follower.got_nothing(Instant::now()) && !follower.is_outdated());
-    assert!(follower.show_metadata(&object("v", 6)));
+    assert!(follower.observe_metadata(&object("u", 5)));
+    assert!(follower.read_not_found(Instant::now()) && !follower.is_outdated());
+    assert!(follower.observe_metadata(&object("v", 6)));
     assert!(follower.observe(&object("v", 7), None) || !follower.is_outdated());
     assert!(!follower.is_outdated());
 }

@@ -6,22 +6,22 @@ use serde_json::json;
 
 use super::*;
 
-fn field(path: &str) -> Field {
-    Field::compile("Deployment", path).unwrap()
+fn field(path: &str) -> FieldSelector {
+    FieldSelector::compile("Deployment", path).unwrap()
 }
 
 fn found(text: &str) -> Lookup {
     Lookup::Found(ObservedValue::Text(text.into()))
 }
 
-/// A Deployment with so many arguments.
+/// Returns a Deployment with `args` arguments.
 fn deployment(args: usize) -> Value {
     let containers = json!([{ "name": "web", "image": "nginx:1", "args": vec![""; args] }]);
     json!({ "spec": { "replicas": 3, "template": { "spec": { "containers": containers } } } })
 }
 
-/// A union of 16 paths through every node, as each of `numbers` makes another one.
-fn hostile(numbers: impl Iterator<Item = usize>) -> Vec<Field> {
+/// Returns a union of 16 paths through every node for each of `numbers`.
+fn hostile(numbers: impl Iterator<Item = usize>) -> Vec<FieldSelector> {
     let path = |number| {
         let names = (0..16).fold(String::new(), |mut names, name| {
             write!(
@@ -37,12 +37,16 @@ fn hostile(numbers: impl Iterator<Item = usize>) -> Vec<Field> {
     numbers.map(path).collect()
 }
 
-fn all(object: &Value, fields: &[Field], place: Place) -> HashMap<Field, Lookup> {
-    look_up(object, fields.to_vec(), |_| true, place)
+fn all(
+    object: &Value,
+    fields: &[FieldSelector],
+    mode: LookupMode,
+) -> HashMap<FieldSelector, Lookup> {
+    look_up(object, fields.to_vec(), |_| true, mode)
 }
 
 #[test]
-fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
+fn ordinary_fields_are_found_inline_beside_hostile_ones() {
     let object = deployment(200_000);
     let ordinary = [
         "replicas",
@@ -54,18 +58,18 @@ fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
     .map(field);
     let mut fields = hostile(0..100);
     fields.extend(ordinary.clone());
-    for place in [Place::AtOnce, Place::Apart] {
-        let lookups = all(&object, &fields, place);
+    for mode in [LookupMode::Inline, LookupMode::Background] {
+        let lookups = all(&object, &fields, mode);
         assert_eq!(lookups.len(), 105);
         for (field, value) in ordinary
             .iter()
             .zip(["3", "nginx:1", "nginx:1", "3", "nginx:1"])
         {
-            assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
+            assert_eq!(lookups[field], found(value), "{} {mode:?}", field.text());
         }
         for field in &fields[..100] {
-            let Lookup::Refused(estimate) = lookups[field] else {
-                panic!("{place:?} {:?}", lookups[field])
+            let Lookup::Rejected(estimate) = lookups[field] else {
+                panic!("{mode:?} {:?}", lookups[field])
             };
             assert!(estimate.nodes().unwrap() > 16 * 200_000, "{estimate:?}");
         }
@@ -73,79 +77,79 @@ fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
 }
 
 #[test]
-fn a_lookup_that_is_not_cheap_is_put_off_and_found_apart() {
+fn expensive_lookup_is_deferred_and_found_in_the_background() {
     let object = deployment(50_000);
     let path = field("{..image}");
     assert_eq!(
-        all(&object, std::slice::from_ref(&path), Place::AtOnce)[&path],
-        Lookup::PutOff
+        all(&object, std::slice::from_ref(&path), LookupMode::Inline)[&path],
+        Lookup::Deferred
     );
     assert_eq!(
-        all(&object, std::slice::from_ref(&path), Place::Apart)[&path],
+        all(&object, std::slice::from_ref(&path), LookupMode::Background)[&path],
         found("nginx:1")
     );
     let small = deployment(500);
     assert_eq!(
-        all(&small, std::slice::from_ref(&path), Place::AtOnce)[&path],
+        all(&small, std::slice::from_ref(&path), LookupMode::Inline)[&path],
         found("nginx:1")
     );
 }
 
-/// The bound of what one thread does for one state of an object.
+/// The bound of one thread's work for one state of an object.
 #[test]
-fn lookups_at_once_are_bounded_together() {
+fn inline_lookups_are_bounded_together() {
     let object = deployment(5_000);
     let fields: Vec<_> = (0..1000)
         .map(|number| field(&format!("{{..n{number}}}")))
         .collect();
-    let lookups = all(&object, &fields, Place::AtOnce);
+    let lookups = all(&object, &fields, LookupMode::Inline);
     let found = lookups
         .values()
         .filter(|lookup| matches!(lookup, Lookup::Found(_)))
         .count();
     assert!((1..=20).contains(&found), "{found}");
-    assert!(lookups.values().any(|lookup| *lookup == Lookup::PutOff));
+    assert!(lookups.values().any(|lookup| *lookup == Lookup::Deferred));
     assert!(
         lookups
             .values()
-            .any(|lookup| matches!(lookup, Lookup::Refused(_)))
+            .any(|lookup| matches!(lookup, Lookup::Rejected(_)))
     );
 }
 
-/// Also while another state of the object is looked at for one of them alone.
+/// The budget is the same while another state of the object is looked up for one field alone.
 #[test]
-fn the_budget_refuses_the_same_lookups_whichever_are_wanted() {
+fn budget_rejects_the_same_lookups_whichever_are_requested() {
     let object = deployment(50_000);
     let fields: Vec<_> = (0..60)
         .map(|number| field(&format!("{{..n{number:02}}}")))
         .collect();
-    let whole = all(&object, &fields, Place::Apart);
+    let whole = all(&object, &fields, LookupMode::Background);
     let refused = whole
         .values()
-        .filter(|lookup| matches!(lookup, Lookup::Refused(_)))
+        .filter(|lookup| matches!(lookup, Lookup::Rejected(_)))
         .count();
     assert!((1..60).contains(&refused), "{refused}");
-    for wanted in fields.iter().step_by(7) {
+    for requested in fields.iter().step_by(7) {
         let one = look_up(
             &object,
             fields.clone(),
-            |field| field == wanted,
-            Place::Apart,
+            |field| field == requested,
+            LookupMode::Background,
         );
         assert_eq!(one.len(), 1);
-        assert_eq!(one[wanted], whole[wanted]);
+        assert_eq!(one[requested], whole[requested]);
     }
-    for (field, lookup) in all(&object, &fields, Place::AtOnce) {
+    for (field, lookup) in all(&object, &fields, LookupMode::Inline) {
         assert_eq!(
-            matches!(lookup, Lookup::Refused(_)),
-            matches!(whole[&field], Lookup::Refused(_))
+            matches!(lookup, Lookup::Rejected(_)),
+            matches!(whole[&field], Lookup::Rejected(_))
         );
     }
 }
 
-/// The cost of writing a value is known only once it is found.
+/// The cost of writing a value is known only after its lookup.
 #[test]
-fn the_budget_counts_the_values_of_lookups_that_are_not_wanted() {
+fn budget_counts_the_values_of_lookups_that_are_not_requested() {
     let object = json!({ "a": vec![vec![vec![0; 10]; 10]; 2_000], "b": 1 });
     let fields: Vec<_> = [
         "{.a[*][*]}",
@@ -157,25 +161,25 @@ fn the_budget_counts_the_values_of_lookups_that_are_not_wanted() {
     .into_iter()
     .map(field)
     .collect();
-    let whole = all(&object, &fields, Place::Apart);
+    let whole = all(&object, &fields, LookupMode::Background);
     let refused = whole
         .values()
-        .filter(|lookup| matches!(lookup, Lookup::Refused(_)))
+        .filter(|lookup| matches!(lookup, Lookup::Rejected(_)))
         .count();
     assert!((1..5).contains(&refused), "{whole:?}");
-    for wanted in &fields {
+    for requested in &fields {
         let one = look_up(
             &object,
             fields.clone(),
-            |field| field == wanted,
-            Place::Apart,
+            |field| field == requested,
+            LookupMode::Background,
         );
-        assert_eq!(one[wanted], whole[wanted]);
+        assert_eq!(one[requested], whole[requested]);
     }
 }
 
 #[test]
-fn a_value_that_is_too_large_to_write_is_refused() {
+fn value_that_is_too_large_to_write_is_rejected() {
     let object = json!({ "text": "x".repeat(1_400_000), "list": vec![vec![json!(0); 1000]; 300] });
     let union = |name: &str| {
         field(&format!(
@@ -184,40 +188,40 @@ fn a_value_that_is_too_large_to_write_is_refused() {
         ))
     };
     for path in [union("text"), union("list")] {
-        for place in [Place::AtOnce, Place::Apart] {
+        for mode in [LookupMode::Inline, LookupMode::Background] {
             assert!(
                 matches!(
-                    all(&object, std::slice::from_ref(&path), place)[&path],
-                    Lookup::Refused(_)
+                    all(&object, std::slice::from_ref(&path), mode)[&path],
+                    Lookup::Rejected(_)
                 ),
-                "{place:?}"
+                "{mode:?}"
             );
         }
     }
     let one = field("{.text}");
     assert_eq!(
-        all(&object, std::slice::from_ref(&one), Place::AtOnce)[&one],
-        Lookup::PutOff
+        all(&object, std::slice::from_ref(&one), LookupMode::Inline)[&one],
+        Lookup::Deferred
     );
     assert!(matches!(
-        all(&object, std::slice::from_ref(&one), Place::Apart)[&one],
+        all(&object, std::slice::from_ref(&one), LookupMode::Background)[&one],
         Lookup::Found(_)
     ));
-    // What is found is known only afterwards.
+    // The matches are known only after the lookup.
     let nested = (0..100).fold(json!(vec![0; 20_000]), |inner, _| json!([inner]));
     let path = field("{..*}");
     assert!(matches!(
-        all(&nested, std::slice::from_ref(&path), Place::Apart)[&path],
-        Lookup::Refused(_)
+        all(&nested, std::slice::from_ref(&path), LookupMode::Background)[&path],
+        Lookup::Rejected(_)
     ));
 }
 
-/// Estimates of any number of fields end, too.
+/// The work of estimates is bounded for any number of fields.
 #[test]
 fn estimates_are_bounded_together() {
     let lists: Vec<_> = (0..64).map(|_| json!(vec![json!([0]); 30])).collect();
     let object = json!({ "a": lists });
-    // A blank comes before a dot.
+    // A space may come before a dot.
     let path = |number| field(&format!("{{ .a[*][?(@.n{number})][*]}}"));
     let mut fields: Vec<_> = (0..2000).map(path).collect();
     let ordinary = [
@@ -230,11 +234,11 @@ fn estimates_are_bounded_together() {
     fields.extend(ordinary.clone());
     let mut object = object;
     object["spec"] = deployment(1)["spec"].take();
-    for (place, not_estimated) in [
-        (Place::Apart, Lookup::Refused(Estimate::UNKNOWN)),
-        (Place::AtOnce, Lookup::PutOff),
+    for (mode, not_estimated) in [
+        (LookupMode::Background, Lookup::Rejected(Estimate::UNKNOWN)),
+        (LookupMode::Inline, Lookup::Deferred),
     ] {
-        let lookups = all(&object, &fields, place);
+        let lookups = all(&object, &fields, mode);
         assert_eq!(lookups.len(), 2004);
         let unknown = lookups
             .values()
@@ -242,14 +246,14 @@ fn estimates_are_bounded_together() {
             .count();
         assert!((1..2000).contains(&unknown), "{unknown}");
         for (field, value) in ordinary.iter().zip(["3", "nginx:1", "3", "nginx:1"]) {
-            assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
+            assert_eq!(lookups[field], found(value), "{} {mode:?}", field.text());
         }
     }
 }
 
-/// What is written is found before it is counted: no more is counted than may be written.
+/// The nodes of a lookup are counted up to the bound.
 #[test]
-fn counting_what_a_lookup_writes_ends_at_the_bound() {
+fn count_of_written_nodes_ends_at_the_bound() {
     let object = json!({ "a": vec![vec![0; 60]; 10_000] });
     let field = field("{.a[*]}");
     let mut sizes = Sizes::of(&object);
@@ -265,17 +269,20 @@ fn counting_what_a_lookup_writes_ends_at_the_bound() {
 }
 
 #[test]
-fn an_estimate_has_two_digits() {
+fn estimate_has_two_digits() {
     let of = |nodes| Estimate::of(nodes).nodes().unwrap();
     assert_eq!(
         [0, 7, 42, 999, 1_234_567, 11_000_001].map(of),
         [0, 7, 42, 1000, 1_300_000, 12_000_000]
     );
     assert_eq!(of(u64::MAX), u64::MAX);
-    let words = Estimate::of(11_000_001).to_string();
+    let message = Estimate::of(11_000_001).to_string();
     assert!(
-        words.starts_with("looking the field up takes about 12,000,000 steps in this object; "),
-        "{words}"
+        message.starts_with("looking the field up takes about 12,000,000 steps in this object; "),
+        "{message}"
     );
-    assert!(words.contains("may take 2,000,000: write names"), "{words}");
+    assert!(
+        message.contains("may take 2,000,000: write names"),
+        "{message}"
+    );
 }

@@ -12,14 +12,14 @@ use tower::{BoxError, service_fn};
 use super::*;
 
 #[test]
-fn a_near_name_is_found_and_a_far_one_is_not() {
+fn similar_name_is_found_and_another_is_not() {
     let names = || ["telegram-cp", "pager", "mail"].into_iter();
     assert_eq!(nearest("telegram-chat", names()), Some("telegram-cp"));
     assert_eq!(nearest("zzz", names()), None);
 }
 
 #[test]
-fn secrets_go_by_one_name() {
+fn secrets_are_recognised_in_any_spelling() {
     assert!(
         is_secret("v1", "secrets")
             && is_secret("v1", "Secrets")
@@ -28,15 +28,15 @@ fn secrets_go_by_one_name() {
     assert!(!is_secret("external-secrets.io/v1", "externalsecrets"));
 }
 
-/// An apiserver which says that it serves one resource, whatever the group, and counts how often it is asked.
+/// An apiserver that serves one resource, whatever the group, and counts the requests.
 #[derive(Clone, Default)]
 struct Apiserver {
     served: Arc<Mutex<(&'static str, &'static str, bool)>>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl Apiserver {
-    /// From now on it serves `plural`, of this kind and scope.
+    /// Serves `plural`, of this kind and scope, from now on.
     fn serve(&self, plural: &'static str, kind: &'static str, namespaced: bool) {
         *self.served.lock().unwrap() = (plural, kind, namespaced);
     }
@@ -44,7 +44,7 @@ impl Apiserver {
     fn client(&self) -> Client {
         let this = self.clone();
         let service = service_fn(move |_: Request<Body>| {
-            this.asked.fetch_add(1, Ordering::Relaxed);
+            this.requests.fetch_add(1, Ordering::Relaxed);
             let (plural, kind, namespaced) = *this.served.lock().unwrap();
             let resource = json!({ "name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": [] });
             let list =
@@ -56,8 +56,8 @@ impl Apiserver {
         Client::new(service, "default")
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
     }
 }
 
@@ -71,38 +71,38 @@ fn target(api_version: &str, plural: &str, kind: &str) -> Target {
     }
 }
 
-/// Nothing else stands between an object that is older than the rules of the CRD and what it wants to be told of.
+/// Only the resolver protects these resources from an object that is older than the rules of the CRD.
 #[rstest]
 #[case::secret("v1", "secrets", "Secret", SECRETS_ARE_NOT_TRACKED)]
 #[case::secret_by_its_plural_alone("v1", "secrets", "Config", SECRETS_ARE_NOT_TRACKED)]
 #[case::secret_by_its_kind_alone("example.com/v1", "things", "secret", SECRETS_ARE_NOT_TRACKED)]
-#[case::ours(
+#[case::owned_kind(
     "tg.azamaton.ru/v1",
     "contactpoints",
     "ContactPoint",
     OURS_ARE_NOT_TRACKED
 )]
 #[tokio::test]
-async fn what_must_not_be_told_is_no_resource(
+async fn untrackable_resource_is_rejected(
     #[case] api_version: &str,
     #[case] plural: &'static str,
     #[case] kind: &'static str,
-    #[case] words: &str,
+    #[case] expected: &str,
 ) {
     let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
     apiserver.serve(plural, kind, true);
     let target = target(api_version, plural, kind);
-    let refused = resolver.resolve(&apiserver.client(), &target, 0).await;
+    let rejected = resolver.resolve(&apiserver.client(), &target, 0).await;
     assert!(
-        matches!(refused, Err(TargetError::Refused(said)) if said == words),
-        "{refused:?}"
+        matches!(rejected, Err(TargetError::Rejected(message)) if message == expected),
+        "{rejected:?}"
     );
     assert_eq!(resolver.known(&target), None);
-    assert_eq!(apiserver.asked(), 0);
+    assert_eq!(apiserver.requests(), 0);
 }
 
 #[tokio::test]
-async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
+async fn resource_is_requested_once_while_the_answer_matches() {
     let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
     let client = apiserver.client();
     let widget = target("example.com/v1", "widgets", "Widget");
@@ -117,7 +117,7 @@ async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
                 .namespaced
         );
     }
-    assert_eq!(apiserver.asked(), 1);
+    assert_eq!(apiserver.requests(), 1);
     assert!(
         resolver
             .known(&widget)
@@ -129,11 +129,15 @@ async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
         mismatch.to_string().ends_with("write target.kind: Widget"),
         "{mismatch}"
     );
-    assert_eq!(apiserver.asked(), 2, "what is known does not fit");
+    assert_eq!(apiserver.requests(), 2, "the known answer does not match");
     resolver.resolve(&client, &widget, 1).await.unwrap();
-    assert_eq!(apiserver.asked(), 2, "nor does that take away what does");
+    assert_eq!(
+        apiserver.requests(),
+        2,
+        "a mismatch keeps the matching answer"
+    );
 
-    // Its CRD was deleted and made again.
+    // The CRD was deleted and recreated.
     apiserver.serve("widgets", "Gadget", false);
     assert!(
         !resolver
@@ -142,7 +146,7 @@ async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
             .unwrap()
             .namespaced
     );
-    assert_eq!((resolver.known(&widget), apiserver.asked()), (None, 3));
+    assert_eq!((resolver.known(&widget), apiserver.requests()), (None, 3));
     let mismatch = resolver.resolve(&client, &widget, 1).await.unwrap_err();
     assert!(
         mismatch.to_string().ends_with("write target.kind: Gadget"),
@@ -151,15 +155,15 @@ async fn a_resource_is_asked_for_once_while_what_is_known_fits() {
 }
 
 #[tokio::test]
-async fn a_resource_is_asked_for_again_in_another_turn_of_its_watch_and_when_it_was_forgotten() {
+async fn resource_is_requested_again_in_another_epoch_and_after_forget() {
     let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
     let (client, target) = (
         apiserver.client(),
         target("example.com/v1", "widgets", "Widget"),
     );
-    let namespaced = async |turn: u64| {
+    let namespaced = async |epoch: u64| {
         resolver
-            .resolve(&client, &target, turn)
+            .resolve(&client, &target, epoch)
             .await
             .unwrap()
             .namespaced
@@ -167,7 +171,7 @@ async fn a_resource_is_asked_for_again_in_another_turn_of_its_watch_and_when_it_
     apiserver.serve("widgets", "Widget", true);
     assert!(namespaced(1).await);
     apiserver.serve("widgets", "Widget", false);
-    assert!(namespaced(1).await, "its watch goes on: nothing happened");
+    assert!(namespaced(1).await, "the watch continues: nothing happened");
     assert!(!namespaced(2).await);
 
     apiserver.serve("widgets", "Widget", true);
@@ -175,5 +179,5 @@ async fn a_resource_is_asked_for_again_in_another_turn_of_its_watch_and_when_it_
     resolver.forget(&target);
     assert_eq!(resolver.known(&target), None);
     assert!(namespaced(2).await);
-    assert_eq!(apiserver.asked(), 3);
+    assert_eq!(apiserver.requests(), 3);
 }

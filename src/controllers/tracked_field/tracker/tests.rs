@@ -10,7 +10,7 @@ use super::*;
 const PATH: &str = "{.data.x}";
 
 fn resource() -> ResourceName {
-    // One that is watched whole.
+    // The operator watches whole objects of this resource.
     ResourceName {
         api_version: "example.com/v1".into(),
         plural: "settings".into(),
@@ -49,17 +49,17 @@ fn object(name: &str, version: u64, x: &str) -> RawObject {
     serde_json::from_value(text(name, version, x)).unwrap()
 }
 
-/// The object with this spec.
+/// Returns the object with this spec.
 fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
     let mut object = text(name, version, x);
     object["spec"] = spec;
     serde_json::from_value(object).unwrap()
 }
 
-/// What a pass would record, and records.
-fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<String>> {
-    let seen = tracker.seen(key, identity);
-    let values = seen
+/// Records the pending observations, and returns their values.
+fn taken(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity) -> Vec<Option<String>> {
+    let pending = tracker.pending(key, identity);
+    let values = pending
         .observations
         .iter()
         .map(|observation| match &observation.state {
@@ -67,35 +67,40 @@ fn taken(tracker: &Tracker, key: &Key, identity: &FollowIdentity) -> Vec<Option<
             TargetState::Absent => None,
         });
     let values = values.collect();
-    seen.recorded();
+    pending.recorded();
     values
 }
 
-/// A tracker whose watch was there before what is followed: that has to be read.
-fn following(key: &Key, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
+/// Creates a tracker whose watch began before the field was followed: a read is needed.
+fn following(key: &ObjectKey, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     follow(&tracker, key, identity, target);
     tracker
 }
 
-fn follow(tracker: &Tracker, key: &Key, identity: &FollowIdentity, target: &TargetKey) -> bool {
+fn follow(
+    tracker: &Tracker,
+    key: &ObjectKey,
+    identity: &FollowIdentity,
+    target: &TargetKey,
+) -> bool {
     tracker.follow(
         key,
         identity,
         target,
-        &Field::compile("ConfigMap", PATH).unwrap(),
+        &FieldSelector::compile("ConfigMap", PATH).unwrap(),
         None,
     )
 }
 
-/// As when the apiserver refuses every write for hours.
+/// The apiserver rejects every write for hours.
 #[test]
-fn what_cannot_be_recorded_stays_bounded_and_counted() {
+fn unrecorded_observations_stay_bounded_and_counted() {
     let (tracker, key) = (
         Tracker::new(Trigger::default(), true),
-        Key::new("shop", "web"),
+        ObjectKey::new("shop", "web"),
     );
     let identity = identity("1", "web");
     follow(&tracker, &key, &identity, &target("web"));
@@ -103,90 +108,103 @@ fn what_cannot_be_recorded_stays_bounded_and_counted() {
     for _ in 0..20 {
         for _ in 0..300 {
             made += 1;
-            tracker.present(&resource(), object("web", made, &made.to_string()));
+            tracker.on_applied(&resource(), object("web", made, &made.to_string()));
         }
-        assert!(tracker.seen(&key, &identity).observations.len() <= HistoryLimits::PENDING.items);
+        assert!(
+            tracker.pending(&key, &identity).observations.len() <= HistoryLimits::PENDING.items
+        );
     }
-    let seen = tracker.seen(&key, &identity);
+    let pending = tracker.pending(&key, &identity);
     assert_eq!(
-        seen.observations
+        pending
+            .observations
             .iter()
             .map(Observation::changes)
             .sum::<u64>(),
         made
     );
-    assert_eq!((seen.observations.len() + seen.merged) as u64, made);
-    seen.recorded();
-    let seen = tracker.seen(&key, &identity);
-    assert!(seen.observations.is_empty() && seen.merged == 0);
+    assert_eq!((pending.observations.len() + pending.merged) as u64, made);
+    pending.recorded();
+    let pending = tracker.pending(&key, &identity);
+    assert!(pending.observations.is_empty() && pending.merged == 0);
 }
 
-/// A pass reads the target; by the time that it has, something else is followed for the same name.
+/// During the read, the spec changes or the object is recreated.
 #[rstest]
 #[case::another_spec(("1", "a"), ("1", "b"))]
-#[case::made_again_with_the_same_spec(("1", "a"), ("2", "a"))]
-fn a_read_counts_for_none_but_whom_it_was_made_for(
+#[case::recreated_with_the_same_spec(("1", "a"), ("2", "a"))]
+fn read_counts_only_for_its_own_identity(
     #[case] before: (&str, &str),
     #[case] after: (&str, &str),
 ) {
-    let key = Key::new("shop", "it");
+    let key = ObjectKey::new("shop", "it");
     let (old, new) = (identity(before.0, before.1), identity(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
-    let asked = tracker.unread(&key, Duration::MAX).unwrap();
+    let ticket = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
-        tracker.read(&key, &old, &target(before.1), asked, read.clone());
+        tracker.read(&key, &old, &target(before.1), ticket, read.clone());
         assert!(
             tracker.unread(&key, Duration::MAX).is_some(),
-            "the new one is still to be read"
+            "the new target still needs a read"
         );
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
     }
-    // Older than what was read for the other: it is news nevertheless.
-    tracker.present(&resource(), object(after.1, 5, "new"));
+    // A version below that of the former read is a change nevertheless.
+    tracker.on_applied(&resource(), object(after.1, 5, "new"));
     assert_eq!(
         taken(&tracker, &key, &old),
         [],
-        "the old pass does not take it"
+        "a reconcile of the former object does not record it"
     );
     assert_eq!(taken(&tracker, &key, &new), [Some("new".to_owned())]);
 }
 
-/// The same object through another version of its API: a path may find something else there.
+/// A path may match something else in another version of the API.
 #[test]
-fn a_read_of_another_resource_counts_for_none() {
-    let (key, identity, now) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+fn read_of_another_resource_is_dropped() {
+    let (key, identity, now) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let mut before = now.clone();
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &identity, &now);
-    let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    tracker.read(&key, &identity, &before, asked, Some(object("a", 9, "old")));
+    let ticket = tracker.unread(&key, Duration::MAX).unwrap();
+    tracker.read(
+        &key,
+        &identity,
+        &before,
+        ticket,
+        Some(object("a", 9, "old")),
+    );
     assert!(tracker.unread(&key, Duration::MAX).is_some());
-    tracker.read(&key, &identity, &now, asked, Some(object("a", 9, "new")));
+    tracker.read(&key, &identity, &now, ticket, Some(object("a", 9, "new")));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
 }
 
 #[test]
-fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
+fn unrecorded_observations_return_only_to_their_identity() {
     let (key, old, new) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("2", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
-    tracker.present(&resource(), object("a", 5, "old"));
-    drop(tracker.seen(&key, &old));
+    tracker.on_applied(&resource(), object("a", 5, "old"));
+    drop(tracker.pending(&key, &old));
     assert_eq!(
-        tracker.seen(&key, &old).observations.len(),
+        tracker.pending(&key, &old).observations.len(),
         1,
-        "not recorded: it is there again"
+        "unrecorded observations are restored"
     );
-    let seen = tracker.seen(&key, &old);
+    let pending = tracker.pending(&key, &old);
     assert!(follow(&tracker, &key, &new, &target("a")));
-    drop(seen);
+    drop(pending);
     assert_eq!(taken(&tracker, &key, &new), []);
 }
 
@@ -195,55 +213,63 @@ fn refusal(code: u16) -> watcher::Error {
     watcher::Error::WatchError(serde_json::from_value(status).unwrap())
 }
 
-/// After it what discovery said before is asked for again.
+/// A new epoch makes the resolver repeat the discovery.
 #[test]
-fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
-    let (key, identity, target) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+fn epoch_changes_when_the_watch_relists_or_is_not_served() {
+    let (key, identity, target) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
-    let mut turns = vec![tracker.turn(&resource())];
-    let mut turn = |new: bool, what: &str| {
-        let turn = tracker.turn(&resource());
-        assert_eq!(!turns.contains(&turn), new, "{what}");
-        turns.push(turn);
+    let mut epochs = vec![tracker.epoch(&resource())];
+    let mut epoch = |new: bool, what: &str| {
+        let epoch = tracker.epoch(&resource());
+        assert_eq!(!epochs.contains(&epoch), new, "{what}");
+        epochs.push(epoch);
     };
-    tracker.listing(&resource(), None);
-    turn(true, "the first list");
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.listed(&resource(), None);
-    tracker.stands(&resource(), None);
-    tracker.failing(&resource(), None, &refusal(500));
-    tracker.failing(&resource(), None, &refusal(403));
-    turn(false, "it goes on");
+    tracker.on_list_started(&resource(), None);
+    epoch(true, "the first list");
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_list_done(&resource(), None);
+    tracker.on_recovered(&resource(), None);
+    tracker.on_error(&resource(), None, &refusal(500));
+    tracker.on_error(&resource(), None, &refusal(403));
+    epoch(false, "the watch continues");
     for _ in 0..2 {
-        tracker.failing(&resource(), None, &refusal(404));
-        turn(true, "not served");
+        tracker.on_error(&resource(), None, &refusal(404));
+        epoch(true, "not served");
     }
-    tracker.listing(&resource(), None);
-    turn(true, "served again");
+    tracker.on_list_started(&resource(), None);
+    epoch(true, "served again");
 
     tracker.forget_watches();
-    turn(false, "it is still followed");
+    epoch(false, "the target is still followed");
     tracker.forget(&key);
     tracker.forget_watches();
     assert_eq!(
         (
-            tracker.turn(&resource()),
+            tracker.epoch(&resource()),
             tracker.watch_problem(&resource(), None)
         ),
         (0, None)
     );
-    tracker.listing(&resource(), None);
-    turn(true, "never one that was");
+    tracker.on_list_started(&resource(), None);
+    epoch(true, "an epoch never repeats");
 }
 
 #[test]
-fn what_was_seen_in_another_scope_is_still_recorded() {
-    let (key, identity, here) = (Key::new("shop", "it"), identity("1", "a"), target("a"));
+fn observations_of_another_scope_are_still_recorded() {
+    let (key, identity, here) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        target("a"),
+    );
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &here);
-    tracker.present(&resource(), object("a", 5, "x"));
-    tracker.gone(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    tracker.on_deleted(&resource(), object("a", 6, "x"));
     assert!(follow(
         &tracker,
         &key,
@@ -253,18 +279,22 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
             ..here
         }
     ));
-    assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
+    assert_eq!(
+        tracker.exists(&key),
+        None,
+        "nothing is known in the new scope"
+    );
     assert_eq!(
         taken(&tracker, &key, &identity),
         [Some("x".to_owned()), None]
     );
 }
 
-/// As when status writes failed for a while, or the spec is changed in the middle of one.
+/// Status writes failed for a while, or the spec changes during a write.
 #[test]
-fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
+fn observations_of_the_former_target_are_still_recorded() {
     let (key, first, second, third) = (
-        Key::new("shop", "it"),
+        ObjectKey::new("shop", "it"),
         identity("1", "a"),
         identity("1", "b"),
         identity("1", "c"),
@@ -272,54 +302,54 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     let tracker = Tracker::new(Trigger::default(), true);
     let former = |identity| {
         tracker
-            .seen(&key, identity)
+            .pending(&key, identity)
             .former
             .as_ref()
             .map(|former| (former.subject.clone(), former.observations.len()))
     };
     follow(&tracker, &key, &first, &target("a"));
-    tracker.present(&resource(), object("a", 5, "x"));
-    let seen = tracker.seen(&key, &first);
-    tracker.present(&resource(), object("a", 6, "y"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    let pending = tracker.pending(&key, &first);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
     assert!(follow(&tracker, &key, &second, &target("b")));
-    drop(seen);
+    drop(pending);
     assert_eq!(former(&second), Some((first.subject.clone(), 2)));
     assert_eq!(
         former(&second),
         Some((first.subject.clone(), 2)),
-        "a pass that fails gives it back"
+        "a failed reconcile restores the observations"
     );
-    tracker.present(&resource(), object("b", 7, "z"));
+    tracker.on_applied(&resource(), object("b", 7, "z"));
     assert!(follow(&tracker, &key, &third, &target("c")));
     assert_eq!(former(&third), Some((second.subject.clone(), 1)));
     assert_eq!(
-        tracker.seen(&key, &third).merged,
+        tracker.pending(&key, &third).merged,
         2,
-        "the oldest is counted"
+        "the oldest observations are counted"
     );
 
     assert!(
         follow(&tracker, &key, &identity("2", "a"), &target("a")),
-        "of one that was made anew nothing is left"
+        "a recreated object keeps nothing"
     );
     assert_eq!(former(&identity("2", "a")), None);
 }
 
 /// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
-fn new_leader_keeps_nothing_that_it_saw_before() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+fn new_leader_keeps_no_earlier_observation() {
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     follow(&tracker, &key, &identity, &target("a"));
     let list = |generation, version, value| {
-        tracker.begins(&resource(), None, generation);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), object("a", version, value));
-        tracker.listed(&resource(), None);
+        tracker.on_started(&resource(), None, generation);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), object("a", version, value));
+        tracker.on_list_done(&resource(), None);
     };
     let seen = || {
         let newest = tracker
-            .seen(&key, &identity)
+            .pending(&key, &identity)
             .newest
             .as_ref()
             .and_then(|newest| newest.observation.version);
@@ -329,85 +359,85 @@ fn new_leader_keeps_nothing_that_it_saw_before() {
     assert_eq!((seen(), tracker.exists(&key)), ((None, vec![]), None));
     assert!(
         tracker.unread(&key, Duration::ZERO).is_none(),
-        "nothing is read either"
+        "a standby reads nothing"
     );
     tracker.lead(1);
     assert!(
         tracker.unread(&key, Duration::from_hours(1)).is_none(),
-        "the list shows it"
+        "the list shows the object"
     );
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), object("a", 6, "y"));
-    tracker.listed(&resource(), None);
-    assert_eq!(seen(), (None, vec![]), "the watch of before");
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), object("a", 6, "y"));
+    tracker.on_list_done(&resource(), None);
+    assert_eq!(seen(), (None, vec![]), "the former watch does not count");
     list(1, 5, "x");
     assert_eq!(seen(), (Some(5), vec![Some("x".to_owned())]));
-    tracker.present(&resource(), object("a", 7, "z"));
+    tracker.on_applied(&resource(), object("a", 7, "z"));
     assert_eq!(seen(), (Some(7), vec![Some("z".to_owned())]));
 }
 
 #[test]
-fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+fn object_followed_while_a_new_leader_lists_is_not_read() {
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     tracker.lead(1);
     follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
-    tracker.begins(&resource(), None, 1);
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
+    tracker.on_started(&resource(), None, 1);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
     assert!(
         tracker.unread(&key, Duration::MAX).is_some(),
-        "the list did not show it"
+        "the list did not show the object"
     );
 }
 
-/// `levels` of objects in each other.
+/// Returns `levels` nested objects.
 fn nested(levels: usize) -> Value {
     (0..levels).fold(json!(1), |inner, _| json!({ "a": inner }))
 }
 
-/// The object, with something at the path that nests too deep.
+/// Returns an object that is nested too deep.
 fn deep(name: &str, version: u64) -> RawObject {
     with_spec(name, version, "hidden", nested(OBJECT_LEVELS))
 }
 
 #[test]
 fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), deep("a", 5));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), deep("a", 5));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), None)
     );
     assert!(
         tracker.unread(&key, Duration::MAX).is_none(),
-        "a read would find the same"
+        "a read would return the same"
     );
     assert_eq!(taken(&tracker, &key, &identity), []);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (Some(Unreadable::TooDeep), Some(true))
     );
-    tracker.present(&resource(), object("a", 8, "x"));
+    tracker.on_applied(&resource(), object("a", 8, "x"));
     assert_eq!(
         tracker.unreadable(&key),
         None,
         "readable, though nothing has changed"
     );
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
-    tracker.present(&resource(), deep("a", 9));
-    tracker.gone(&resource(), deep("a", 10));
+    tracker.on_applied(&resource(), deep("a", 9));
+    tracker.on_deleted(&resource(), deep("a", 10));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -415,12 +445,12 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
     assert_eq!(taken(&tracker, &key, &identity), [None]);
 }
 
-/// A read that finds it is an answer: it is not repeated at once.
+/// A read that returns such an object is not repeated at once.
 #[test]
 fn read_of_an_object_that_is_too_deep_counts() {
     let (key, other, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "other"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
         identity("1", "a"),
     );
     let tracker = following(&key, &identity, &target("a"));
@@ -430,8 +460,8 @@ fn read_of_an_object_that_is_too_deep_counts() {
         (6, object("a", 6, "x"), false),
         (7, deep("a", 7), true),
     ] {
-        let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(&key, &identity, &target("a"), asked, Some(read));
+        let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
+        tracker.read(&key, &identity, &target("a"), ticket, Some(read));
         assert_eq!(
             tracker.unreadable(&key).is_some(),
             unreadable,
@@ -442,23 +472,23 @@ fn read_of_an_object_that_is_too_deep_counts() {
             "version {version}"
         );
     }
-    // One that lags behind the read.
-    tracker.present(&resource(), deep("a", 4));
-    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+    // The read lags behind the watch.
+    tracker.on_applied(&resource(), deep("a", 4));
+    let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
     tracker.read(
         &key,
         &identity,
         &target("a"),
-        asked,
+        ticket,
         Some(object("a", 8, "x")),
     );
-    tracker.present(&resource(), deep("a", 7));
+    tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
 
 #[test]
 fn config_map_that_is_too_deep_is_read_once_for_each_version() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let maps = ResourceName {
         api_version: "v1".into(),
         plural: "configmaps".into(),
@@ -470,98 +500,98 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target);
     for version in [5, 6] {
-        tracker.present(&maps, object("a", version, ""));
+        tracker.on_applied(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
-        let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read(&key, &identity, &target, asked, Some(deep("a", version)));
+        let ticket = tracker.unread(&key, Duration::MAX).unwrap();
+        tracker.read(&key, &identity, &target, ticket, Some(deep("a", version)));
         assert!(!tracker.is_outdated(&key) && tracker.unread(&key, Duration::MAX).is_none());
         assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooDeep));
     }
 }
 
-/// They nest a few levels deeper than the object, and whoever may write it may forge them.
+/// `managedFields` nest a few levels deeper than the object, and anyone who may write the object may forge them.
 #[test]
 fn managed_fields_make_no_object_unreadable() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     let mut managed = text("a", 5, "x");
     let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
     managed["metadata"]["managedFields"] = json!([entry]);
-    tracker.present(&resource(), serde_json::from_value(managed).unwrap());
+    tracker.on_applied(&resource(), serde_json::from_value(managed).unwrap());
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
 
-/// With so many further nodes.
+/// Returns an object with `nodes` further nodes.
 fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
     with_spec(name, version, x, json!(vec![0; nodes]))
 }
 
-/// Takes an object from a read, apart.
-async fn read_apart(
+/// Accepts an object from a read in the background.
+async fn read_in_background(
     tracker: &Tracker,
-    key: &Key,
+    key: &ObjectKey,
     identity: &FollowIdentity,
-    asked: ReadTicket,
+    ticket: ReadTicket,
     object: RawObject,
 ) {
     let permit = tracker.background.acquire().await.unwrap();
     let target = target("a");
-    let read = tracker.read_apart((key, identity), &target, asked, object, permit);
+    let read = tracker.read_in_background((key, identity), &target, ticket, object, permit);
     read.await.unwrap();
 }
 
-async fn look_into_queue(tracker: &Tracker) {
-    while tracker.look_into_next().await {}
+async fn inspect_queue(tracker: &Tracker) {
+    while tracker.inspect_next().await {}
 }
 
-fn follow_path(tracker: &Tracker, key: &Key, identity: &FollowIdentity, path: &str) {
+fn follow_path(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity, path: &str) {
     tracker.follow(
         key,
         identity,
         &target("a"),
-        &Field::compile("ConfigMap", path).unwrap(),
+        &FieldSelector::compile("ConfigMap", path).unwrap(),
         None,
     );
 }
 
-/// For as long as a read takes, later states replace earlier ones.
+/// During a read, later states replace earlier ones.
 #[tokio::test]
-async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
+async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
     let (one, other, cheap) = (
-        Key::new("shop", "one"),
-        Key::new("shop", "other"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "one"),
+        ObjectKey::new("shop", "other"),
+        ObjectKey::new("shop", "cheap"),
     );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow_path(&tracker, &one, &identity, "{..x}");
     follow_path(&tracker, &other, &identity, "{..x}");
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "v5", 25_000));
-    tracker.present(&resource(), large("a", 6, "v6", 25_000));
-    tracker.listed(&resource(), None);
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "v5", 25_000));
+    tracker.on_applied(&resource(), large("a", 6, "v6", 25_000));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &cheap, &identity),
         [Some("v5".to_owned()), Some("v6".to_owned())]
     );
     assert!(tracker.unread(&cheap, Duration::MAX).is_none());
     assert!(
-        tracker.is_put_off(&cheap),
+        tracker.is_deferred(&cheap),
         "reads of the object are expensive for the others"
     );
     for key in [&one, &other] {
-        assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
+        assert!(tracker.is_deferred(key) && tracker.is_outdated(key));
         assert_eq!(taken(&tracker, key, &identity), []);
     }
-    let asked = tracker.unread(&one, Duration::MAX).unwrap();
-    read_apart(
+    let ticket = tracker.unread(&one, Duration::MAX).unwrap();
+    read_in_background(
         &tracker,
         &one,
         &identity,
-        asked,
+        ticket,
         large("a", 6, "v6", 25_000),
     )
     .await;
@@ -569,33 +599,33 @@ async fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() 
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &identity), [Some("v6".to_owned())]);
     }
-    tracker.present(&resource(), object("a", 7, "v7"));
-    assert!(!tracker.is_put_off(&one));
+    tracker.on_applied(&resource(), object("a", 7, "v7"));
+    assert!(!tracker.is_deferred(&one));
     assert_eq!(taken(&tracker, &one, &identity), [Some("v7".to_owned())]);
 }
 
 #[tokio::test]
-async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+async fn read_that_defers_a_lookup_requests_a_background_read() {
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
-        let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+        let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
         tracker.read(
             &key,
             &identity,
             &target("a"),
-            asked,
+            ticket,
             Some(large("a", version, "x", 25_000)),
         );
-        assert!(tracker.is_put_off(&key) && tracker.is_outdated(&key));
-        let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        read_apart(
+        assert!(tracker.is_deferred(&key) && tracker.is_outdated(&key));
+        let ticket = tracker.unread(&key, Duration::MAX).unwrap();
+        read_in_background(
             &tracker,
             &key,
             &identity,
-            asked,
+            ticket,
             large("a", version, "x", 25_000),
         )
         .await;
@@ -605,10 +635,10 @@ async fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
 }
 
 #[tokio::test]
-async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
+async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
     let (key, cheap, identity) = (
-        Key::new("shop", "it"),
-        Key::new("shop", "cheap"),
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "cheap"),
         identity("1", "a"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
@@ -620,36 +650,36 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
         &format!("{{..[{}]}}", names.join(",")),
     );
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "x", 200_000));
-    tracker.listed(&resource(), None);
-    look_into_queue(&tracker).await;
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "x", 200_000));
+    tracker.on_list_done(&resource(), None);
+    inspect_queue(&tracker).await;
     let refused =
         |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
-    assert!(refused(&tracker) && !tracker.is_put_off(&key));
+    assert!(refused(&tracker) && !tracker.is_deferred(&key));
     assert!(
         tracker.unread(&key, Duration::MAX).is_none(),
-        "a read would find the same"
+        "a read would return the same"
     );
     assert_eq!(taken(&tracker, &cheap, &identity), [Some("x".to_owned())]);
     assert_eq!(tracker.unreadable(&cheap), None);
 
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(true))
     );
-    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_apart(
+    let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
+    read_in_background(
         &tracker,
         &key,
         &identity,
-        asked,
+        ticket,
         large("a", 7, "x", 200_000),
     )
     .await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
-    tracker.gone(&resource(), large("a", 8, "x", 200_000));
+    tracker.on_deleted(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
         (tracker.unreadable(&key), tracker.exists(&key)),
         (None, Some(false))
@@ -661,10 +691,13 @@ async fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     );
 }
 
-/// A read of an older version, which another field asked for, must not follow what the watch has shown since.
+/// Another field requested a read, which returns an older version than the watch has shown.
 #[tokio::test]
-async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
-    let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
+async fn slow_read_does_not_overwrite_later_watch_events() {
+    let (slow, late) = (
+        ObjectKey::new("shop", "slow"),
+        ObjectKey::new("shop", "late"),
+    );
     let identity = identity("1", "a");
     for refused in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
@@ -676,23 +709,23 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
         };
         follow_path(&tracker, &slow, &identity, "{..x}");
         follow_path(&tracker, &late, &identity, &path);
-        tracker.listing(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "v5", 20_000));
-        tracker.listed(&resource(), None);
-        let asked = tracker.unread(&slow, Duration::MAX).unwrap();
-        // The watch goes on before the read is looked into.
+        tracker.on_list_started(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "v5", 20_000));
+        tracker.on_list_done(&resource(), None);
+        let ticket = tracker.unread(&slow, Duration::MAX).unwrap();
+        // The watch continues before the result of the read is inspected.
         let newer = if refused {
             large("a", 6, "v6", 200_000)
         } else {
             object("a", 6, "v6")
         };
-        tracker.present(&resource(), newer);
-        look_into_queue(&tracker).await;
-        read_apart(
+        tracker.on_applied(&resource(), newer);
+        inspect_queue(&tracker).await;
+        read_in_background(
             &tracker,
             &slow,
             &identity,
-            asked,
+            ticket,
             large("a", 5, "v5", 20_000),
         )
         .await;
@@ -708,10 +741,10 @@ async fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since
 
 #[tokio::test]
 async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.listing(&resource(), None);
+    tracker.on_list_started(&resource(), None);
     let huge = |version| {
         with_spec(
             "a",
@@ -720,14 +753,14 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
             json!(vec![json!({ "name": "a" }); 100_000]),
         )
     };
-    tracker.present(&resource(), huge(5));
-    tracker.listed(&resource(), None);
-    look_into_queue(&tracker).await;
+    tracker.on_applied(&resource(), huge(5));
+    tracker.on_list_done(&resource(), None);
+    inspect_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
-    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_apart(&tracker, &key, &identity, asked, huge(5)).await;
+    let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
+    read_in_background(&tracker, &key, &identity, ticket, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
-    tracker.present(&resource(), object("a", 6, "x"));
+    tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
 }
@@ -735,37 +768,40 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
 /// Decoding takes a tenth of a second, in which the thread of the watch has other work.
 #[tokio::test]
 async fn large_objects_wait_and_others_do_not() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.present(&resource(), large("a", 5, "large", 50_000));
+    tracker.on_list_started(&resource(), None);
+    tracker.on_applied(&resource(), large("a", 5, "large", 50_000));
     assert_eq!(
         taken(&tracker, &key, &identity),
         [],
         "not decoded on this thread"
     );
-    tracker.present(&resource(), object("b", 6, "small"));
-    tracker.listed(&resource(), None);
+    tracker.on_applied(&resource(), object("b", 6, "small"));
+    tracker.on_list_done(&resource(), None);
     assert_eq!(
         taken(&tracker, &other, &identity),
         [Some("small".to_owned())]
     );
-    // Its changes stay in order, however large each is.
-    tracker.present(&resource(), object("a", 7, "small"));
-    tracker.present(&resource(), large("a", 8, "large again", 50_000));
+    // The object's changes stay in order, however large each is.
+    tracker.on_applied(&resource(), object("a", 7, "small"));
+    tracker.on_applied(&resource(), large("a", 8, "large again", 50_000));
     assert_eq!(tracker.exists(&key), None);
-    look_into_queue(&tracker).await;
+    inspect_queue(&tracker).await;
     let values = ["large", "small", "large again"].map(|value| Some(value.to_owned()));
     assert_eq!(taken(&tracker, &key, &identity), values);
-    // Nothing of it waits any more.
-    tracker.present(&resource(), object("a", 9, "new"));
+    // No event of the object waits any more.
+    tracker.on_applied(&resource(), object("a", 9, "new"));
     assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
-    tracker.present(&resource(), large("a", 10, "last", 50_000));
-    tracker.gone(&resource(), large("a", 11, "last", 50_000));
-    look_into_queue(&tracker).await;
+    tracker.on_applied(&resource(), large("a", 10, "last", 50_000));
+    tracker.on_deleted(&resource(), large("a", 11, "last", 50_000));
+    inspect_queue(&tracker).await;
     assert_eq!(
         taken(&tracker, &key, &identity),
         [Some("last".to_owned()), None]
@@ -773,30 +809,29 @@ async fn large_objects_wait_and_others_do_not() {
     for key in [&key, &other] {
         assert!(
             tracker.unread(key, Duration::MAX).is_none(),
-            "the list has shown it"
+            "the list has shown the object"
         );
     }
 }
 
-/// As after a 410: only the new list tells whether the object was deleted meanwhile.
+/// After a 410, only the new list shows whether the object was deleted meanwhile.
 #[tokio::test]
-async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_list_does_not_show_it()
- {
-    let (key, identity) = (Key::new("shop", "it"), identity("1", "a"));
+async fn queued_large_object_is_read_if_the_relist_does_not_show_it() {
+    let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     for shown_again in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         follow(&tracker, &key, &identity, &target("a"));
-        tracker.listing(&resource(), None);
-        tracker.listed(&resource(), None);
-        tracker.present(&resource(), large("a", 5, "x", 50_000));
-        tracker.listing(&resource(), None);
+        tracker.on_list_started(&resource(), None);
+        tracker.on_list_done(&resource(), None);
+        tracker.on_applied(&resource(), large("a", 5, "x", 50_000));
+        tracker.on_list_started(&resource(), None);
         if shown_again {
-            tracker.present(&resource(), object("a", 6, "y"));
-            tracker.listed(&resource(), None);
-            look_into_queue(&tracker).await;
+            tracker.on_applied(&resource(), object("a", 6, "y"));
+            tracker.on_list_done(&resource(), None);
+            inspect_queue(&tracker).await;
         } else {
-            look_into_queue(&tracker).await;
-            tracker.listed(&resource(), None);
+            inspect_queue(&tracker).await;
+            tracker.on_list_done(&resource(), None);
         }
         let unread = tracker.unread(&key, Duration::MAX).is_some();
         assert_eq!(unread, !shown_again);
@@ -807,36 +842,39 @@ async fn a_large_object_that_waited_while_the_watch_began_anew_is_read_if_the_li
 }
 
 #[tokio::test]
-async fn beyond_the_bound_the_newest_state_of_a_large_object_is_read() {
-    let (key, other) = (Key::new("shop", "it"), Key::new("shop", "other"));
+async fn full_queue_makes_a_large_object_be_read() {
+    let (key, other) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+    );
     let identity = identity("1", "a");
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.listing(&resource(), None);
-    tracker.listed(&resource(), None);
-    // Three of them do not fit.
+    tracker.on_list_started(&resource(), None);
+    tracker.on_list_done(&resource(), None);
+    // Three objects do not fit.
     let long =
         |name: &str, version, x: &str| with_spec(name, version, x, json!("-".repeat(1_500_000)));
     for (version, x) in [(5, "v5"), (6, "v6"), (7, "v7")] {
-        tracker.present(&resource(), long("a", version, x));
+        tracker.on_applied(&resource(), long("a", version, x));
     }
-    tracker.present(&resource(), long("b", 8, "b"));
+    tracker.on_applied(&resource(), long("b", 8, "b"));
     let queued = [Some("v5".to_owned()), Some("v6".to_owned())];
     for (key, queued) in [(&key, queued.as_slice()), (&other, &[])] {
-        assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
-        look_into_queue(&tracker).await;
+        assert!(tracker.is_deferred(key) && tracker.is_outdated(key));
+        inspect_queue(&tracker).await;
         assert_eq!(taken(&tracker, key, &identity), queued);
         assert!(
             tracker.is_outdated(key),
             "the newest version is not read yet"
         );
     }
-    let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    read_apart(&tracker, &key, &identity, asked, long("a", 7, "v7")).await;
+    let ticket = tracker.unread(&key, Duration::MAX).unwrap();
+    read_in_background(&tracker, &key, &identity, ticket, long("a", 7, "v7")).await;
     assert_eq!(taken(&tracker, &key, &identity), [Some("v7".to_owned())]);
     assert!(!tracker.is_outdated(&key));
     // A deletion needs no decoding.
-    tracker.gone(&resource(), object("b", 9, "b"));
+    tracker.on_deleted(&resource(), object("b", 9, "b"));
     assert_eq!(taken(&tracker, &other, &identity), [None]);
 }

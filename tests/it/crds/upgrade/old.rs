@@ -1,4 +1,4 @@
-//! Objects that the original programs' CRDs let in.
+//! Objects that the original programs' CRDs accepted.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
@@ -10,7 +10,7 @@ use crate::crds::wait_until;
 
 const ORIGINAL: &str = include_str!("../original.yaml");
 
-/// Specs in YAML: each was let in by the original CRD, and is refused today.
+/// Returns specs in YAML: the original CRD accepted each, and today's rejects each.
 pub fn contact_points() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let telegram =
@@ -83,7 +83,7 @@ pub fn tracked_fields() -> Vec<String> {
     ]
 }
 
-/// None of them was ever copied.
+/// The original program copied none of them.
 pub fn config_map_syncs() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let sync = |from: &str, name: &str, to: &str| {
@@ -105,7 +105,8 @@ pub fn config_map_syncs() -> Vec<String> {
     ]
 }
 
-/// The program's Service and Deployment would have been refused for most of these; the objects are there all the same.
+/// The apiserver would have rejected the program's Service and Deployment for most of these; the objects exist all the
+/// same.
 pub fn app_services() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let ports = |ports: &str| format!("{{size: 1, image: i, ports: [{ports}]}}");
@@ -138,12 +139,12 @@ pub fn app_services() -> Vec<String> {
         port(&format!("protocol: {}", long(100))),
         port("appProtocol: a b"),
         port(&format!("appProtocol: {}", long(400))),
-        // So many that the rules over pairs of them would exceed what a rule may cost.
+        // So many pairs that the rules over them would exceed the cost limit of a rule.
         ports(&vec!["{port: 80, name: a, nodePort: 30000, targetPort: a}"; 5000].join(", ")),
     ]
 }
 
-/// Names and specs; the original's had no status.
+/// Returns names and specs; the original's had no status.
 pub fn my_apps() -> Vec<(String, String)> {
     let banner = |banner: &str| format!("{{image: nginx, banner: \"{banner}\"}}");
     let specs = [
@@ -167,7 +168,8 @@ pub fn my_apps() -> Vec<(String, String)> {
     numbered.chain(named).collect()
 }
 
-/// Names and specs. The document shows no CRD; what its program wrote into the status tells what that must have let in.
+/// Returns names and specs. The document shows no CRD; the status that its program wrote shows what the CRD must have
+/// accepted.
 pub fn my_ingresses() -> Vec<(String, String)> {
     let many: Vec<_> = (0..20).map(|number| format!("subnet-{number}")).collect();
     let specs = [
@@ -236,8 +238,8 @@ pub async fn store(
     wait_until(&format!("{name} is stored"), async || {
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => true,
-            Err(kube::Error::Api(said)) if said.code == 429 || said.code == 404 => false,
-            Err(said) => panic!("the original CRD refuses {yaml:?}: {said}"),
+            Err(kube::Error::Api(error)) if error.code == 429 || error.code == 404 => false,
+            Err(error) => panic!("the original CRD refuses {yaml:?}: {error}"),
         }
     })
     .await;

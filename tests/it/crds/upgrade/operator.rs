@@ -1,4 +1,4 @@
-//! The operator meets them all.
+//! The operator starts with all of these old objects.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::old::*;
 use crate::crds::install;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// The operator meets all of them at once: each that cannot work says why, what it told is not told again, and once that
-/// is said nothing more is written.
+/// The operator sees all of them at once: each object that cannot work reports why, sent entries are not sent again, and
+/// after that report nothing more is written.
 #[tokio::test]
-async fn the_operator_takes_old_objects_as_they_are() {
+async fn operator_accepts_old_objects_unchanged() {
     let plane = Arc::new(
         ControlPlane::start(Options::apiserver_only())
             .await
@@ -26,7 +26,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
     let client = plane.client().await.unwrap();
     install_original(&client, false).await;
     let receiver = Receiver::start().unwrap();
-    let theirs = json!([
+    let original_status = json!([
         { "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" },
         { "time": "2025-02-11T20:51:04Z", "action": "Touched", "value": "3" },
     ]);
@@ -57,16 +57,24 @@ async fn the_operator_takes_old_objects_as_they_are() {
             &fields,
             &format!("tf-{number}"),
             Some(yaml),
-            &theirs,
+            &original_status,
             false,
         )
         .await;
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
-    store(&client, &fields, "good", Some(good), &theirs, false).await;
+    store(
+        &client,
+        &fields,
+        "good",
+        Some(good),
+        &original_status,
+        false,
+    )
+    .await;
     let services = AppService::api_resource();
     let mut odd_services = app_services();
-    // Kubernetes itself lets nothing else be written of an object with a scale below zero: no status, no label.
+    // Kubernetes itself rejects every other write of an object with a negative scale: no status, no label.
     odd_services.push("{size: -1, image: i}".into());
     for (number, yaml) in odd_services.iter().enumerate() {
         store(
@@ -135,7 +143,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
         .kubeconfig(plane.admin_kubeconfig())
         .whole_cluster();
     let operator = Operator::start(&bed, settings).await;
-    bed.until("good", "taken over", |point: &ContactPoint| {
+    bed.until("good", "is adopted", |point: &ContactPoint| {
         point
             .status
             .as_ref()
@@ -145,7 +153,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
     for number in 0..odd_points.len() {
         bed.until(
             &format!("cp-{number}"),
-            "says how it stands",
+            "has a condition",
             |point: &ContactPoint| {
                 point
                     .status
@@ -169,18 +177,22 @@ async fn the_operator_takes_old_objects_as_they_are() {
     };
     let below_zero = format!("app-{}", odd_services.len() - 1);
     for number in 0..odd_services.len() - 1 {
-        bed.until(&format!("app-{number}"), "says how it stands", says(""))
+        bed.until(&format!("app-{number}"), "has a condition", says(""))
             .await;
     }
-    bed.until("app-0", "says what to write", says("SpecInvalid"))
+    bed.until("app-0", "reports how to fix the spec", says("SpecInvalid"))
         .await;
-    let words = bed.event(&below_zero, "SpecInvalid").await;
+    let message = bed.event(&below_zero, "SpecInvalid").await;
     assert!(
-        words.starts_with("spec.size: write a number from 0"),
-        "{words}"
+        message.starts_with("spec.size: write a number from 0"),
+        "{message}"
     );
-    bed.until("no.label", "says what to write", says("SpecInvalid"))
-        .await;
+    bed.until(
+        "no.label",
+        "reports how to fix the spec",
+        says("SpecInvalid"),
+    )
+    .await;
     for name in (0..odd_syncs.len())
         .map(|number| format!("sync-{number}"))
         .chain(["bare".into()])
@@ -193,11 +205,8 @@ async fn the_operator_takes_old_objects_as_they_are() {
                     .is_some_and(|condition| condition.reason == "SpecInvalid")
             })
         };
-        let sync = bed.until(&name, "says what to write", says).await;
-        assert!(
-            sync.finalizers().is_empty(),
-            "{name}: it has nothing to clean up"
-        );
+        let sync = bed.until(&name, "reports how to fix the spec", says).await;
+        assert!(sync.finalizers().is_empty(), "{name}: nothing to clean up");
     }
     for number in 0..odd_fields.len() {
         let name = format!("tf-{number}");
@@ -206,8 +215,8 @@ async fn the_operator_takes_old_objects_as_they_are() {
                 .annotations()
                 .contains_key("quartermaster.dev/waiting")
         };
-        let field = bed.until(&name, "says why it waits", waits).await;
-        // A target that is gone meanwhile is news; nothing else is.
+        let field = bed.until(&name, "reports why it waits", waits).await;
+        // A target that was deleted meanwhile causes an entry; nothing else does.
         let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(
@@ -234,20 +243,20 @@ async fn the_operator_takes_old_objects_as_they_are() {
         .chain(["bare"])
     {
         let app = bed
-            .until(name, "says why", |app: &MyApp| {
+            .until(name, "reports why", |app: &MyApp| {
                 app.status
                     .as_ref()
                     .is_some_and(|status| !status.conditions.is_empty())
             })
             .await;
         let reason = &app.status.unwrap().conditions[0].reason;
-        // An image that cannot be pulled is the kubelet's to tell; here nobody lets a Pod in.
-        let wanted = match name {
+        // The kubelet reports an image that cannot be pulled; here admission rejects every Pod.
+        let expected = match name {
             "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
             "ma-3" | "ma-4" => "Forbidden",
             _ => "SpecInvalid",
         };
-        assert_eq!(reason, wanted, "{name}");
+        assert_eq!(reason, expected, "{name}");
     }
     for name in odd_ingresses
         .iter()
@@ -264,22 +273,22 @@ async fn the_operator_takes_old_objects_as_they_are() {
                 .first()
                 .is_some_and(|condition| condition.reason == "SpecInvalid")
         };
-        let ingress = bed.until(name, "says what to write", says).await;
+        let ingress = bed.until(name, "reports how to fix the spec", says).await;
         assert!(
             ingress.finalizers().is_empty(),
-            "{name}: it has nothing to clean up"
+            "{name}: nothing to clean up"
         );
     }
-    // What the document's program told is not told again; what it missed is.
+    // Entries that the document's program sent are not sent again; changes that it missed are sent.
     bed.scale("web", 4).await;
-    bed.until("good", "goes on", |field: &TrackedField| {
+    bed.until("good", "continues", |field: &TrackedField| {
         let history = field.history().unwrap();
-        let told: Vec<_> = history
+        let sent: Vec<_> = history
             .iter()
             .filter_map(|entry| entry.value.as_deref())
             .collect();
         let last = history.last();
-        told == ["1", "3", "4"]
+        sent == ["1", "3", "4"]
             && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
     })
     .await;
@@ -287,12 +296,12 @@ async fn the_operator_takes_old_objects_as_they_are() {
         .wait_for(SOON, |_| !changes(&receiver).is_empty())
         .await
         .unwrap();
-    let told: Vec<_> = changes(&receiver)
+    let sent: Vec<_> = changes(&receiver)
         .iter()
         .map(|change| change["value"].clone())
         .collect();
     assert_eq!(
-        (told, receiver.requests().len()),
+        (sent, receiver.requests().len()),
         (vec![json!("4")], 1),
         "no test message, no repetition"
     );

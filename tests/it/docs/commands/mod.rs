@@ -1,5 +1,5 @@
-//! Every manifest of the pages is applied, and every command run, as a reader would who follows one page after the other; what
-//! they print is what the page shows. Those that cannot be run stand in `docs/not-run.md`.
+//! Every manifest of the pages is applied, and every command run, as by a reader of one page after the other; their output
+//! is compared with the page. `docs/not-run.md` lists the commands that cannot be run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use page::{Command, Step, steps};
 use qm_core::kind::KindInfo;
-use quartermaster::registry;
-use shell::{Came, Shell};
+use quartermaster::kinds;
+use shell::{CommandResult, Shell};
 use stage::{Scene, Stage};
 use testbed::aws::Aws;
 use testbed::bot_api::{BotApi, Chat, Kind};
@@ -19,18 +19,18 @@ use testbed::{ControlPlane, Options};
 use super::{pages, root};
 use crate::support::{Bed, Operator, Plane, SOON, Settings, bot_api, install};
 
+mod output;
 mod page;
 mod shell;
-mod shown;
 mod stage;
 
-/// How long one command may take.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Maximum duration of one command.
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// What lasts until Ctrl-C.
+/// Commands that run until Ctrl-C.
 const LASTING: [&str; 2] = ["make run", "quartermaster status -n shop --watch"];
 
-/// What asks whether it is meant.
+/// Commands that ask for confirmation.
 const ASKS: [&str; 3] = [
     "quartermaster uninstall",
     "quartermaster uninstall --keep-children",
@@ -40,7 +40,7 @@ const ASKS: [&str; 3] = [
 /// The page with the list.
 const NOT_RUN: &str = "not-run.md";
 
-/// The commands of that list.
+/// Returns the commands of that list.
 fn not_run() -> BTreeSet<String> {
     let text = super::page(NOT_RUN);
     let listed = text
@@ -51,7 +51,7 @@ fn not_run() -> BTreeSet<String> {
     listed.map(str::to_owned).collect()
 }
 
-/// The pages that have something to do: the first one first, then those for which nothing has to be installed anew.
+/// Returns the pages with steps: the first page first, then those that need no new installation.
 fn walked() -> Vec<(String, Vec<Step>)> {
     let mut walked: Vec<_> = pages()
         .into_iter()
@@ -74,7 +74,7 @@ fn walked() -> Vec<(String, Vec<Step>)> {
 }
 
 #[test]
-fn what_is_not_run_is_there() {
+fn every_excluded_command_is_on_a_page() {
     let commands: BTreeSet<String> = walked()
         .into_iter()
         .flat_map(|(_, steps)| steps)
@@ -102,7 +102,7 @@ fn what_is_not_run_is_there() {
 }
 
 #[tokio::test]
-async fn every_page_does_what_it_says() {
+async fn every_page_works_as_described() {
     let plane = Plane::Own(Arc::new(
         ControlPlane::start(Options::default()).await.unwrap(),
     ));
@@ -119,7 +119,7 @@ async fn every_page_does_what_it_says() {
         telegram,
         aws,
         not_run: not_run(),
-        there: There::Nothing,
+        there: Installation::Nothing,
     };
     let mut ran = 0;
     for (name, mut steps) in walked() {
@@ -139,27 +139,27 @@ struct Walk {
     telegram: BotApi,
     aws: Aws,
     not_run: BTreeSet<String>,
-    there: There,
+    there: Installation,
 }
 
-/// What is installed.
+/// The present installation.
 #[derive(PartialEq)]
-enum There {
+enum Installation {
     Nothing,
-    /// CRDs, rights and policies.
+    /// CRDs, permissions and policies.
     Installed,
-    /// What a page made of it.
+    /// A page has changed the installation.
     Something,
 }
 
 impl Walk {
-    /// Does all that a page says. How many commands were run.
+    /// Runs all steps of a page. Returns the number of commands.
     async fn page(&mut self, name: &str, steps: &[Step]) -> usize {
         let began = Instant::now();
         let stage = Stage::of(name);
         let mut shell = Shell::new(&self.bed.plane, &self.telegram.url(), &self.aws).await;
-        if self.there != There::Installed || !stage.installed {
-            if self.there != There::Nothing {
+        if self.there != Installation::Installed || !stage.installed {
+            if self.there != Installation::Nothing {
                 self.run(&shell, name, "another-cluster").await;
             }
             if stage.installed {
@@ -167,13 +167,13 @@ impl Walk {
             }
         }
         if !stage.installed {
-            // What a page installs it may take away again while the operator runs.
+            // A page may remove its installation while the operator runs.
             self.bed.plane.audit().expect_refusals().unwrap();
         }
         self.there = if stage.installed {
-            There::Installed
+            Installation::Installed
         } else {
-            There::Something
+            Installation::Something
         };
 
         let (mut ran, mut scenes, mut operator) = (0, stage.scenes.iter().peekable(), None);
@@ -195,9 +195,9 @@ impl Walk {
             if let Some(scene) = scenes.next_if(|scene| scene.before == first_line) {
                 self.scene(&shell, name, &stage, scene, &mut operator).await;
             }
-            let asked = Instant::now();
+            let started_at = Instant::now();
             self.command(&mut shell, name, command, &stage).await;
-            println!("{:5.1} s  {first_line}", asked.elapsed().as_secs_f32());
+            println!("{:5.1} s  {first_line}", started_at.elapsed().as_secs_f32());
             ran += 1;
         }
         assert_eq!(
@@ -205,10 +205,10 @@ impl Walk {
             None,
             "{name}: the page has no such command, in this order"
         );
-        let asked = Instant::now();
+        let started_at = Instant::now();
         shell.end();
         self.tidy(&shell, name, operator.is_some()).await;
-        println!("{:5.1} s  to tidy up", asked.elapsed().as_secs_f32());
+        println!("{:5.1} s  to tidy up", started_at.elapsed().as_secs_f32());
         println!(
             "{name}: {ran} commands in {:.1} s",
             began.elapsed().as_secs_f32()
@@ -216,7 +216,7 @@ impl Walk {
         ran
     }
 
-    /// Has things be as the stage says.
+    /// Prepares the state that the stage describes.
     async fn scene(
         &self,
         shell: &Shell,
@@ -225,7 +225,7 @@ impl Walk {
         scene: &Scene,
         operator: &mut Option<Operator>,
     ) {
-        let asked = Instant::now();
+        let started_at = Instant::now();
         self.run(
             shell,
             page,
@@ -234,7 +234,7 @@ impl Walk {
         .await;
         println!(
             "{:5.1} s  what is there before {}",
-            asked.elapsed().as_secs_f32(),
+            started_at.elapsed().as_secs_f32(),
             scene.before
         );
         if let Some(runs) = scene.operator {
@@ -249,7 +249,7 @@ impl Walk {
         }
     }
 
-    /// Runs a command, and looks for what the page shows of it.
+    /// Runs a command, and compares its output with the page.
     async fn command(&self, shell: &mut Shell, page: &str, command: &Command, stage: &Stage) {
         let text = stage.written(&command.text);
         if LASTING.contains(&&*command.text) {
@@ -268,38 +268,38 @@ impl Walk {
                 shell.run(&text).await
             }
         };
-        let is_well = |came: &Came| {
-            came.well && (printed.is_empty() || shown::is_as_shown(&printed, &came.out))
+        let succeeded = |result: &CommandResult| {
+            result.well && (printed.is_empty() || output::matches_page(&printed, &result.out))
         };
-        let mut came = tokio::time::timeout(PATIENCE, run())
+        let mut result = tokio::time::timeout(TIMEOUT, run())
             .await
             .unwrap_or_else(|_| panic!("{page}: {text} does not end"));
-        if only_reads(&text) && !is_well(&came) {
-            // It is on its way.
-            let _ = until("it is as shown", SOON, async || {
-                came = run().await;
-                Ok(is_well(&came).then_some(()))
+        if only_reads(&text) && !succeeded(&result) {
+            // The output may still be on its way.
+            let _ = until("the output matches the page", SOON, async || {
+                result = run().await;
+                Ok(succeeded(&result).then_some(()))
             })
             .await;
         }
         assert!(
-            came.well,
+            result.well,
             "{page}: {text}\n{}{}\n{}",
-            came.out,
-            came.err,
-            shell.said()
+            result.out,
+            result.err,
+            shell.output()
         );
         assert!(
-            is_well(&came),
+            succeeded(&result),
             "{page}: {text}\nshown:\n{}\nprinted:\n{}{}",
             printed.join("\n"),
-            came.out,
-            came.err
+            result.out,
+            result.err
         );
-        for (chat, message) in &command.told {
+        for (chat, message) in &command.messages {
             let (chat, message) = (stage.written(chat), stage.written(message));
             until(
-                format!("{page}: chat {chat} has been told {message:?}"),
+                format!("{page}: chat {chat} has received {message:?}"),
                 SOON,
                 async || {
                     let all = self.telegram.messages();
@@ -314,15 +314,15 @@ impl Walk {
         }
     }
 
-    /// Runs what has to work.
+    /// Runs text that must succeed.
     async fn run(&self, shell: &Shell, page: &str, text: &str) {
-        let came = tokio::time::timeout(PATIENCE, shell.run(text)).await;
-        let came = came.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
-        assert!(came.well, "{page}: {text}\n{}{}", came.out, came.err);
+        let result = tokio::time::timeout(TIMEOUT, shell.run(text)).await;
+        let result = result.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
+        assert!(result.well, "{page}: {text}\n{}{}", result.out, result.err);
     }
 
-    /// Takes away what the page had somebody make, in namespaces that stay. Kubernetes' garbage collector knows of new CRDs
-    /// half a minute later only, so it is not waited for.
+    /// Removes the objects that the page created, in namespaces that stay. Kubernetes' garbage collector discovers new CRDs
+    /// only half a minute later, so the test does not wait for it.
     async fn tidy(&self, shell: &Shell, page: &str, operator: bool) {
         let text = "set -eu
             if kubectl get crd -o name | grep -q .; then
@@ -333,7 +333,7 @@ impl Walk {
               kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
             done";
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
-        let kinds = registry::KINDS
+        let kinds = kinds::KINDS
             .iter()
             .map(KindInfo::crd_name)
             .collect::<Vec<_>>()
@@ -345,7 +345,7 @@ impl Walk {
     }
 }
 
-/// Whether it may be said again until it shows what is on its way.
+/// Returns whether the command may be repeated until it shows the expected state.
 fn only_reads(text: &str) -> bool {
     let words: Vec<_> = text.split_whitespace().collect();
     let reads = ["get", "describe", "events", "status", "history"]
@@ -358,7 +358,7 @@ fn only_reads(text: &str) -> bool {
 }
 
 #[test]
-fn what_only_reads_may_be_said_again() {
+fn reading_commands_may_be_repeated() {
     assert!(
         only_reads("kubectl get tf -A") && only_reads("quartermaster status -o json | jq .summary")
     );
@@ -368,9 +368,9 @@ fn what_only_reads_may_be_said_again() {
     assert!(!only_reads("kubectl apply -f example/"));
 }
 
-/// Nothing is staged for a page that is not there.
+/// No stage exists without its page.
 #[test]
-fn every_stage_is_of_a_page() {
+fn every_stage_belongs_to_a_page() {
     let pages: BTreeSet<String> = walked().into_iter().map(|(name, _)| name).collect();
     let folder = root().join("tests/it/docs/commands/stages");
     for file in std::fs::read_dir(folder)

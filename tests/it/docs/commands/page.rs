@@ -1,31 +1,29 @@
-//! What a page has its reader do, in order.
+//! The steps of a page, in order.
 
-/// One thing to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// `kubectl apply -f -` with this.
     Manifest(String),
-    /// A command line, and what the page shows of it.
+    /// A command line, and its output on the page.
     Command(Command),
 }
 
-/// A command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Command {
-    /// As it stands there, without a comment at its end.
+    /// The command as the page writes it, without a comment at its end.
     pub text: String,
-    /// The lines that it prints.
+    /// The lines that the command prints.
     pub printed: Vec<String>,
     /// The messages that then arrive: the chat's number and the text.
-    pub told: Vec<(String, String)>,
+    pub messages: Vec<(String, String)>,
 }
 
-/// Of a page: its `yaml`, `sh` and `console` blocks, whatever their indent.
+/// Returns the steps of a page: its `yaml`, `sh` and `console` blocks, whatever their indent.
 pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     for (language, lines) in blocks(page) {
         match language {
-            // No object, and built by `install::same`.
+            // A kustomization is no object; `install::equivalence` builds it.
             "yaml" if lines.contains(&"kind: Kustomization") => {}
             "yaml" => steps.push(Step::Manifest(lines.join("\n") + "\n")),
             "sh" => {
@@ -43,7 +41,7 @@ pub fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Each fenced block: its language, and its lines without the fence's indent.
+/// Returns each fenced block: its language, and its lines without the fence's indent.
 fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
     let (mut blocks, mut open) = (Vec::new(), None::<(usize, &str, Vec<&str>)>);
     for line in page.lines() {
@@ -64,7 +62,7 @@ fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
     blocks
 }
 
-/// `$ ` begins a command; what follows is what it prints, and what arrives stands four columns to the right.
+/// `$ ` begins a command; its output follows, and received messages are four columns to the right.
 fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
     let mut lines = lines.into_iter();
     while let Some(line) = lines.next() {
@@ -76,10 +74,10 @@ fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
             panic!("{line}: no command prints this")
         };
         if let Some(chat) = line.strip_prefix("    Telegram, chat ") {
-            last.told.push((chat.to_owned(), String::new()));
+            last.messages.push((chat.to_owned(), String::new()));
         } else if let Some(text) = line.strip_prefix("    | ") {
             let (_, message) = last
-                .told
+                .messages
                 .last_mut()
                 .unwrap_or_else(|| panic!("{line}: in which chat?"));
             if !message.is_empty() {
@@ -92,7 +90,7 @@ fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
     }
 }
 
-/// The command that begins with this line.
+/// Returns the command that begins with this line.
 fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Command {
     let mut text = first.to_owned();
     let end = loop {
@@ -102,7 +100,7 @@ fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Comm
         text.push('\n');
         text.push_str(
             rest.next()
-                .unwrap_or_else(|| panic!("{text}: where does it end?")),
+                .unwrap_or_else(|| panic!("{text}: no end of the command")),
         );
     };
     text.truncate(end);
@@ -112,7 +110,7 @@ fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Comm
     }
 }
 
-/// Where a command line ends, before its comment; none if it goes on in the next line.
+/// Returns where a command line ends, before its comment; `None` if the next line continues it.
 fn end(text: &str) -> Option<usize> {
     let (mut quote, mut escaped, mut before) = (None, false, ' ');
     for (at, c) in text.char_indices() {
@@ -133,7 +131,7 @@ fn end(text: &str) -> Option<usize> {
 }
 
 #[test]
-fn the_steps_of_a_page() {
+fn page_is_parsed_into_steps() {
     let page = "\
 words
 
@@ -173,7 +171,7 @@ $ no command
     };
     let patch = Command {
         printed: vec!["x patched".into()],
-        told: vec![
+        messages: vec![
             ("7".into(), "one\ntwo".into()),
             ("7".into(), "three".into()),
         ],

@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::support::tool;
 use crate::support::{Plane, SOON};
 
-/// `cargo run -- ARGUMENTS` is what was built, and whatever else is asked for is there.
+/// `cargo run -- ARGUMENTS` runs the built program, and the other subcommands do nothing.
 const CARGO: &str = "#!/bin/sh
 case $* in run*' -- '*) ;; *) exit 0 ;; esac
 while [ \"$1\" != -- ]; do shift; done
@@ -23,8 +23,8 @@ shift
 exec quartermaster \"$@\"
 ";
 
-/// Takes away what was installed. The namespace and the CRDs stay, because they take long to go; the CRDs as a release of the chart
-/// would have left them.
+/// Removes the installation. The namespace and the CRDs stay, because their deletion takes long; the CRDs as a release of
+/// the chart would have left them.
 const ANOTHER_CLUSTER: &str = "#!/bin/sh
 set -eu
 helm list -A -o json | jq -r '.[] | .name + \" -n \" + .namespace' | while read -r release; do
@@ -39,7 +39,7 @@ for crd in $(kubectl get crd -o name); do
 done
 ";
 
-/// What is in the checkout of somebody who has built nothing.
+/// Files in the checkout of a user who has built nothing.
 const CHECKOUT: [&str; 8] = [
     "Makefile",
     "Cargo.toml",
@@ -58,19 +58,19 @@ pub struct Shell {
     lasting: Vec<Child>,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
-pub struct Came {
-    /// With 0.
+pub struct CommandResult {
+    /// Whether the exit code is 0.
     pub well: bool,
-    /// On standard output.
+    /// Standard output.
     pub out: String,
-    /// On standard error.
+    /// Standard error.
     pub err: String,
 }
 
 impl Shell {
-    /// On this cluster, with this in place of the world outside.
+    /// Returns a shell for this cluster, with these fakes of Telegram and AWS.
     pub async fn new(plane: &Plane, telegram: &str, aws: &Aws) -> Self {
         let folder = Folder::new().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -106,7 +106,7 @@ impl Shell {
             ("HOME", text(at("home"))),
             ("KUBECONFIG", text(at("kubeconfig"))),
             ("LC_ALL", "C.UTF-8".into()),
-            // An operator that a page has somebody run.
+            // An operator that a page starts.
             ("QUARTERMASTER_TELEGRAM_API_URL", telegram.into()),
             ("QUARTERMASTER_METRICS_BIND_ADDRESS", "127.0.0.1:0".into()),
             (
@@ -124,16 +124,16 @@ impl Shell {
     }
 
     /// Runs shell text to its end.
-    pub async fn run(&self, text: &str) -> Came {
+    pub async fn run(&self, text: &str) -> CommandResult {
         let mut command = Command::new("bash");
         command
             .args(["-c", &format!("set -o pipefail\n{text}")])
             .stdin(Stdio::null());
-        Self::came(self.dressed(command).output().await.unwrap())
+        Self::result_of(self.dressed(command).output().await.unwrap())
     }
 
-    /// Runs it in a terminal, in which somebody says yes.
-    pub async fn agree(&self, text: &str) -> Came {
+    /// Runs shell text in a terminal, in which the user answers yes.
+    pub async fn agree(&self, text: &str) -> CommandResult {
         let mut command = Command::new("script");
         command
             .args(["-qec", text, "/dev/null"])
@@ -143,9 +143,9 @@ impl Shell {
         let mut child = self.dressed(command).spawn().unwrap();
         let mut terminal = child.stdin.take().unwrap();
         terminal.write_all(b"yes\n").await.unwrap();
-        let came = Self::came(child.wait_with_output().await.unwrap());
+        let result = Self::result_of(child.wait_with_output().await.unwrap());
         drop(terminal); // its end would be one of the terminal
-        came
+        result
     }
 
     fn dressed(&self, mut command: Command) -> Command {
@@ -157,16 +157,16 @@ impl Shell {
         command
     }
 
-    fn came(output: std::process::Output) -> Came {
+    fn result_of(output: std::process::Output) -> CommandResult {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Came {
+        CommandResult {
             well: output.status.success(),
             out: text(output.stdout),
             err: text(output.stderr),
         }
     }
 
-    /// Starts what lasts until Ctrl-C, and waits until it says something.
+    /// Starts a command that runs until Ctrl-C, and waits for its first output.
     pub async fn start(&mut self, text: &str) {
         let log = self
             .folder
@@ -181,19 +181,19 @@ impl Shell {
             .args(["bash", "-c", text])
             .current_dir(self.folder.path().join("checkout"));
         let child = program.spawn(log).unwrap();
-        let said = until(format!("{text} says something"), SOON, async || {
+        let first_output = until(format!("{text} prints something"), SOON, async || {
             Ok((!child.log_text()?.trim().is_empty()).then_some(()))
         });
-        said.await.unwrap();
+        first_output.await.unwrap();
         self.lasting.push(child);
     }
 
-    /// What it said.
-    pub fn said(&self) -> String {
+    /// Returns the output of that command.
+    pub fn output(&self) -> String {
         self.lasting.iter().map(Child::log_tail).collect()
     }
 
-    /// Ends what lasts, which is to have lasted until now.
+    /// Ends that command, which must have run until now.
     pub fn end(&mut self) {
         for mut child in self.lasting.drain(..) {
             child.check_running().unwrap();

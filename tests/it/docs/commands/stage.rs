@@ -1,36 +1,35 @@
-//! What is there when a page is read: `stages/PAGE.sh`.
+//! The state in which a page is read: `stages/PAGE.sh`.
 //!
-//! A stage is shell text. What stands before the first mark of a command is run before the page. The marks:
-//! - `#! nothing is installed`: otherwise CRDs, rights and policies are there, and an operator runs.
-//! - `#! the operator starts`, `#! the operator ends`: once the text around it was run.
-//! - `#= FROM TO`: what the reader writes in place of FROM.
-//! - `#: COMMAND`: what follows is run right before this command of the page (its first line).
+//! A stage is shell text. The text before the first mark of a command runs before the page. The marks:
+//! - `#! nothing is installed`: otherwise CRDs, permissions and policies are installed, and an operator runs.
+//! - `#! the operator starts`, `#! the operator ends`: after the text around the mark has run.
+//! - `#= FROM TO`: the reader writes TO in place of FROM.
+//! - `#: COMMAND`: the text that follows runs right before this command of the page (its first line).
 
 use std::path::Path;
 
-/// A page's stage.
 #[derive(Debug, Default)]
 pub struct Stage {
-    /// Whether CRDs, rights and policies are there.
+    /// Whether CRDs, permissions and policies are installed.
     pub installed: bool,
-    /// What is run before the page, and then before some of its commands.
+    /// Text to run before the page, and then before some of its commands.
     pub scenes: Vec<Scene>,
     written: Vec<(String, String)>,
 }
 
-/// A part of it.
+/// A part of a stage.
 #[derive(Debug, Default, PartialEq)]
 pub struct Scene {
-    /// The first line of the command that comes then; of the first scene nothing.
+    /// The first line of the command that follows; empty for the first scene.
     pub before: String,
-    /// What is run.
+    /// The shell text.
     pub text: String,
-    /// Whether an operator is to run from then on; without it nothing changes.
+    /// Whether an operator runs from then on; `None` changes nothing.
     pub operator: Option<bool>,
 }
 
 impl Stage {
-    /// That of the page of this name; without a file, that of a page which needs nothing.
+    /// Returns the stage of the page of this name; without a file, that of a page that needs nothing.
     pub fn of(page: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/docs/commands/stages");
         Self::parse(&std::fs::read_to_string(folder.join(format!("{page}.sh"))).unwrap_or_default())
@@ -49,7 +48,7 @@ impl Stage {
                 "#! nothing is installed" => {}
                 "#! the operator starts" => scene.operator = Some(true),
                 "#! the operator ends" => scene.operator = Some(false),
-                _ if line.starts_with("#!") => panic!("{line}: there is no such mark"),
+                _ if line.starts_with("#!") => panic!("{line}: unknown mark"),
                 _ => {
                     if let Some(command) = line.strip_prefix("#: ") {
                         scenes.push(Scene {
@@ -73,7 +72,7 @@ impl Stage {
         }
     }
 
-    /// What the reader writes.
+    /// Returns the text as the reader writes it.
     pub fn written(&self, text: &str) -> String {
         self.written
             .iter()
@@ -82,7 +81,7 @@ impl Stage {
 }
 
 #[test]
-fn a_stage_is_read() {
+fn stage_is_parsed() {
     let stage =
         Stage::parse("#= NAME web\nfirst\n#: kubectl get NAME\nthen\n#! the operator ends\n");
     assert!(stage.installed);

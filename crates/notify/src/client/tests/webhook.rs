@@ -164,7 +164,7 @@ async fn name_is_refused_if_it_resolves_to_a_denied_address(
     let result = sender
         .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await;
-    assert_eq!(kind(&result), "AddressRefused");
+    assert_eq!(kind(&result), "AddressNotAllowed");
     let message = result.unwrap_err().to_string();
     assert!(message.contains(expected), "{message}");
 }
@@ -202,7 +202,7 @@ async fn denied_address_in_the_url_is_refused() {
                 .send(&webhook(parts(&server.uri())), TEST, false)
                 .await
         ),
-        "AddressRefused"
+        "AddressNotAllowed"
     );
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
     for url in [
@@ -216,7 +216,7 @@ async fn denied_address_in_the_url_is_refused() {
                     .send(&webhook(parts(url)), TEST, false)
                     .await
             ),
-            "AddressRefused",
+            "AddressNotAllowed",
             "{url}"
         );
     }
@@ -256,7 +256,7 @@ async fn webhooks_use_the_configured_proxy() {
                 .send(&webhook(parts("http://169.254.169.254/")), TEST, false)
                 .await
         ),
-        "AddressRefused"
+        "AddressNotAllowed"
     );
 }
 
@@ -413,7 +413,7 @@ async fn port_that_is_not_allowed_gets_no_request() {
     let result = sender
         .send(&webhook(parts(&server.uri())), TEST, false)
         .await;
-    assert_eq!(kind(&result), "AddressRefused");
+    assert_eq!(kind(&result), "AddressNotAllowed");
     assert!(
         result
             .unwrap_err()

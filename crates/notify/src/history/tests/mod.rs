@@ -106,7 +106,7 @@ fn outcomes_are_marked_once_and_unknown_ids_are_ignored() {
         (Delivery::Pending, None),
     ];
     assert_eq!(marks, expected);
-    assert_eq!(history[0].held_since, None);
+    assert_eq!(history[0].suspended_since, None);
     let before = history.clone();
     assert_eq!(mark(&mut history, outcomes), 0);
     assert_eq!(history, before);
@@ -244,16 +244,16 @@ fn suspended_time_is_kept_in_the_entry() {
     assert_eq!(waiting_since(&history), Some(at(1000)));
     assert!(hold(&mut history, true, &none, at(2000)));
     assert!(hold(&mut history, false, &none, at(2500)));
-    assert_eq!(history[0].held_seconds, Some(1500));
+    assert_eq!(history[0].suspended_seconds, Some(1500));
     // A measured duration overrides the wall clock.
     assert!(hold(&mut history, true, &none, at(3000)));
     let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
     assert!(hold(&mut history, false, &known, at(100_000)));
-    assert_eq!(history[0].held_seconds, Some(1507));
+    assert_eq!(history[0].suspended_seconds, Some(1507));
     // A clock set backwards adds no time.
     assert!(hold(&mut history, true, &none, at(4000)));
     assert!(hold(&mut history, false, &none, at(50)));
-    assert_eq!(history[0].held_seconds, Some(1507));
+    assert_eq!(history[0].suspended_seconds, Some(1507));
 }
 
 /// Returns an instant on both clocks.
@@ -307,14 +307,14 @@ fn suspended_time_does_not_count_as_age() {
     ages.observe(&history, false, clocks(DAY, 60));
     assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
     hold(&mut history, false, &ages.held(), at(DAY));
-    assert_eq!(history[0].held_seconds, Some(50));
+    assert_eq!(history[0].suspended_seconds, Some(50));
     ages.observe(&history, false, clocks(DAY, 60));
     assert!(ages.held().is_empty());
     // Another process knows only the status.
     let mut ages = Ages::default();
     ages.observe(&history, false, clocks(100, 0));
     assert_eq!(waited(&ages, 0), 50);
-    history[0].held_since = Some(Time(at(90)));
+    history[0].suspended_since = Some(Time(at(90)));
     let mut ages = Ages::default();
     ages.observe(&history, true, clocks(100, 0));
     assert_eq!(waited(&ages, 10), 40, "suspended time");

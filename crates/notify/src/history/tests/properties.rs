@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use qm_api::tracked_field::Cut;
+use qm_api::tracked_field::Truncation;
 
 use super::super::coalesce::{Slot, coalesce};
 use super::super::size;
@@ -188,7 +188,7 @@ proptest! {
         prop_assert_eq!(changes_saturating(&history), before.saturating_add(result.changes));
         hold(&mut history, true, &BTreeMap::new(), at(now));
         hold(&mut history, false, &BTreeMap::new(), at(now + 10));
-        prop_assert!(history.iter().all(|entry| !entry.is_pending() || entry.held_since.is_none()));
+        prop_assert!(history.iter().all(|entry| !entry.is_pending() || entry.suspended_since.is_none()));
         waiting_since(&history);
         let mut ages = Ages::default();
         let now = Now { wall: at(now), monotonic: Instant::now() };
@@ -327,7 +327,7 @@ fn reconcile(
             TargetState::Present { uid, value } => {
                 prop_assert_ne!(entry.action, Action::Deleted);
                 prop_assert_eq!(
-                    (&entry.uid, entry.value.as_deref(), entry.cut.as_ref()),
+                    (&entry.uid, entry.value.as_deref(), entry.truncated.as_ref()),
                     (uid, value.text(), value.cut())
                 );
                 prop_assert_eq!(entry.missing, *value == ObservedValue::Missing);
@@ -356,8 +356,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         1 => Just(Some(Delivery::Failed)),
         1 => Just(None),
     ];
-    let cut = prop::option::of(
-        (any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Cut { length, sha256 }),
+    let truncated = prop::option::of(
+        (any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Truncation { length, sha256 }),
     );
     let names = prop_oneof![
         Just(None),
@@ -371,7 +371,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         action,
         texts,
         any::<bool>(),
-        cut,
+        truncated,
         delivery,
         names,
         number(),
@@ -383,7 +383,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 action,
                 (value, display_value, id, reason, uid, first_value),
                 missing,
-                cut,
+                truncated,
                 delivery,
                 subject,
                 merged,
@@ -394,7 +394,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 value,
                 display_value,
                 missing,
-                cut,
+                truncated,
                 id,
                 delivery,
                 reason,
@@ -403,8 +403,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 resource_version: None,
                 merged,
                 first_value,
-                held_since: held.0,
-                held_seconds: held.1,
+                suspended_since: held.0,
+                suspended_seconds: held.1,
             },
         )
 }

@@ -172,7 +172,7 @@ fn long_values_are_compared_whole() {
     let history = recorded([long("1"), long("1"), long("2")]);
     assert_eq!(history.len(), 2);
     assert_eq!(history[0].value, history[1].value);
-    assert_ne!(history[0].cut, history[1].cut);
+    assert_ne!(history[0].truncated, history[1].truncated);
     let read_back: History =
         serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
     assert_eq!(read_back, history);

@@ -26,7 +26,7 @@ fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<Strin
     "team/replicas-of-nginx"
 )]
 #[case("{% if value|int > previous|int %}up{% else %}down{% endif %}", "up")]
-#[case("{{ merged }}{{ firstValue }}{{ cut }}", "1")]
+#[case("{{ merged }}{{ firstValue }}{{ truncated }}", "1")]
 #[case("{% if firstValue is none %}single{% endif %}", "single")]
 #[case("{% set a = name ~ '!' %}{{ a|upper }}", "NGINX!")]
 #[case("{% with a = value|int + 1 %}{{ a }}{% endwith %}", "4")]

@@ -359,13 +359,13 @@ fn refused_address_fails_no_entry() {
     queue.enqueue("a", &["1"]);
     queue.enqueue("b", &["2"]);
     let request = queue.expect(&["1", "2"]);
-    assert!(queue.refuse(&request, Refusal::AddressRefused).point);
+    assert!(queue.refuse(&request, Refusal::AddressNotAllowed).point);
     queue.wait_for_retry();
     let request = queue.expect(&["1"]);
     queue.accept(&request, 1);
     queue.record("a", &[]);
     let request = queue.expect(&["2"]);
-    queue.refuse(&request, Refusal::AddressRefused);
+    queue.refuse(&request, Refusal::AddressNotAllowed);
     queue.wait_for_retry();
     let request = queue.expect(&["2"]);
     queue.accept(&request, 1);

@@ -111,9 +111,9 @@ impl MetricsAuth {
             reader_role,
             users: AuthCache::new(),
             allowed: AuthCache::new(),
-            authentication_ttl: timings.metrics_known_for,
-            authorized_ttl: timings.metrics_allowed_for,
-            unauthorized_ttl: timings.metrics_refused_for,
+            authentication_ttl: timings.metrics_authentication_ttl,
+            authorized_ttl: timings.metrics_authorized_ttl,
+            unauthorized_ttl: timings.metrics_unauthorized_ttl,
         }
     }
 

@@ -180,9 +180,9 @@ mod tests {
     async fn new_questions_are_rate_limited() {
         let cache = AuthCache::new();
         assert_eq!(cache.answer(b"known", || ready((0, TTL))).await, Some(0));
-        let (mut asked, began) = (0_u32, std::time::Instant::now());
+        let (mut questions, began) = (0_u32, std::time::Instant::now());
         for number in 0..MAX_QUESTIONS {
-            asked += u32::from(
+            questions += u32::from(
                 cache
                     .answer(&number.to_be_bytes(), || ready((1, TTL)))
                     .await
@@ -191,10 +191,10 @@ mod tests {
         }
         let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
         assert!(
-            asked <= NEW_PER_SECOND.get() * (seconds + 1),
-            "{asked} in {seconds} s"
+            questions <= NEW_PER_SECOND.get() * (seconds + 1),
+            "{questions} in {seconds} s"
         );
-        // A known question is asked again meanwhile.
+        // A known question is questions again meanwhile.
         tokio::time::advance(2 * MINUTE).await;
         assert_eq!(cache.answer(b"known", || ready((2, TTL))).await, Some(2));
     }
@@ -202,14 +202,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unanswered_questions_are_rate_limited() {
         let cache = AuthCache::new();
-        let (mut asked, began) = (0_u32, std::time::Instant::now());
+        let (mut questions, began) = (0_u32, std::time::Instant::now());
         for _ in 0..MAX_QUESTIONS {
-            asked += u32::from(cache.answer(b"token", || ready((1, None))).await.is_some());
+            questions += u32::from(cache.answer(b"token", || ready((1, None))).await.is_some());
         }
         let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
         assert!(
-            asked <= NEW_PER_SECOND.get() * (seconds + 1),
-            "{asked} in {seconds} s"
+            questions <= NEW_PER_SECOND.get() * (seconds + 1),
+            "{questions} in {seconds} s"
         );
     }
 

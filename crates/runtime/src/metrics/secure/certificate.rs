@@ -39,12 +39,12 @@ pub enum Certificate {
 pub struct SelfSignedCert {
     /// Name of the program, for the subject.
     name: &'static str,
-    shown: Arc<ServerConfig>,
+    config: Arc<ServerConfig>,
     renewed_at: Timestamp,
 }
 
 pub struct Mounted {
-    shown: Arc<ServerConfig>,
+    config: Arc<ServerConfig>,
     /// Hash of the files at the last read, valid or not; none if a read failed.
     seen: Option<[u8; 32]>,
 }
@@ -56,7 +56,7 @@ impl Certificate {
     /// When the certificate cannot be generated, or the folder has no valid one.
     pub async fn open(which: &MetricsCertificate, name: &'static str) -> anyhow::Result<Self> {
         match which {
-            MetricsCertificate::Own => {
+            MetricsCertificate::SelfSigned => {
                 let cert = SelfSignedCert::new(name, Timestamp::now())?;
                 Ok(Self::Own(Mutex::new(cert)))
             }
@@ -64,7 +64,7 @@ impl Certificate {
                 let mounted = async {
                     let pair = Pair::read(folder).await?;
                     anyhow::Ok(Mounted {
-                        shown: pair.config()?,
+                        config: pair.config()?,
                         seen: Some(pair.hash()),
                     })
                 };
@@ -116,7 +116,7 @@ impl SelfSignedCert {
         let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
         Ok(Self {
             name,
-            shown: config(chain, key)?,
+            config: config(chain, key)?,
             renewed_at: now.checked_add(days(DAYS - DAYS_LEFT))?,
         })
     }
@@ -131,7 +131,7 @@ impl SelfSignedCert {
                 ),
             }
         }
-        Arc::clone(&self.shown)
+        Arc::clone(&self.config)
     }
 }
 
@@ -144,7 +144,7 @@ impl Mounted {
             match pair.and_then(|pair| pair.config()) {
                 Ok(config) => {
                     info!("replaced the certificate of /metrics");
-                    self.shown = config;
+                    self.config = config;
                 }
                 Err(error) => {
                     let error = causes(error.as_ref());
@@ -155,7 +155,7 @@ impl Mounted {
                 }
             }
         }
-        Arc::clone(&self.shown)
+        Arc::clone(&self.config)
     }
 }
 
@@ -254,11 +254,11 @@ mod tests {
             .err()
             .map(|error| format!("{error:#}"))
             .unwrap();
-        for words in [
+        for part in [
             "certificate of /metrics: mount a folder with tls.crt and tls.key",
             "/tls.crt: No such file",
         ] {
-            assert!(missing.contains(words), "{missing}");
+            assert!(missing.contains(part), "{missing}");
         }
         let authority = Authority::new("ours").unwrap();
         let (one, other) = (

@@ -74,8 +74,8 @@ impl Site {
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route("/metrics", get(|| ready("all of them")));
         let timings = Timings {
-            metrics_patience: io_timeout,
-            metrics_connection: max_age,
+            metrics_io_timeout: io_timeout,
+            metrics_connection_max_age: max_age,
             ..Timings::default()
         };
         let server =

@@ -9,7 +9,7 @@ use super::*;
 use crate::controllers::tracked_field::field::query;
 use crate::controllers::tracked_field::field::tests::any_json;
 
-/// What the library does, step by step as its source has it, and counted.
+/// Counts the work of the library: the steps follow its source.
 #[derive(Default)]
 struct Counted {
     visited: u64,
@@ -88,7 +88,7 @@ fn addresses(values: &[&Value]) -> Vec<*const Value> {
 }
 
 fn cost(field: &str, object: &Value) -> Cost {
-    Field::compile("X", field)
+    FieldSelector::compile("X", field)
         .unwrap()
         .cost(&mut Sizes::of(object))
 }
@@ -133,11 +133,11 @@ fn any_path() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// The bound is never lower than what is visited, and what is counted here is what the library does.
+    /// The library visits what [`Counted`] counts, and never more than the estimate.
     #[test]
     fn no_lookup_visits_more_than_its_estimate(path in any_path(), part in any_json(), times in 0usize..100) {
         let object = json!({ "a": vec![part.clone(); times], "b": part, "c": { "a": { "b": part } } });
-        let Ok(field) = Field::compile("X", &path) else { return Ok(()) };
+        let Ok(field) = FieldSelector::compile("X", &path) else { return Ok(()) };
         let Lookup::Paths(paths) = &field.0.select else { panic!("{path} is a path") };
         let (mut all, mut counted) = (Vec::new(), Counted::default());
         for path in paths {
@@ -155,7 +155,7 @@ proptest! {
     }
 }
 
-/// As many nodes as fit into an object, and the usual ones.
+/// As many nodes as fit into an object, next to the usual fields.
 fn huge() -> Value {
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; 100_000] });
     json!({ "spec": { "replicas": 3, "template": { "spec": { "containers": [container] } } } })
@@ -169,7 +169,7 @@ fn huge() -> Value {
 #[case("{.spec.template.spec.containers[*]['name','image']}")]
 #[case("{.spec.template.spec.containers[0].args[99999]}")]
 #[case("{.spec.none[*].none}")]
-fn what_leads_to_few_nodes_is_cheap_in_any_object(#[case] path: &str) {
+fn path_to_few_nodes_is_cheap_in_any_object(#[case] path: &str) {
     let cost = cost(path, &huge());
     assert!(
         cost.visited < 50 && cost.written.unwrap() < 50,
@@ -178,10 +178,10 @@ fn what_leads_to_few_nodes_is_cheap_in_any_object(#[case] path: &str) {
 }
 
 #[test]
-fn a_path_of_names_is_estimated_without_a_walk_through_the_object() {
+fn path_of_names_is_estimated_without_a_walk_through_the_object() {
     let object = huge();
     let mut sizes = Sizes::of(&object);
-    Field::compile("X", "{.spec.template.spec.containers[0].image}")
+    FieldSelector::compile("X", "{.spec.template.spec.containers[0].image}")
         .unwrap()
         .cost(&mut sizes);
     assert!(
@@ -197,7 +197,7 @@ fn a_path_of_names_is_estimated_without_a_walk_through_the_object() {
 #[case("{.spec.template.spec.containers[0].args[*]}", 100_000)]
 #[case("{.spec.template.spec.containers[*].args[?(@.a)]}", 200_000)]
 #[case("{..[?(@.a==@.b)]}", 100_000 * 4)]
-fn what_leads_through_all_nodes_costs_as_many(#[case] path: &str, #[case] least: u64) {
+fn path_through_all_nodes_costs_as_many(#[case] path: &str, #[case] least: u64) {
     let cost = cost(path, &huge());
     assert!(
         cost.visited >= least && cost.visited < 6 * least,
@@ -206,7 +206,7 @@ fn what_leads_through_all_nodes_costs_as_many(#[case] path: &str, #[case] least:
 }
 
 #[test]
-fn a_value_costs_what_is_written_of_it() {
+fn value_costs_its_written_size() {
     let object = json!({ "text": "x".repeat(80_000), "list": vec![0; 1000], "deep": [[[["x"]]]] });
     let written = |path: &str| cost(path, &object).written.unwrap();
     assert_eq!(written("{.none}"), 0);

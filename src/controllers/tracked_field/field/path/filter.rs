@@ -3,14 +3,14 @@
 use super::{Parser, Result};
 use crate::controllers::tracked_field::field::query::{self, Filter, Step, quote};
 
-/// What stands in a filter on one side.
+/// Side of a filter.
 enum Side {
     Literal(String),
     Path { steps: Vec<Step>, singular: bool },
 }
 
 impl Parser<'_> {
-    /// A filter; its question mark is taken, its closing bracket is not.
+    /// Parses a filter after its question mark, up to the closing bracket.
     pub(super) fn filter(&mut self) -> Result<Filter> {
         const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
                              for those that have the field";
@@ -113,7 +113,8 @@ impl Parser<'_> {
     }
 }
 
-/// A comparison matches only what has both its sides, as kubectl has it; to the RFC, two missing sides are equal.
+/// Returns a comparison, which matches only if both sides exist, as in kubectl. To the RFC, two missing sides are
+/// equal.
 fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
     let mut filter = Filter {
         text: String::new(),
@@ -129,7 +130,7 @@ fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
             }
             Side::Path { steps, .. } => {
                 filter.text.extend([&relative(steps), " && "]);
-                // Once to see that it is there, once to compare.
+                // The first path tests existence, the second compares.
                 filter.paths.extend([steps.clone(), steps.clone()]);
             }
             Side::Literal(_) => filter.compares_trees = false,
@@ -147,7 +148,7 @@ fn relative(steps: &[Step]) -> String {
     format!("@{}", query::text(steps))
 }
 
-/// A number as JSON writes it (no plus sign, no leading zeros).
+/// Returns a number as JSON writes it (no plus sign, no leading zeros).
 fn number(text: &str) -> Result<String> {
     if let Ok(whole) = text.parse::<i64>() {
         return Ok(whole.to_string());

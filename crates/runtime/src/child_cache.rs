@@ -1,0 +1,445 @@
+//! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
+//! owner's status.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Debug;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::{Api, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::{ObjectKey, apply};
+
+/// Most deleted children that are remembered until they are created again.
+const MAX_LOST: usize = 10_000;
+
+/// Cache of the children of one kind.
+pub struct ChildCache<S> {
+    state: Mutex<CacheState<S>>,
+    listed: watch::Sender<bool>,
+    trust: Duration,
+}
+
+struct CacheState<S> {
+    known: HashMap<ObjectKey, (KnownChild<S>, Option<Confirmed>)>,
+    /// Names that were read and found to have no owned child.
+    absent: HashSet<ObjectKey>,
+    /// Children that another client deleted, until they are created again.
+    lost: HashSet<ObjectKey>,
+    /// UIDs of children that the operator deletes.
+    deleting: HashMap<ObjectKey, String>,
+    /// Places without a complete list yet.
+    unlisted: BTreeSet<Option<String>>,
+    /// Children that each running list has shown so far, by place.
+    listing: HashMap<Option<String>, HashSet<ObjectKey>>,
+    reads: HashMap<ObjectKey, PendingRead>,
+}
+
+/// Reads and writes of one child in flight, and what the watch showed meanwhile.
+#[derive(Default)]
+struct PendingRead {
+    /// Number of requests in flight.
+    count: usize,
+    /// UIDs that the watch showed as deleted meanwhile.
+    deleted: Vec<String>,
+    /// True if a watch showed the child meanwhile.
+    shown: bool,
+    /// True if a list ended meanwhile without the child.
+    missed: bool,
+}
+
+/// Cached state of a child.
+#[derive(Clone)]
+pub struct KnownChild<S> {
+    /// UID of the child.
+    pub uid: String,
+    /// resourceVersion of the child, as a number.
+    pub version: u64,
+    /// Owner that the child names; changes of the child wake this owner.
+    pub owner: Option<ObjectKey>,
+    /// The owner's UID; empty if the child lacks it.
+    pub owner_uid: String,
+    /// Digest of the relevant content; a change triggers a check.
+    pub fingerprint: u64,
+    /// True if the child is being deleted.
+    pub terminating: bool,
+    /// Summary for the owner's status.
+    pub summary: S,
+}
+
+/// Confirmed match of a child with its desired state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Digest of the desired state.
+    pub desired: String,
+    /// Digest of the child's values at the fields that the desired state sets.
+    pub values: u64,
+    /// True if a container of the child had ports beside the desired ones.
+    pub has_foreign_ports: bool,
+}
+
+struct Confirmed {
+    matched: Match,
+    /// [`KnownChild::fingerprint`] of the confirmed state.
+    fingerprint: u64,
+    at: Instant,
+}
+
+/// State of a child, as far as the cache knows without a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildLookup {
+    /// No owned child is known.
+    Unknown,
+    /// The child is being deleted.
+    Terminating,
+    /// The child matches its desired state.
+    UpToDate,
+    /// The child exists, and nothing confirms that it matches its desired state.
+    Unconfirmed,
+}
+
+impl<S: Clone + PartialEq> ChildCache<S> {
+    /// Creates an empty cache that waits for the lists of the places `unlisted`. A confirmed match counts for the time
+    /// `trust`.
+    pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
+        let (known, absent, listing, reads) = (
+            HashMap::new(),
+            HashSet::new(),
+            HashMap::new(),
+            HashMap::new(),
+        );
+        let (lost, deleting) = (HashSet::new(), HashMap::new());
+        let state = Mutex::new(CacheState {
+            known,
+            absent,
+            lost,
+            deleting,
+            unlisted,
+            listing,
+            reads,
+        });
+        Self {
+            state,
+            listed: watch::channel(false).0,
+            trust,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, CacheState<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until every place has been listed or its list was denied.
+    pub async fn synced(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
+    }
+
+    /// Returns the state of a child whose desired state has this digest.
+    pub fn lookup(&self, key: &ObjectKey, digest: &str) -> ChildLookup {
+        match self.state().known.get(key) {
+            None => ChildLookup::Unknown,
+            Some((known, _)) if known.terminating => ChildLookup::Terminating,
+            Some((known, Some(confirmed)))
+                if confirmed.matched.desired == digest
+                    && confirmed.fingerprint == known.fingerprint
+                    && confirmed.at.elapsed() < self.trust =>
+            {
+                ChildLookup::UpToDate
+            }
+            Some(_) => ChildLookup::Unconfirmed,
+        }
+    }
+
+    /// Returns the cached state of a child.
+    pub fn known(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
+        self.state().known.get(key).map(|(known, _)| known.clone())
+    }
+
+    /// Returns the last confirmed match of the child of that UID, even if the child has changed since.
+    pub fn matched(&self, key: &ObjectKey, uid: &str) -> Option<Match> {
+        let state = self.state();
+        let (known, confirmed) = state.known.get(key)?;
+        confirmed
+            .as_ref()
+            .filter(|_| known.uid == uid)
+            .map(|confirmed| confirmed.matched.clone())
+    }
+
+    /// Returns the keys of all children that satisfy the predicate.
+    pub fn keys_where(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
+        let state = self.state();
+        state
+            .known
+            .iter()
+            .filter(|(_, (known, _))| is_selected(known))
+            .map(|(key, _)| key.clone())
+            .collect()
+    }
+
+    /// Returns whether a read has shown that no child of this name is owned, with or without the ownership label.
+    pub fn is_absent(&self, key: &ObjectKey) -> bool {
+        let state = self.state();
+        !state.known.contains_key(key) && state.absent.contains(key)
+    }
+
+    /// Records that a read found no owned child of this name. If the watch showed one during the read, the watch wins,
+    /// because no event repeats that one.
+    pub fn record_absent(&self, key: &ObjectKey) {
+        let mut state = self.state();
+        if state.reads.get(key).is_some_and(|read| read.shown) {
+            return;
+        }
+        state.known.remove(key);
+        state.absent.insert(key.clone());
+    }
+
+    /// Forgets a child that no owner needs any more.
+    pub fn forget(&self, key: &ObjectKey) {
+        let mut state = self.state();
+        state.absent.remove(key);
+        state.lost.remove(key);
+        state.deleting.remove(key);
+    }
+
+    /// Deletes the child in the state in which it was read, so that [`ChildCache::take_lost`] does not report its
+    /// deletion. A missing child is no error.
+    ///
+    /// # Errors
+    /// The apiserver's error, such as 409 when the child has changed since or was replaced.
+    pub async fn delete<K>(
+        &self,
+        api: &Api<K>,
+        key: &ObjectKey,
+        live: &impl ResourceExt,
+    ) -> kube::Result<()>
+    where
+        K: Clone + Debug + DeserializeOwned,
+    {
+        let uid = live.uid().unwrap_or_default();
+        // The watch may show the deletion before the response arrives.
+        self.state().deleting.insert(key.clone(), uid.clone());
+        let answer = apply::remove(api, live).await;
+        if answer.as_ref().is_err_and(apply::is_without_effect) {
+            self.state().take_deleting(key, &uid);
+        }
+        answer
+    }
+
+    /// Records that a desired child does not exist, perhaps before the watch shows its deletion.
+    pub fn record_missing(&self, key: &ObjectKey) {
+        let mut state = self.state();
+        if let Some(uid) = state.known.get(key).map(|(known, _)| known.uid.clone()) {
+            state.lose(key, &uid);
+        }
+    }
+
+    /// Returns whether another client deleted the child, and forgets the deletion.
+    pub fn take_lost(&self, key: &ObjectKey) -> bool {
+        self.state().lost.remove(key)
+    }
+
+    /// Marks a read or write of the child as in flight until the guard is dropped.
+    pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
+        self.state().reads.entry(key.clone()).or_default().count += 1;
+        ReadGuard {
+            cache: self,
+            key: key.clone(),
+        }
+    }
+
+    /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
+    /// `false` if the owner must check the child again, because no event will repeat what the watch showed during the
+    /// request: a deletion, a list without the child (which is then not kept), or a later change.
+    pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Match) -> bool {
+        let mut state = self.state();
+        if state
+            .reads
+            .get(key)
+            .is_some_and(|read| read.missed || read.deleted.contains(&known.uid))
+        {
+            return false;
+        }
+        state.absent.remove(key);
+        state.lost.remove(key);
+        state.deleting.remove(key);
+        let confirmed = Confirmed {
+            matched,
+            fingerprint: known.fingerprint,
+            at: Instant::now(),
+        };
+        match state.known.get_mut(key) {
+            // The watch was faster; the relevant content may be the same.
+            Some((newer, before)) if newer.version > known.version => {
+                if newer.uid == known.uid {
+                    let same = newer.fingerprint == confirmed.fingerprint;
+                    *before = Some(confirmed);
+                    // A list may have shown a change made meanwhile, which no later event repeats.
+                    return same;
+                }
+            }
+            _ => _ = state.known.insert(key.clone(), (known, Some(confirmed))),
+        }
+        true
+    }
+
+    /// Records a state that the watch showed. Returns the owner if the change concerns it.
+    pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
+        let mut state = self.state();
+        for place in [None, Some(key.namespace.to_string())] {
+            if let Some(shown) = state.listing.get_mut(&place) {
+                shown.insert(key.clone());
+            }
+        }
+        if let Some(read) = state.reads.get_mut(&key) {
+            read.shown = true;
+        }
+        state.absent.remove(&key);
+        // The event is older than the child's replacement.
+        if state
+            .known
+            .get(&key)
+            .is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version)
+        {
+            return None;
+        }
+        let (mut confirmed, mut news) = (None, true);
+        if let Some((before, found)) = state
+            .known
+            .get_mut(&key)
+            .filter(|(before, _)| before.uid == known.uid)
+        {
+            if known.version <= before.version {
+                return None;
+            }
+            let same =
+                before.fingerprint == known.fingerprint && before.terminating == known.terminating;
+            news = !same || before.summary != known.summary;
+            confirmed = found.take();
+            // The first known owner stays, so that it learns of a change of the owner's label.
+            known.owner = before.owner.clone().or(known.owner);
+        }
+        let owner = known.owner.clone().filter(|_| news);
+        state.known.insert(key, (known, confirmed));
+        owner
+    }
+
+    /// Records a deletion that the watch showed. Returns the owner of the child, if the child was known.
+    pub fn on_deleted(&self, key: &ObjectKey, uid: &str) -> Option<ObjectKey> {
+        let mut state = self.state();
+        if let Some(read) = state.reads.get_mut(key) {
+            read.deleted.push(uid.to_owned());
+        }
+        if state
+            .known
+            .get(key)
+            .is_none_or(|(known, _)| known.uid != uid)
+        {
+            state.take_deleting(key, uid);
+            return None;
+        }
+        state.lose(key, uid);
+        state.known.remove(key)?.0.owner
+    }
+
+    /// Starts a list of a place.
+    pub fn on_list_started(&self, place: Option<&str>) {
+        self.state()
+            .listing
+            .insert(place.map(str::to_owned), HashSet::new());
+    }
+
+    /// Ends a list of a place, and removes the children that it did not show. Returns their owners.
+    pub fn on_list_done(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        let mut state = self.state();
+        let shown = state
+            .listing
+            .remove(&place.map(str::to_owned))
+            .unwrap_or_default();
+        let here = |key: &ObjectKey| place.is_none_or(|namespace| *key.namespace == *namespace);
+        let missing: Vec<_> = state
+            .known
+            .keys()
+            .filter(|key| here(key) && !shown.contains(*key))
+            .cloned()
+            .collect();
+        for (_, read) in state
+            .reads
+            .iter_mut()
+            .filter(|(key, _)| here(key) && !shown.contains(*key))
+        {
+            read.missed = true;
+        }
+        let mut owners = Vec::new();
+        for key in &missing {
+            let Some((known, _)) = state.known.remove(key) else {
+                continue;
+            };
+            state.lose(key, &known.uid);
+            owners.extend(known.owner);
+        }
+        drop(state);
+        self.set_synced(place);
+        owners
+    }
+
+    /// Records that the list of a place is complete or was denied.
+    pub fn set_synced(&self, place: Option<&str>) {
+        let mut state = self.state();
+        state.unlisted.remove(&place.map(str::to_owned));
+        if state.unlisted.is_empty() {
+            self.listed
+                .send_if_modified(|listed| !std::mem::replace(listed, true));
+        }
+    }
+}
+
+impl<S> CacheState<S> {
+    /// Records the loss of the known child of this UID.
+    fn lose(&mut self, key: &ObjectKey, uid: &str) {
+        if self.take_deleting(key, uid) {
+            return;
+        }
+        // Only an Event depends on this set.
+        if self.lost.len() >= MAX_LOST {
+            self.lost.clear();
+        }
+        self.lost.insert(key.clone());
+    }
+
+    /// Returns whether the operator is deleting the child of this UID, and forgets the deletion.
+    fn take_deleting(&mut self, key: &ObjectKey, uid: &str) -> bool {
+        let is_deleting = self
+            .deleting
+            .get(key)
+            .is_some_and(|deleting| deleting == uid);
+        if is_deleting {
+            self.deleting.remove(key);
+        }
+        is_deleting
+    }
+}
+
+/// Guard of a request in flight: [`ChildCache::begin_read`].
+pub struct ReadGuard<'a, S: Clone + PartialEq> {
+    cache: &'a ChildCache<S>,
+    key: ObjectKey,
+}
+
+impl<S: Clone + PartialEq> Drop for ReadGuard<'_, S> {
+    fn drop(&mut self) {
+        let mut state = self.cache.state();
+        if let Some(read) = state.reads.get_mut(&self.key) {
+            read.count -= 1;
+            if read.count == 0 {
+                state.reads.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,446 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use http::{Method, Request, Response};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Client;
+use kube::client::Body;
+use kube::core::ObjectMeta;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+const TRUST: Duration = Duration::from_mins(30);
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("shop", name)
+}
+
+fn summary(cache: &ChildCache<u8>, key: &ObjectKey) -> Option<u8> {
+    cache.known(key).map(|known| known.summary)
+}
+
+fn child(version: u64, fingerprint: u64, summary: u8) -> KnownChild<u8> {
+    KnownChild {
+        uid: "1".into(),
+        version,
+        owner: Some(key("owner")),
+        owner_uid: String::new(),
+        fingerprint,
+        terminating: false,
+        summary,
+    }
+}
+
+fn matched(desired: &str) -> Match {
+    Match {
+        desired: desired.into(),
+        values: 7,
+        has_foreign_ports: false,
+    }
+}
+
+#[test]
+fn own_write_wakes_no_owner_and_a_changed_field_does() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.record(&web, child(5, 0, 1), matched("d"));
+    for version in [4, 5, 6] {
+        assert_eq!(cache.on_applied(web.clone(), child(version, 0, 1)), None);
+    }
+    assert_eq!(
+        (cache.lookup(&web, "d"), summary(&cache, &web)),
+        (ChildLookup::UpToDate, Some(1))
+    );
+    assert_eq!(cache.lookup(&web, "other"), ChildLookup::Unconfirmed);
+    assert_eq!(
+        cache.on_applied(web.clone(), child(7, 0, 2)),
+        Some(key("owner")),
+        "the summary has changed"
+    );
+    assert_eq!(
+        (cache.lookup(&web, "d"), summary(&cache, &web)),
+        (ChildLookup::UpToDate, Some(2))
+    );
+    assert_eq!(
+        cache.on_applied(web.clone(), child(8, 1, 2)),
+        Some(key("owner"))
+    );
+    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(
+        cache.matched(&web, "1"),
+        Some(matched("d")),
+        "the last match stays"
+    );
+    assert_eq!(cache.matched(&web, "2"), None);
+    assert_eq!(
+        cache.on_applied(web.clone(), child(9, 0, 2)),
+        Some(key("owner"))
+    );
+    assert_eq!(
+        cache.lookup(&web, "d"),
+        ChildLookup::UpToDate,
+        "the confirmed state is back"
+    );
+    assert_eq!(
+        cache.on_deleted(&web, "2"),
+        None,
+        "another child of the name"
+    );
+    assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
+    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn match_expires_after_the_trust_period() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    tokio::time::advance(TRUST / 2).await;
+    assert_eq!(
+        (cache.lookup(&key("web"), "d"), summary(&cache, &key("web"))),
+        (ChildLookup::UpToDate, Some(1))
+    );
+    tokio::time::advance(TRUST).await;
+    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unconfirmed);
+}
+
+/// The watch may be faster than the response: such a child would stay in the cache forever.
+#[test]
+fn child_is_unknown_when_it_is_deleted_during_the_read() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.record(&web, child(5, 0, 1), matched("d"));
+    {
+        let _read = cache.begin_read(&web);
+        let _another = cache.begin_read(&web);
+        drop(cache.begin_read(&web));
+        assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
+        assert!(
+            !cache.record(&web, child(6, 0, 1), matched("d")),
+            "the owner must check again"
+        );
+        assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+        cache.record(
+            &web,
+            KnownChild {
+                uid: "2".into(),
+                ..child(7, 0, 1)
+            },
+            matched("d"),
+        );
+        assert_eq!(
+            (cache.lookup(&web, "d"), summary(&cache, &web)),
+            (ChildLookup::UpToDate, Some(1)),
+            "another child of the name"
+        );
+    }
+    assert!(cache.state().reads.is_empty());
+}
+
+#[test]
+fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
+    let cache = ChildCache::new([Some("shop".into())].into(), TRUST);
+    let (web, other, far) = (key("web"), key("other"), ObjectKey::new("far", "web"));
+    let reads = [&web, &other, &far].map(|key| cache.begin_read(key));
+    cache.on_list_started(Some("shop"));
+    cache.on_applied(other.clone(), child(4, 0, 1));
+    cache.on_list_done(Some("shop"));
+    assert!(!cache.record(&web, child(6, 0, 1), matched("d")));
+    assert!(
+        cache.record(&other, child(6, 0, 1), matched("d")),
+        "the list has the child"
+    );
+    assert!(
+        cache.record(&far, child(6, 0, 1), matched("d")),
+        "the list covers another namespace"
+    );
+    drop(reads);
+    assert!(cache.record(&web, child(6, 0, 1), matched("d")));
+}
+
+/// State that the watch shows before the response needs no read if its relevant content is the same.
+#[test]
+fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.on_applied(web.clone(), child(6, 3, 2));
+    assert!(cache.record(&web, child(5, 3, 1), matched("d")));
+    assert_eq!(
+        (cache.lookup(&web, "d"), summary(&cache, &web)),
+        (ChildLookup::UpToDate, Some(2))
+    );
+    cache.on_applied(web.clone(), child(8, 4, 2));
+    assert!(
+        !cache.record(&web, child(7, 3, 1), matched("d")),
+        "the owner must check again"
+    );
+    assert_eq!(
+        cache.lookup(&web, "d"),
+        ChildLookup::Unconfirmed,
+        "the child has changed since"
+    );
+}
+
+/// The child would count as absent forever, although it exists.
+#[test]
+fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    {
+        let _read = cache.begin_read(&web);
+        assert_eq!(
+            cache.on_applied(web.clone(), child(5, 0, 1)),
+            Some(key("owner"))
+        );
+        cache.record_absent(&web);
+    }
+    assert_eq!(
+        (cache.is_absent(&web), cache.lookup(&web, "d")),
+        (false, ChildLookup::Unconfirmed)
+    );
+    let _read = cache.begin_read(&web);
+    cache.record_absent(&web);
+    assert_eq!(
+        (cache.is_absent(&web), cache.lookup(&web, "d")),
+        (true, ChildLookup::Unknown),
+        "the watch showed it before the read"
+    );
+}
+
+/// A list shows the replacement alone, and never the deletion of the replaced child.
+#[test]
+fn response_about_a_replaced_child_keeps_its_replacement() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    let _read = cache.begin_read(&web);
+    cache.on_list_started(None);
+    assert_eq!(
+        cache.on_applied(
+            web.clone(),
+            KnownChild {
+                uid: "2".into(),
+                ..child(9, 0, 2)
+            }
+        ),
+        Some(key("owner"))
+    );
+    assert_eq!(cache.on_list_done(None), []);
+    assert!(
+        cache.record(&web, child(5, 0, 1), matched("d")),
+        "the list woke the owner"
+    );
+    assert_eq!(
+        (cache.lookup(&web, "d"), summary(&cache, &web)),
+        (ChildLookup::Unconfirmed, Some(2))
+    );
+}
+
+#[test]
+fn late_event_of_a_replaced_child_wakes_no_owner() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.record(
+        &web,
+        KnownChild {
+            uid: "2".into(),
+            ..child(9, 0, 1)
+        },
+        matched("d"),
+    );
+    assert_eq!(
+        cache.on_applied(
+            web.clone(),
+            KnownChild {
+                terminating: true,
+                ..child(8, 0, 1)
+            }
+        ),
+        None
+    );
+    assert_eq!(cache.on_deleted(&web, "1"), None);
+    assert_eq!(
+        (cache.lookup(&web, "d"), summary(&cache, &web)),
+        (ChildLookup::UpToDate, Some(1))
+    );
+}
+
+#[test]
+fn recreated_or_terminating_child_wakes_its_owner() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.record(&web, child(5, 0, 1), matched("d"));
+    assert_eq!(
+        cache.on_applied(
+            web.clone(),
+            KnownChild {
+                terminating: true,
+                ..child(6, 0, 1)
+            }
+        ),
+        Some(key("owner"))
+    );
+    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Terminating);
+    assert_eq!(
+        cache.on_applied(
+            web.clone(),
+            KnownChild {
+                uid: "2".into(),
+                ..child(7, 0, 1)
+            }
+        ),
+        Some(key("owner"))
+    );
+    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+}
+
+#[test]
+fn absent_child_is_read_once() {
+    let cache = ChildCache::<u8>::new([None].into(), TRUST);
+    let web = key("web");
+    assert!(!cache.is_absent(&web));
+    cache.record_absent(&web);
+    assert!(cache.is_absent(&web));
+    cache.on_applied(web.clone(), child(1, 0, 1));
+    assert!(!cache.is_absent(&web));
+    cache.on_deleted(&web, "1");
+    assert!(
+        !cache.is_absent(&web),
+        "the child may exist without its label"
+    );
+}
+
+#[tokio::test]
+async fn child_is_unknown_when_a_list_lacks_it() {
+    let cache = ChildCache::new([Some("shop".into()), Some("far".into())].into(), TRUST);
+    cache.on_list_started(Some("shop"));
+    cache.on_applied(key("web"), child(5, 0, 1));
+    cache.on_applied(key("db"), child(5, 0, 1));
+    assert_eq!(cache.on_list_done(Some("shop")), []);
+    assert!(
+        !*cache.listed.borrow(),
+        "the other namespace has no list yet"
+    );
+    cache.on_list_started(Some("far"));
+    cache.on_list_done(Some("far"));
+    cache.synced().await;
+    cache.on_list_started(Some("shop"));
+    cache.on_applied(key("db"), child(5, 0, 1));
+    assert_eq!(cache.on_list_done(Some("shop")), [key("owner")]);
+    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unknown);
+    assert_eq!(cache.lookup(&key("db"), "d"), ChildLookup::Unconfirmed);
+}
+
+#[test]
+fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    assert!(!cache.take_lost(&web), "the child never existed");
+    cache.record_missing(&web);
+    assert!(!cache.take_lost(&web), "the child never existed");
+    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.on_deleted(&web, "2");
+    assert!(!cache.take_lost(&web), "another child of the name");
+    cache.on_deleted(&web, "1");
+    assert!(cache.take_lost(&web) && !cache.take_lost(&web), "once");
+
+    // A list lacks the child, or a read does not find it before the watch shows its deletion.
+    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.on_list_started(None);
+    cache.on_list_done(None);
+    assert!(cache.take_lost(&web));
+    cache.record(&web, child(7, 0, 1), matched("d"));
+    cache.record_missing(&web);
+    assert!(cache.take_lost(&web));
+    cache.on_deleted(&web, "1");
+    cache.record(&web, child(8, 0, 1), matched("d"));
+    assert!(!cache.take_lost(&web), "the child exists again");
+}
+
+/// Deletes the child `web` of UID 1; the apiserver answers with this code.
+async fn delete(cache: &ChildCache<u8>, code: u16) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "shop"), "shop");
+    let metadata = ObjectMeta {
+        name: Some("web".into()),
+        uid: Some("1".into()),
+        ..ObjectMeta::default()
+    };
+    let live = ConfigMap {
+        metadata,
+        ..ConfigMap::default()
+    };
+    let status = if code == 200 { "Success" } else { "Failure" };
+    let status_body = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
+    let answers = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), Method::DELETE);
+        let status_body = serde_json::to_vec(&status_body).unwrap();
+        answer.send_response(
+            Response::builder()
+                .status(code)
+                .body(status_body.into())
+                .unwrap(),
+        );
+    };
+    let web = key("web");
+    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &live), answers);
+    assert_eq!(deleted.is_ok(), code == 200, "{deleted:?}");
+}
+
+#[tokio::test]
+async fn child_that_the_operator_deletes_is_not_lost() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    cache.record(&web, child(5, 0, 1), matched("d"));
+    delete(&cache, 200).await;
+    cache.on_deleted(&web, "1");
+    assert!(!cache.take_lost(&web));
+    // The next child has another UID.
+    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.on_deleted(&web, "1");
+    assert!(cache.take_lost(&web));
+    delete(&cache, 200).await;
+    cache.forget(&web);
+    assert!(cache.state().deleting.is_empty() && cache.state().lost.is_empty());
+}
+
+#[rstest]
+#[case::missing_permission(403, true)]
+#[case::changed_child(409, true)]
+#[case::rate_limit(429, true)]
+#[case::timeout_of_a_proxy(408, false)]
+#[case::timeout(504, false)]
+#[case::internal_error(500, false)]
+#[tokio::test]
+async fn child_is_lost_after_a_deletion_that_had_no_effect(
+    #[case] code: u16,
+    #[case] is_lost: bool,
+) {
+    let cache = ChildCache::new([None].into(), TRUST);
+    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    delete(&cache, code).await;
+    cache.on_deleted(&key("web"), "1");
+    assert_eq!(cache.take_lost(&key("web")), is_lost);
+}
+
+#[tokio::test]
+async fn deletion_of_an_unknown_child_is_forgotten_with_the_child() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    delete(&cache, 200).await;
+    cache.on_deleted(&key("web"), "2");
+    assert_eq!(cache.state().deleting.len(), 1, "another child");
+    cache.on_deleted(&key("web"), "1");
+    assert!(cache.state().deleting.is_empty());
+    assert!(!cache.take_lost(&key("web")));
+}
+
+#[test]
+fn lost_children_are_bounded() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    for number in 0..=MAX_LOST {
+        let web = key(&number.to_string());
+        cache.record(&web, child(5, 0, 1), matched("d"));
+        cache.on_deleted(&web, "1");
+    }
+    assert_eq!(cache.state().lost.len(), 1);
+}

@@ -1,0 +1,255 @@
+//! The operator's own last writes, until the cache shows them.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kube::core::object::HasStatus;
+use kube::{Api, Resource, ResourceExt};
+use qm_core::kind::Kind;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::trigger::Trigger;
+use super::{ObjectKey, apply, is_newer};
+
+/// Last state of each object that an own write produced, until the cache has caught up. A reconcile of an older state
+/// would repeat the write.
+pub struct OwnWrites<K: Resource> {
+    trigger: Trigger<K>,
+    objects: Mutex<HashMap<ObjectKey, Arc<K>>>,
+    /// States that the cache showed of objects with a write in flight.
+    in_flight: Mutex<HashMap<ObjectKey, Option<Arc<K>>>>,
+}
+
+impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
+    /// Creates an empty record. `trigger` wakes the reconcile of an object that another client changed during a write.
+    pub fn new(trigger: Trigger<K>) -> Self {
+        Self {
+            trigger,
+            objects: Mutex::default(),
+            in_flight: Mutex::default(),
+        }
+    }
+
+    /// Writes `status`, computed from `object`, unless the object already has it. Returns the written object; `None` if
+    /// nothing was written or the object no longer exists.
+    ///
+    /// # Errors
+    /// The apiserver's error, such as 409 when the object has changed since.
+    pub async fn status(
+        &self,
+        api: &Api<K>,
+        manager: &str,
+        object: &K,
+        status: &K::Status,
+    ) -> kube::Result<Option<Arc<K>>>
+    where
+        K: Kind
+            + HasStatus<Status: Serialize + DeserializeOwned + PartialEq>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        if object.status() == Some(status) {
+            return Ok(None);
+        }
+        match self
+            .object(
+                &ObjectKey::of(object),
+                apply::status(api, manager, object, status),
+            )
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            written => written.map(Some),
+        }
+    }
+
+    /// Runs `write`, which writes the object of this key, and records the result.
+    ///
+    /// # Errors
+    /// The error of `write`.
+    pub async fn object(
+        &self,
+        key: &ObjectKey,
+        write: impl Future<Output = kube::Result<K>>,
+    ) -> kube::Result<Arc<K>> {
+        let _guard = self.begin_write(key);
+        Ok(self.record(key, write.await?))
+    }
+
+    fn objects(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<K>>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Arc<K>>>> {
+        self.in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Marks a write of the object as in flight until the guard is dropped. The cache may show its result before the
+    /// response arrives. Until then no state wakes a reconcile; the guard wakes one in the end if another client has
+    /// changed the object.
+    fn begin_write<'a>(&'a self, key: &'a ObjectKey) -> WriteGuard<'a, K> {
+        self.in_flight().insert(key.clone(), None);
+        WriteGuard {
+            own_writes: self,
+            key,
+        }
+    }
+
+    /// Returns the newer one of the cached and the written state.
+    pub fn newest(&self, key: &ObjectKey, cached: Arc<K>) -> Arc<K> {
+        let mut objects = self.objects();
+        match objects.get(key) {
+            Some(own) if own.uid() == cached.uid() && newer(own.as_ref(), cached.as_ref()) => {
+                Arc::clone(own)
+            }
+            _ => {
+                objects.remove(key);
+                cached
+            }
+        }
+    }
+
+    /// Records `object` as the result of an own write.
+    pub fn record(&self, key: &ObjectKey, object: K) -> Arc<K> {
+        let object = Arc::new(object);
+        self.objects().insert(key.clone(), Arc::clone(&object));
+        object
+    }
+
+    /// Returns whether this cached state is the result of an own write, or an older one.
+    pub fn is_known(&self, key: &ObjectKey, cached: &Arc<K>) -> bool {
+        if let Some(shown) = self.in_flight().get_mut(key) {
+            *shown = Some(Arc::clone(cached));
+            return true;
+        }
+        let mut objects = self.objects();
+        let Some(own) = objects.get_mut(key) else {
+            return false;
+        };
+        if own.uid() != cached.uid() || newer(cached.as_ref(), own.as_ref()) {
+            return false;
+        }
+        if !newer(own.as_ref(), cached.as_ref()) {
+            // The next reconcile may be far off: no second copy until then.
+            *own = Arc::clone(cached);
+        }
+        true
+    }
+
+    /// Forgets a deleted object.
+    pub fn forget(&self, key: &ObjectKey) {
+        self.objects().remove(key);
+    }
+}
+
+/// Guard of a write in flight.
+struct WriteGuard<'a, K: Resource<DynamicType = ()> + 'static> {
+    own_writes: &'a OwnWrites<K>,
+    key: &'a ObjectKey,
+}
+
+impl<K: Resource<DynamicType = ()> + 'static> Drop for WriteGuard<'_, K> {
+    fn drop(&mut self) {
+        let shown = self.own_writes.in_flight().remove(self.key).flatten();
+        if shown.is_some_and(|shown| !self.own_writes.is_known(self.key, &shown)) {
+            self.own_writes.trigger.wake(self.key);
+        }
+    }
+}
+
+fn newer(one: &impl Resource, other: &impl Resource) -> bool {
+    is_newer(
+        one.meta().resource_version.as_deref(),
+        other.meta().resource_version.as_deref(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn object(uid: &str, version: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.uid = Some(uid.into());
+        object.metadata.resource_version = Some(version.into());
+        object
+    }
+
+    #[test]
+    fn own_write_is_recognized_and_kept_once() {
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        let own = Arc::downgrade(&own_writes.record(&key, object("1", "7")));
+        assert!(
+            own_writes.is_known(&key, &Arc::new(object("1", "6"))),
+            "an older state is known"
+        );
+        assert!(own.upgrade().is_some(), "the cache has not caught up");
+        let cached = Arc::new(object("1", "7"));
+        assert!(own_writes.is_known(&key, &cached));
+        assert!(own.upgrade().is_none(), "the cache's copy is enough");
+        assert!(
+            own_writes.is_known(&key, &cached),
+            "a repeated event is still known"
+        );
+        assert!(!own_writes.is_known(&key, &Arc::new(object("1", "8"))));
+        assert!(!own_writes.is_known(&key, &Arc::new(object("2", "7"))));
+    }
+
+    /// The watch may be faster than the response.
+    #[test]
+    fn state_shown_during_a_write_wakes_a_reconcile_if_it_is_newer() {
+        let trigger = Trigger::default();
+        let mut woken = trigger.open();
+        let (own_writes, key) = (OwnWrites::new(trigger), ObjectKey::new("a", "x"));
+        for (own, shown, news) in [("7", "7", false), ("8", "7", false), ("8", "9", true)] {
+            let guard = own_writes.begin_write(&key);
+            assert!(own_writes.is_known(&key, &Arc::new(object("1", shown))));
+            own_writes.record(&key, object("1", own));
+            drop(guard);
+            assert_eq!(
+                woken.try_recv().is_ok(),
+                news,
+                "wrote {own}, cache shows {shown}"
+            );
+        }
+        let other = ObjectKey::new("a", "y");
+        let guard = own_writes.begin_write(&other);
+        assert!(own_writes.is_known(&other, &Arc::new(object("1", "3"))));
+        drop(guard);
+        assert!(woken.try_recv().is_ok(), "the write failed after an event");
+        assert!(
+            !own_writes.is_known(&other, &Arc::new(object("1", "4"))),
+            "no write is in flight"
+        );
+    }
+
+    #[test]
+    fn newest_state_is_returned() {
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        own_writes.record(&key, object("1", "7"));
+        let version = |cached| {
+            own_writes
+                .newest(&key, Arc::new(cached))
+                .metadata
+                .resource_version
+                .clone()
+                .unwrap()
+        };
+        assert_eq!(version(object("1", "6")), "7");
+        assert_eq!(version(object("1", "8")), "8");
+        assert_eq!(
+            version(object("1", "6")),
+            "6",
+            "nothing is kept once the cache has caught up"
+        );
+    }
+}

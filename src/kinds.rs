@@ -1,0 +1,107 @@
+//! The list of kinds. CRDs, permissions, policies, readiness, metrics, commands and the reference pages derive from it.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_core::kind::KindInfo;
+use qm_core::schema;
+use qm_runtime::manager::Manager;
+
+use crate::admission_policies;
+use crate::cli::RunConfig;
+use crate::controllers::{
+    app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
+};
+
+/// Defines the list: for each line the function that adds the controllers, and the controller's module with the API type of each.
+macro_rules! kinds {
+    ($($start:path: $($module:ident $kind:ident),+;)+) => {
+        /// All kinds.
+        pub const KINDS: &[KindInfo] = &[$($($module::KIND,)+)+];
+
+        /// Adds the check of the admission policies and the controllers.
+        pub const START: &[fn(&mut Manager, &RunConfig) -> anyhow::Result<()>] =
+            &[admission_policies::start, $($start,)+];
+
+        /// Generators of the CRDs. The operator has the CRDs as text, so its binary contains no generator.
+        const CRDS: [fn() -> CustomResourceDefinition; KINDS.len()] = [$($($kind::crd,)+)+];
+    };
+}
+
+kinds! {
+    notifications::start: contact_point ContactPoint, tracked_field TrackedField;
+    config_map_sync::start: config_map_sync ConfigMapSync;
+    my_app::start: my_app MyApp;
+    app_service::start: app_service AppService;
+    my_ingress::start: my_ingress MyIngress;
+}
+
+/// Returns the CRDs of all kinds, in their order, as they are installed.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    KINDS
+        .iter()
+        .zip(CRDS)
+        .map(|(kind, crd)| schema::finish(crd(), kind.schemas.len(), kind.names))
+        .collect()
+}
+
+/// Returns the kinds in the order in which `quartermaster uninstall` deletes their objects.
+pub fn uninstall_order() -> Vec<&'static KindInfo> {
+    let mut kinds: Vec<_> = KINDS.iter().collect();
+    kinds.sort_by_key(|kind| kind.uninstall_rank);
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use qm_core::schema::SchemaVersion;
+
+    use super::*;
+
+    /// Notifications stop first, so that nobody is notified of the rest. Traffic ends before the apps, and the apps before the
+    /// `ConfigMap`s that they read.
+    #[test]
+    fn uninstall_deletes_kinds_in_this_order() {
+        let order = [
+            tracked_field::NAME,
+            contact_point::NAME,
+            my_ingress::NAME,
+            app_service::NAME,
+            my_app::NAME,
+            config_map_sync::NAME,
+        ];
+        let kinds: Vec<_> = uninstall_order()
+            .iter()
+            .map(|kind| kind.controller)
+            .collect();
+        assert_eq!(kinds, order);
+    }
+
+    /// A replica tells an older CRD from a newer one by the number alone: it must grow with each change.
+    #[test]
+    fn a_changed_schema_has_a_new_number() {
+        for (kind, crd) in KINDS.iter().zip(crds()) {
+            assert_eq!(crd.metadata.name, Some(kind.crd_name()));
+            let SchemaVersion { digest, .. } = SchemaVersion::of(&crd, kind.schemas.len());
+            assert_eq!(
+                kind.schemas.last(),
+                Some(&digest.as_str()),
+                "the schema of {} has changed: add {digest:?} to the end of the list in its controller's KIND (in place \
+                 of the last one only if no release had that), and run `make manifests`",
+                kind.crd_name()
+            );
+            let once = kind
+                .schemas
+                .iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .len();
+            assert_eq!(
+                once,
+                kind.schemas.len(),
+                "a schema that comes back still has a new number"
+            );
+        }
+    }
+}

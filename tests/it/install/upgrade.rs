@@ -1,0 +1,232 @@
+//! An upgrade from an earlier version of this chart, with objects of every kind.
+//!
+//! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
+//! commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git archive ccf4fbf:charts/quartermaster`,
+//! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, `AppService`'s two rules on `targetPort` left
+//! out (Kubernetes 1.33 never accepted them), and packed with tar and gzip.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, ResourceExt};
+use qm_core::kind::KindInfo;
+use serde_json::json;
+use testbed::kubelet;
+
+use super::chart::CHART;
+use super::helm::Site;
+use super::*;
+use crate::support::{Operator, SOON, SYSTEM};
+
+/// Image repository of this test.
+const REPOSITORY: &str = "registry.example.com/quartermaster";
+/// The digest has precedence over a tag.
+const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
+
+const EARLIER: &str = "tests/it/install/earlier/quartermaster.tgz";
+
+#[tokio::test]
+async fn objects_of_an_earlier_chart_stay_and_become_ready() {
+    let site = Site::new().await;
+    let bed = &site.bed;
+    let values = site.outside();
+    let image = format!("image.repository={REPOSITORY},image.tag=earlier,image.digest={DIGEST}");
+    let install = [
+        "install",
+        "quartermaster",
+        EARLIER,
+        "-n",
+        SYSTEM,
+        "--create-namespace",
+        "--set-string",
+        &values,
+    ];
+    site.done(&[&install[..], &["--set", &image]].concat())
+        .await;
+    assert_eq!(older_crds(bed).await.len(), kinds::KINDS.len());
+    create_examples(bed).await;
+    for (object, status) in stopped_halfway() {
+        let status = json!({ "status": status }).to_string();
+        bed.kubectl(&[
+            "patch",
+            object,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ])
+        .await;
+    }
+    let before = reports_of_all(&site).await;
+    assert_eq!(before.len(), kinds::KINDS.len());
+
+    as_documented(&site, "crds.install=true", CHART, "today").await;
+    assert_eq!(older_crds(bed).await, [""; 0]);
+    assert_eq!(reports_of_all(&site).await, before);
+
+    let program_of = |image: &str| {
+        (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into())
+    };
+    let operators = Operator::installed_of(&bed.plane, SYSTEM, DEPLOYMENT, program_of).await;
+    wait_for_conditions(bed).await;
+    bed.delivered(
+        "nginx-deployment-replicas",
+        &[("Created", Some("3")), ("Updated", Some("1"))],
+    )
+    .await;
+    bed.waiting("nginx-deployment-replicas", "").await;
+    // A waiting entry is sent once, sent entries are not repeated, and the contact point is not tested again.
+    let texts: Vec<_> = site
+        .telegram
+        .messages()
+        .iter()
+        .map(|message| message.text.clone())
+        .collect();
+    assert!(
+        texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"),
+        "{texts:?}"
+    );
+    let specs = |reported: Reports| {
+        reported
+            .into_iter()
+            .map(|(object, reported)| (object, reported["spec"].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(specs(reports_of_all(&site).await), specs(before));
+
+    // Back to the earlier program, under today's CRDs.
+    drop(operators);
+    as_documented(&site, "crds.install=false", EARLIER, "earlier").await;
+    let pods = kubelet::deployed(&bed.plane, SYSTEM, DEPLOYMENT, SOON)
+        .await
+        .unwrap();
+    assert!(
+        pods.iter()
+            .all(|pod| pod.image == format!("{REPOSITORY}:earlier")),
+        "{pods:?}"
+    );
+    assert_eq!(older_crds(bed).await, [""; 0]);
+}
+
+/// Runs the command of the page that has this value, with a chart, a tag and no digest.
+async fn as_documented(site: &Site, value: &str, chart: &str, tag: &str) {
+    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let command = page
+        .lines()
+        .find(|line| line.starts_with("helm upgrade ") && line.contains(value))
+        .unwrap();
+    let command = command
+        .replace(CHART, chart)
+        .replace("TAG", tag)
+        .replace("DIGEST", "");
+    site.done(&command.split(' ').skip(1).collect::<Vec<_>>())
+        .await;
+}
+
+/// `kubectl apply -k config/default` alone names an image that nobody has published.
+#[tokio::test]
+async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
+    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let command = page
+        .lines()
+        .find(|line| line.starts_with("kubectl kustomize "))
+        .unwrap();
+    let rendered = command.strip_suffix(" | kubectl apply -f -").unwrap();
+    let binaries = testbed::control_plane::binaries().await.unwrap();
+    let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
+    let output = tree_command("sh")
+        .args(["-c", rendered])
+        .env("PATH", path)
+        .output()
+        .await
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let manifests = String::from_utf8(output.stdout).unwrap();
+    let images: Vec<_> = manifests
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("image: "))
+        .collect();
+    assert_eq!(images, ["YOUR.REGISTRY/quartermaster:TAG"]);
+}
+
+/// Returns the CRDs that differ from this version's.
+async fn older_crds(bed: &Bed) -> Vec<String> {
+    let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
+    let mut older = Vec::new();
+    for today in kinds::crds() {
+        let there = api.get(&today.name_any()).await.unwrap();
+        let schema = |crd: &CustomResourceDefinition| {
+            (
+                crd.annotations().get("quartermaster.dev/schema").cloned(),
+                crd.spec.versions[0].schema.clone(),
+            )
+        };
+        if schema(&there) != schema(&today) {
+            older.push(there.name_any());
+        }
+    }
+    older
+}
+
+/// Specs of objects and what the operator reported of them, by kind and name.
+type Reports = BTreeMap<String, Value>;
+
+/// Returns those of all objects of the operator's kinds.
+async fn reports_of_all(site: &Site) -> Reports {
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
+    let all: Value = serde_json::from_str(
+        &site
+            .kubectl(&["get", &kinds.join(","), "-A", "-o", "json"])
+            .await,
+    )
+    .unwrap();
+    let reported = |object: &Value| {
+        let reported = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
+        (named(object.clone()).0, reported)
+    };
+    all["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(reported)
+        .collect()
+}
+
+/// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a message
+/// waits, and the rest is in progress.
+fn stopped_halfway() -> Vec<(&'static str, Value)> {
+    let now = Timestamp::now().to_string();
+    let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);
+    let under_way = conditions("False", "Progressing");
+    let entry = |action: &str, value: &str, delivery: &str| {
+        json!({ "time": now, "action": action, "value": value, "delivery": delivery, "id": format!("an-earlier-{value}"),
+            "subject": "Deployment/default/nginx/replicas" })
+    };
+    vec![
+        (
+            "cp/telegram-cp",
+            json!({ "initialized": true, "ready": true, "conditions": conditions("True", "Ready") }),
+        ),
+        (
+            "tf/nginx-deployment-replicas",
+            json!([
+                entry("Created", "3", "Delivered"),
+                entry("Updated", "1", "Pending")
+            ]),
+        ),
+        (
+            "cmsync/configmapsync-sample",
+            json!({ "lastSyncTime": now, "copies": 0, "conditions": under_way }),
+        ),
+        (
+            "appsvc/appservice-sample",
+            json!({ "replicas": 2, "unavailableReplicas": 2, "conditions": under_way }),
+        ),
+        (
+            "myapp/example-app",
+            json!({ "podName": "example-app-pod", "phase": "Pending", "ready": false, "conditions": under_way }),
+        ),
+        ("myingress/myapp", json!({ "conditions": under_way })),
+    ]
+}
