@@ -1,4 +1,4 @@
-//! The objects that adoption is about.
+//! Objects to adopt.
 
 use kube::ResourceExt;
 use qm_runtime::ownership::Owner;

@@ -1,4 +1,4 @@
-//! The children of an app: what the operator keeps of them, and what server-side apply does not know of them.
+//! Children of an app: the state that the operator keeps of them, and their exceptions to server-side apply.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Ownership of copies: the operator never changes an unowned ConfigMap.
+//! Ownership of copies: the operator never changes an unowned `ConfigMap`.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// A MyIngress that has the name now has the load balancer, too.
+/// A `MyIngress` that has the name now has the load balancer, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_deletion_deletes_nothing() {
     let site = Site::new("past").await;
@@ -53,7 +53,7 @@ async fn stale_deletion_deletes_nothing() {
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// The operator does not restore its ownership from the MyIngress that has the name now, although in the cache no object
+/// The operator does not restore its ownership from the `MyIngress` that has the name now, although in the cache no object
 /// has the UID of the tag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_object_restores_no_ownership() {
