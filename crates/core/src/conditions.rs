@@ -122,7 +122,7 @@ pub fn set_ready(
     conditions: &mut Vec<Condition>,
     ready: &ReadyCondition<'_>,
     generation: i64,
-    now: Time,
+    now: &Time,
 ) {
     set(
         conditions,

@@ -67,7 +67,7 @@ impl<K: Kind + HasStatus<Status: HasConditions>> HasReadyCondition for K {
         generation: i64,
         now: Time,
     ) {
-        conditions::set_ready(status.conditions_mut(), condition, generation, now);
+        conditions::set_ready(status.conditions_mut(), condition, generation, &now);
         status.mirror_ready(condition.is_true, generation);
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use qm_api::app_service::{AppCondition, AppServiceStatus, ServedPort};
-use qm_core::conditions::READY;
+use qm_core::conditions::{READY, RECONCILING, STALLED};
 use qm_runtime::ObjectKey;
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{
@@ -255,7 +255,10 @@ pub fn observe(
     rollout: Option<Rollout>,
     service: Option<ServiceSummary>,
 ) {
-    let ready = status.condition(READY).cloned();
+    let own: Vec<_> = [READY, RECONCILING, STALLED]
+        .iter()
+        .filter_map(|type_| status.condition(type_).cloned())
+        .collect();
     let ServiceSummary { cluster_ip, ports } = service.unwrap_or_default();
     *status = AppServiceStatus {
         observed_generation: status.observed_generation,
@@ -264,7 +267,7 @@ pub fn observe(
         ports,
         ..rollout.unwrap_or_default().status
     };
-    status.conditions.splice(..0, ready);
+    status.conditions.splice(..0, own);
 }
 
 #[cfg(test)]

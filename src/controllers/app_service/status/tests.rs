@@ -205,6 +205,9 @@ fn ready_condition_keeps_its_time_while_its_status_is_the_same() {
         (ready.reason.as_deref(), ready.observed_generation),
         (Some("Progressing"), Some(2))
     );
+    let progressing = Outcome::in_progress("Progressing", "soon");
+    let unchanged = report(&progressing, 2, "2026-01-02T12:00:00Z");
+    assert_eq!(unchanged, after, "an unchanged outcome needs no write");
     let well = Outcome::ready("\u{e4}".repeat(2000));
     let last = report(&well, 2, "2026-01-03T00:00:00Z");
     let ready = last.condition(READY).unwrap();
