@@ -18,19 +18,15 @@ mod parse;
 mod timings;
 
 pub use commands::ClusterCommand;
-pub use lease::LeaseArgs;
+pub use lease::{LEASE, LeaseArgs, OPERATOR_NAMESPACE};
 pub use parse::ListenAddresses;
 pub use timings::Timings;
 
 use qm_notify::resolve::Dns;
 use qm_runtime::settings::{LogFormat, LogSettings, Settings};
 
-/// Default of `--operator-namespace`.
-pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
 /// Default of `--tracker-role`: the `ClusterRole` for trackable resources, as installed.
 pub const TRACKER_ROLE: &str = "quartermaster-tracker-role";
-/// Default name of the operator's Lease.
-pub const LEASE: &str = "quartermaster";
 
 /// Default prefix of the names of the admission policies.
 pub const POLICY_PREFIX: &str = "quartermaster";

@@ -100,7 +100,7 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        let server = metrics::server(
+        let server = metrics::serving::server(
             listener,
             &config.runtime,
             kubernetes.clone(),

@@ -12,14 +12,11 @@ use kube::runtime::watcher::Event;
 use testbed::process::{Child, Folder, Program};
 use testbed::receiver::Receiver;
 
-use crate::stage::{PATIENCE, Stage, index};
+use crate::stage::{FLOOR_PATH, PATIENCE, Stage, index};
 use crate::support::{ACCOUNT, SYSTEM};
 
 /// Flag of the floor process, before the receivers' URLs.
 pub const FLAG: &str = "--floor";
-
-/// Path of the floor's posts, which differs from the operator's messages.
-pub const PATH: &str = "/floor";
 
 /// Output of the floor once it has listed the Deployments.
 const LISTED: &str = "listed";
@@ -37,7 +34,7 @@ pub async fn run(receivers: &[String]) -> Result<()> {
                     .and_then(|spec| spec.replicas)
                     .unwrap_or_default();
                 let name = object.metadata.name.unwrap_or_default();
-                let url = format!("{}{PATH}", receivers[index(&name) % receivers.len()]);
+                let url = format!("{}{FLOOR_PATH}", receivers[index(&name) % receivers.len()]);
                 let body = serde_json::json!({ "value": replicas.to_string() }).to_string();
                 tokio::spawn(posts.post(url).body(body).send());
             }

@@ -18,7 +18,6 @@ use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 use tokio::task::JoinSet;
 
-use crate::floor;
 use crate::line::Sample;
 use crate::support::{Bed, Operator, Settings};
 
@@ -32,6 +31,9 @@ pub const RATE: u32 = 50;
 pub const SETTLE: Duration = Duration::from_secs(5);
 /// Timeout of every wait.
 pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Path of the floor's posts, which differs from the operator's messages.
+pub const FLOOR_PATH: &str = "/floor";
 
 /// Concurrent requests during preparation, or of a load that is not paced.
 pub const AT_ONCE: usize = 16;
@@ -268,7 +270,7 @@ pub fn says_it_leads(operator: &Operator) -> bool {
 
 /// Records the changes in a message, which is about one change or a digest.
 fn record(arrivals: &Mutex<Arrivals>, request: &Request) {
-    let sender = if request.path == floor::PATH {
+    let sender = if request.path == FLOOR_PATH {
         Sender::Floor
     } else {
         Sender::Operator

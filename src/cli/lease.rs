@@ -4,7 +4,12 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use qm_runtime::ObjectKey;
 
-use super::{LEASE, OPERATOR_NAMESPACE, parse};
+use super::parse;
+
+/// Default of `--operator-namespace`.
+pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
+/// Default name of the operator's Lease.
+pub const LEASE: &str = "quartermaster";
 
 /// The operator's Lease.
 #[derive(Debug)]

@@ -7,9 +7,12 @@ use anyhow::Context as _;
 use http::Uri;
 use kube::Client;
 use kube::config::Kubeconfig;
-use qm_runtime::{client, cluster, telemetry};
+use qm_runtime::{client, cluster};
 
 use self::printer::Printer;
+pub(crate) use self::request::{
+    MANAGER, OutageReporter, RequestError, has_code, in_namespace, message,
+};
 use crate::cli::ClusterCommand;
 use crate::cli::commands::ClusterArgs;
 
@@ -20,12 +23,10 @@ mod objects;
 mod operator_state;
 pub mod printer;
 mod report;
+mod request;
 mod status;
 mod terminating;
 mod uninstall;
-
-/// The field manager of these commands.
-const MANAGER: &str = "quartermaster/cli";
 
 /// Runs a command and returns its exit code, which its `--help` explains.
 ///
@@ -104,92 +105,6 @@ fn cluster_name(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
         Some(context) => format!("context {context}, {server}"),
         None => server,
     }
-}
-
-/// A failed request, with the apiserver's message.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub(crate) struct RequestError {
-    message: String,
-    code: Option<u16>,
-}
-
-impl From<kube::Error> for RequestError {
-    fn from(error: kube::Error) -> Self {
-        Self::new(&error)
-    }
-}
-
-impl RequestError {
-    fn new(error: &kube::Error) -> Self {
-        let code = match error {
-            kube::Error::Api(status) => Some(status.code),
-            _ => None,
-        };
-        Self {
-            message: message(error),
-            code,
-        }
-    }
-
-    /// Returns the error of a list in `namespace`, or in all namespaces; a user may lack the permission for all only.
-    fn of_list(error: &kube::Error, namespace: Option<&str>) -> Self {
-        let mut error = Self::new(error);
-        if error.code == Some(403) && namespace.is_none() {
-            error.message += "; for one namespace: -n NAMESPACE";
-        }
-        error
-    }
-
-    /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
-    fn is_busy(error: &anyhow::Error) -> bool {
-        matches!(
-            error.downcast_ref(),
-            Some(Self {
-                code: Some(429 | 503 | 504),
-                ..
-            })
-        )
-    }
-}
-
-/// Returns the apiserver's message, or the cause of a missing answer.
-fn message(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if status.message.is_empty() => {
-            format!("HTTP status {} without a message", status.code)
-        }
-        kube::Error::Api(status) => status.message.clone(),
-        // kube's own text adds nothing.
-        kube::Error::Service(error) => telemetry::causes(&**error),
-        error => telemetry::causes(error),
-    }
-}
-
-fn has_code(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == code)
-}
-
-/// Prints why the cluster does not answer, once for each reason.
-#[derive(Default)]
-struct OutageReporter(String);
-
-impl OutageReporter {
-    fn report(&mut self, error: &anyhow::Error, out: &mut Printer) -> io::Result<()> {
-        let text = format!("the cluster does not answer; will retry: {error:#}");
-        if text != self.0 {
-            out.line(&text)?;
-            self.0 = text;
-        }
-        Ok(())
-    }
-}
-
-/// Returns ` in namespace NAMESPACE`, or nothing for all namespaces.
-fn in_namespace(namespace: Option<&str>) -> String {
-    namespace.map_or_else(String::new, |namespace| {
-        format!(" in namespace {namespace}")
-    })
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ mod faults;
 mod field_paths;
 mod fields;
 mod hooks;
+mod imports;
 mod install;
 mod installed;
 mod my_app;

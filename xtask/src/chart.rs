@@ -10,7 +10,8 @@ use quartermaster::kinds::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Error, generated, policies, rbac, yaml};
+use super::yaml::{Error, generated, yaml};
+use super::{policies, rbac};
 
 /// Files from `config/`: the alerts, as Prometheus reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");

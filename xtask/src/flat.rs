@@ -6,7 +6,8 @@ use std::path::Path;
 
 use quartermaster::kinds::KINDS;
 
-use super::{Error, generated, kustomize, yaml};
+use super::kustomize;
+use super::yaml::{Error, generated, yaml};
 
 /// Returns the files of `deploy/`, with the objects of kustomization `config/default`. `read` returns the text of a
 /// file of the tree.

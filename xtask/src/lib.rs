@@ -3,42 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use quartermaster::kinds;
-use serde::Serialize;
-use serde_json::Value;
 
 mod chart;
 pub mod docs;
 mod flat;
 mod kustomize;
+mod objects;
 pub mod policies;
 pub mod rbac;
+mod yaml;
+
+pub use yaml::Error;
+use yaml::{generated, yaml};
 
 /// Folder of the files that the chart's templates read.
 const CHART: &str = "charts/quartermaster/files";
-
-/// Why files could not be generated.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// An object cannot be written as YAML.
-    #[error("cannot be written as YAML: {0}")]
-    Yaml(#[from] serde_saphyr::ser_error::Error),
-    /// An object cannot be written as JSON.
-    #[error("cannot be written as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// A file cannot be parsed.
-    #[error("{}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        source: Box<serde_saphyr::Error>,
-    },
-    /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
-}
 
 /// Returns all CRDs as a stream of YAML documents.
 pub fn crds_yaml() -> Result<String, Error> {
@@ -124,10 +106,6 @@ pub fn files() -> Result<Vec<(String, String)>, Error> {
     Ok(files)
 }
 
-fn generated(yaml: &str) -> String {
-    format!("# Generated from the code: run `make manifests`.\n{yaml}")
-}
-
 /// Returns a kustomization of these files, with these configurations of kustomize.
 fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String, Error> {
     let mut kustomization = serde_json::json!({
@@ -141,51 +119,11 @@ fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String
     yaml(&kustomization)
 }
 
-/// Returns one document. Rules and messages are on one line each, as `kubectl` prints them.
-fn yaml(object: &impl Serialize) -> Result<String, Error> {
-    let mut object = serde_json::to_value(object)?;
-    whole_numbers(&mut object);
-    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    Ok(format!(
-        "---\n{}",
-        serde_saphyr::to_string_with_options(&object, options)?
-    ))
-}
-
-/// Converts whole floats to integers: the API's types have a schema's bounds as floats, and `30.0` is hard to read.
-fn whole_numbers(value: &mut Value) {
-    match value {
-        Value::Number(number) => {
-            #[allow(clippy::cast_possible_truncation)] // bounded by the condition
-            if let Some(float) = number
-                .as_f64()
-                .filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 1e15)
-            {
-                *number = (float as i64).into();
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
-        Value::Object(fields) => fields.values_mut().for_each(whole_numbers),
-        _ => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
-
-    /// A rule's quotes and backslashes survive YAML.
-    #[test]
-    fn yaml_reads_back_unchanged() {
-        for crd in kinds::crds() {
-            let read: Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
-            let mut written = serde_json::to_value(&crd).unwrap();
-            whole_numbers(&mut written);
-            assert_eq!(read, written);
-        }
-    }
 
     #[test]
     fn committed_files_are_current() {

@@ -20,7 +20,7 @@ use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
 use quartermaster::kinds::KINDS;
 use serde_json::{Value, json};
 
-use super::rbac::{file, meta};
+use super::objects::{file, meta};
 
 /// The API group of the policies.
 pub const GROUP: &str = "admissionregistration.k8s.io";

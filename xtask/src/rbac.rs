@@ -19,6 +19,7 @@ use quartermaster::permissions::{
 };
 use serde_json::{Value, json};
 
+use super::objects::{file, labels, meta};
 use super::policies;
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
@@ -329,35 +330,11 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     }
 }
 
-pub(super) fn meta(name: &str) -> ObjectMeta {
-    let labels = labels([
-        ("app.kubernetes.io/name", "quartermaster"),
-        ("app.kubernetes.io/managed-by", "kustomize"),
-    ]);
-    ObjectMeta {
-        name: Some(name.into()),
-        labels: Some(labels),
-        ..Default::default()
-    }
-}
-
 fn namespaced(name: &str) -> ObjectMeta {
     ObjectMeta {
         namespace: Some(NAMESPACE.into()),
         ..meta(name)
     }
-}
-
-fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
-    pairs.map(|(key, value)| (key.into(), value.into())).into()
-}
-
-pub(super) fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
-    // Plain structs with string keys: this cannot fail.
-    (
-        name.into(),
-        serde_json::to_value(object).unwrap_or_default(),
-    )
 }
 
 #[cfg(test)]

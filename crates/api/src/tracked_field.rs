@@ -160,6 +160,37 @@ pub struct TargetReference {
     pub resource: Option<String>,
 }
 
+impl TrackedField {
+    /// Returns the history, which is empty without a status.
+    ///
+    /// # Errors
+    /// No known ones, because the stored text comes from serialising a history. Callers must not treat an error as an empty
+    /// history: the next write would overwrite the stored one.
+    pub fn history(&self) -> serde_json::Result<History> {
+        self.status
+            .as_ref()
+            .map_or_else(|| Ok(History::new()), StoredHistory::parse)
+    }
+}
+
+impl Subject {
+    /// Creates the subject from the target and field of a spec.
+    pub fn new(target: &TargetReference, field: &str) -> Self {
+        let group = target
+            .api_version
+            .as_deref()
+            .and_then(|api_version| api_version.split_once('/'));
+        let group = match group {
+            Some((group, _)) if group != "apps" => format!(".{group}"),
+            _ => String::new(),
+        };
+        Self(format!(
+            "{}{group}/{}/{}/{field}",
+            target.kind, target.namespace, target.name
+        ))
+    }
+}
+
 /// Kinds that need neither `apiVersion` nor `resource`: kind, group and plural. All are `v1` and namespaced.
 pub const KNOWN: [(&str, &str, &str); 3] = [
     ("Deployment", "apps", "deployments"),

@@ -10,7 +10,7 @@ use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
     IpAddressType, LoadBalancer as SdkLoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
-    LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum,
+    LoadBalancerTypeEnum, ProtocolEnum, Tag, TagDescription, TargetTypeEnum,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use qm_runtime::error::Class;
@@ -19,8 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use self::batcher::{Batcher, MAX_NAMES};
-use self::describe::{DescribeLoadBalancers, DescribeTags};
+use self::batcher::{BatchCall, Batcher, MAX_NAMES};
 use self::listeners::{certificates, described, forward, health};
 use super::action::AwsAction;
 use super::error::{self, AwsError};
@@ -32,7 +31,6 @@ use super::{Aws, AwsMetrics, DesiredLoadBalancer, LoadBalancer, Tags, proxy, tra
 use crate::Timings;
 
 mod batcher;
-mod describe;
 mod listeners;
 
 /// Targets that one call registers or deregisters: AWS sometimes rejects larger calls
@@ -203,6 +201,82 @@ impl Elb {
         let Clients { elb, .. } = self.clients().await?;
         self.tags.query(arns, &DescribeTags(self, elb)).await
     }
+}
+
+/// Describes load balancers, by name.
+struct DescribeLoadBalancers<'a>(&'a Elb, Client);
+
+impl BatchCall<LoadBalancer> for DescribeLoadBalancers<'_> {
+    async fn acquire(&self) {
+        self.0
+            .rate_limit
+            .acquire(AwsAction::DescribeLoadBalancers)
+            .await;
+    }
+
+    async fn send(&self, names: Vec<String>) -> Result<BTreeMap<String, LoadBalancer>, AwsError> {
+        let Self(elb, client) = self;
+        // A missing name fails the call for all names, so several names are filtered from the list of all load
+        // balancers.
+        let alone = (names.len() == 1).then(|| names.clone());
+        let (mut found, mut next) = (BTreeMap::new(), None);
+        loop {
+            let ask = client
+                .describe_load_balancers()
+                .set_names(alone.clone())
+                .set_marker(next);
+            let page = elb
+                .send(AwsAction::DescribeLoadBalancers, ask.send())
+                .await?;
+            let described = page
+                .load_balancers()
+                .iter()
+                .filter_map(|it| Some((it.load_balancer_name()?.to_owned(), it)));
+            found.extend(
+                described
+                    .filter(|(name, _)| names.contains(name))
+                    .map(|(name, it)| (name, LoadBalancer::from(it))),
+            );
+            match page.next_marker().filter(|marker| !marker.is_empty()) {
+                Some(marker) => next = Some(marker.to_owned()),
+                None => return Ok(found),
+            }
+            self.acquire().await;
+        }
+    }
+}
+
+/// Describes the tags of resources, by ARN.
+struct DescribeTags<'a>(&'a Elb, Client);
+
+impl BatchCall<Tags> for DescribeTags<'_> {
+    async fn acquire(&self) {
+        self.0.rate_limit.acquire(AwsAction::DescribeTags).await;
+    }
+
+    async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, AwsError> {
+        let ask = self.1.describe_tags().set_resource_arns(Some(arns));
+        let described = self.0.send(AwsAction::DescribeTags, ask.send()).await?;
+        Ok(described
+            .tag_descriptions()
+            .iter()
+            .filter_map(tagged)
+            .collect())
+    }
+}
+
+/// Returns the ARN of a resource and its tags.
+fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
+    let pair = |tag: &Tag| {
+        Some((
+            tag.key()?.to_owned(),
+            tag.value().unwrap_or_default().to_owned(),
+        ))
+    };
+    Some((
+        described.resource_arn()?.to_owned(),
+        described.tags().iter().filter_map(pair).collect(),
+    ))
 }
 
 impl Aws for Elb {

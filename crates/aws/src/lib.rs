@@ -9,12 +9,14 @@ pub use self::error::AwsError;
 use self::listeners::{
     DesiredListener, DesiredTargetGroup, InstanceTarget, Listener, TargetGroup, TargetHealth,
 };
+pub use self::load_balancer::{DesiredLoadBalancer, LoadBalancer, Tags};
 pub use self::metrics::AwsMetrics;
 
 pub mod action;
 pub mod elb;
 pub mod error;
 pub mod listeners;
+mod load_balancer;
 mod metrics;
 mod proxy;
 mod rate_limit;
@@ -43,9 +45,6 @@ impl Default for Timings {
         }
     }
 }
-
-/// Tags of a resource in AWS.
-pub type Tags = BTreeMap<String, String>;
 
 /// Calls that the operator makes. AWS has one load balancer and one target group of each name in an account and region.
 ///
@@ -209,44 +208,4 @@ pub fn command(arn: &str) -> String {
         || "aws elbv2".into(),
         |region| format!("aws --region {} elbv2", quote(region)),
     )
-}
-
-/// The desired state of a load balancer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DesiredLoadBalancer {
-    pub name: String,
-    /// `internet-facing` or `internal`.
-    pub scheme: String,
-    /// `ipv4` or another type; if `None`, new load balancers get `ipv4`.
-    pub ip_address_type: Option<String>,
-    /// IDs of the subnets.
-    pub subnets: BTreeSet<String>,
-    /// IDs of the security groups; if empty, AWS chooses.
-    pub security_groups: BTreeSet<String>,
-    pub tags: Tags,
-}
-
-/// A load balancer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LoadBalancer {
-    /// Amazon Resource Name.
-    pub arn: String,
-    /// DNS name.
-    pub dns: String,
-    /// `application`, `network` or `gateway`.
-    pub kind: String,
-    /// `provisioning`, `active`, `active_impaired` or `failed`.
-    pub state: String,
-    /// Reason of the state, if AWS gives one.
-    pub state_reason: String,
-    /// `internet-facing` or `internal`.
-    pub scheme: String,
-    /// `ipv4` or another type.
-    pub ip_address_type: String,
-    /// ID of the VPC.
-    pub vpc: String,
-    /// IDs of the subnets.
-    pub subnets: BTreeSet<String>,
-    /// IDs of the security groups.
-    pub security_groups: BTreeSet<String>,
 }

@@ -23,7 +23,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-pub use self::immutable::ChildSnapshot;
 use self::pacer::{Basis, Pacer};
 use qm_core::names::MetadataNames;
 
@@ -41,7 +40,7 @@ use super::watch::error_status;
 use super::watch_hub::{Observer, ResourceName};
 use super::{ObjectKey, apply, short_digest};
 
-mod immutable;
+pub mod immutable;
 mod pacer;
 
 /// Most tries in one reconcile, because another client may create, change or delete the child in between.

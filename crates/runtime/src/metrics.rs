@@ -26,11 +26,10 @@ mod process;
 mod queues;
 pub mod resources;
 pub mod secure;
-mod serving;
+pub mod serving;
 mod watches;
 
 pub use queues::QueueState;
-pub use serving::{plain, serve, server};
 pub use watches::{Purpose, WatchGuard};
 
 type Label = (&'static str, Cow<'static, str>);

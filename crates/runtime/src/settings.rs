@@ -47,6 +47,12 @@ impl Program {
             },
         }
     }
+
+    /// Returns the prefixes of the log targets of the program's crates and the runtime.
+    pub(crate) fn own_targets(&self) -> impl Iterator<Item = &'static str> {
+        let runtime = env!("CARGO_CRATE_NAME");
+        self.log_targets.iter().copied().chain([runtime])
+    }
 }
 
 /// Settings of [`run`](crate::manager::run).

@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::env;
-use std::error::Error;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -29,9 +28,11 @@ use uuid::Uuid;
 use super::ObjectKey;
 use crate::settings::{LogFormat, LogSettings, Program};
 
+mod causes;
 mod collector;
 pub mod traces;
 
+pub use causes::causes;
 use traces::Traces;
 
 /// Sets up the log and the traces of this process. The current tokio runtime sends the traces.
@@ -74,12 +75,6 @@ pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
-/// Returns the prefixes of the log targets of the program's crates and the runtime.
-fn own_targets(program: &Program) -> impl Iterator<Item = &'static str> {
-    let runtime = env!("CARGO_CRATE_NAME");
-    program.log_targets.iter().copied().chain([runtime])
-}
-
 /// Returns the highest level of each crate, whatever the settings say.
 ///
 /// Only messages of the program's own crates are known to be free of secrets. Others print the data that passes through them
@@ -91,7 +86,11 @@ fn own_targets(program: &Program) -> impl Iterator<Item = &'static str> {
 fn caps(program: &Program) -> Targets {
     Targets::new()
         .with_default(LevelFilter::INFO)
-        .with_targets(own_targets(program).map(|target| (target, LevelFilter::TRACE)))
+        .with_targets(
+            program
+                .own_targets()
+                .map(|target| (target, LevelFilter::TRACE)),
+        )
         .with_target(traces::TARGET, LevelFilter::OFF)
         .with_target("kube_client::client", LevelFilter::ERROR)
         .with_target("kube_client::client::builder", LevelFilter::OFF)
@@ -151,20 +150,6 @@ pub fn ask(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
         namespace = &*key.namespace,
         name = &*key.name
     )
-}
-
-/// Returns an error with its causes on one line. An error often contains its cause; each appears once.
-pub fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// Format with one flat JSON object a line: `ts`, `level`, `logger`, `msg`, the fields of the spans from the outermost to the

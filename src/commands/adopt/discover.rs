@@ -18,8 +18,9 @@ use qm_runtime::ownership::Owner;
 use qm_runtime::{ObjectKey, WatchScope};
 use serde::de::DeserializeOwned;
 
+use super::Adopt;
+use super::candidate::{Candidate, CandidateObject, ObjectVersion};
 use super::classify::{self, CopySource};
-use super::{Adopt, Candidate, CandidateObject, ObjectVersion};
 use crate::commands::objects::pages;
 use crate::commands::{RequestError, has_code, in_namespace, message};
 use crate::controllers::config_map_sync::plan::{Destinations, Plan};

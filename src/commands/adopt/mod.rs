@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject};
-use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use kube::{Api, Client, CustomResourceExt};
 use qm_api::common::{ADOPT_BY, REQUESTED_AT};
 use qm_api::{MyApp, MyIngress};
 use qm_aws::elb::Elb;
@@ -15,11 +15,12 @@ use qm_runtime::leader::Fence;
 use qm_runtime::ownership::Owner;
 use serde_json::{Value, json};
 
-use self::classify::Adoptability;
+use self::candidate::{Candidate, CandidateObject, ObjectVersion};
 use super::printer::Printer;
 use super::{MANAGER, has_code, message};
 use crate::cli::commands::AdoptArgs;
 
+mod candidate;
 mod classify;
 mod discover;
 mod plan;
@@ -28,79 +29,6 @@ struct Adopt<'a> {
     client: Client,
     args: &'a AdoptArgs,
     aws: Elb,
-}
-
-/// An object that a resource needs and does not own.
-struct Candidate {
-    owner: Owner,
-    title: String,
-    object: CandidateObject,
-    adoptability: Adoptability,
-}
-
-enum CandidateObject {
-    Copy(ObjectVersion),
-    Pod(ObjectVersion),
-    /// The load balancer with this ARN.
-    LoadBalancer(String),
-    Unreadable,
-}
-
-/// The version of an object that was classified. There may be too many objects to keep their content.
-struct ObjectVersion {
-    namespace: String,
-    name: String,
-    uid: Option<String>,
-    version: Option<String>,
-}
-
-impl ObjectVersion {
-    fn of(object: &impl ResourceExt) -> Self {
-        Self {
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-            uid: object.uid(),
-            version: object.resource_version(),
-        }
-    }
-}
-
-impl Candidate {
-    /// Returns none if there is no object, or if it needs no consent.
-    fn new(
-        owner: &Owner,
-        title: String,
-        read: Result<Option<(CandidateObject, Adoptability)>, String>,
-    ) -> Option<Self> {
-        let (object, adoptability) = match read {
-            Ok(read) => read?,
-            Err(error) => {
-                let problem = Adoptability::NotAdoptable(format!("it could not be read: {error}"));
-                (CandidateObject::Unreadable, problem)
-            }
-        };
-        (adoptability != Adoptability::AlreadyOwned).then(|| Self {
-            owner: owner.clone(),
-            title,
-            object,
-            adoptability,
-        })
-    }
-
-    /// Returns true if a failed read leaves open what adoption would do.
-    fn is_undetermined(&self) -> bool {
-        matches!(self.object, CandidateObject::Unreadable)
-            || matches!(self.adoptability, Adoptability::Unknown(_))
-    }
-
-    /// Returns the owner as the command line takes it: `KIND/NAME`.
-    fn resource(&self) -> String {
-        format!("{}/{}", self.owner.kind().to_lowercase(), self.owner.name())
-    }
-
-    fn owner_title(&self) -> String {
-        format!("{} in {}", self.resource(), self.owner.namespace())
-    }
 }
 
 pub(crate) async fn run(

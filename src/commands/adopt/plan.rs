@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use super::Candidate;
+use super::candidate::Candidate;
 use super::classify::Adoptability;
 use crate::cli::commands::AdoptArgs;
 use crate::commands::printer::{Cell, Printer, count};

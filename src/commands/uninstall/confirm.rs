@@ -8,24 +8,12 @@ use crate::REPLACE_CRDS;
 use qm_api::common::SCHEMA;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::crds::Crd;
 use super::messages::foreign;
 use super::step::UninstallTarget;
-use super::{NOT_CONFIRMED, ROUND_INTERVAL, Uninstall};
+use super::{Discovery, NOT_CONFIRMED, ROUND_INTERVAL, Uninstall};
 use crate::commands::printer::Printer;
 use crate::commands::{OutageReporter, RequestError, in_namespace, objects};
 use crate::kinds;
-
-/// Everything in the cluster that belongs to Quartermaster's kinds.
-pub(super) struct Discovery {
-    pub(super) targets: Vec<UninstallTarget>,
-    /// The CRDs to delete.
-    pub(super) crds: Vec<Crd>,
-    /// Names of the CRDs of another program.
-    pub(super) foreign: Vec<String>,
-    /// Why there may be more of these.
-    pub(super) unknown: Option<String>,
-}
 
 impl Uninstall<'_> {
     /// Returns the deadline of the deletion, or an exit code if nothing is to be deleted.

@@ -5,19 +5,9 @@ use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, ResourceExt};
 use qm_api::common::SCHEMA;
 
-use super::Uninstall;
+use super::{Crd, Uninstall};
 use crate::commands::{RequestError, has_code, message, objects};
 use crate::kinds;
-
-pub(super) struct Crd {
-    pub(super) name: String,
-    pub(super) is_deleting: bool,
-    /// True for a CRD of this program. The objects of any other CRD are foreign, too.
-    pub(super) is_owned: bool,
-    /// Why the CRD was not deleted.
-    pub(super) problem: Option<RequestError>,
-    uid: Option<String>,
-}
 
 impl Uninstall<'_> {
     /// Reads the CRDs. The second value is the error of those that the user may not read; only `--purge` has to read all.

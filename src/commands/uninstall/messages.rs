@@ -9,9 +9,8 @@ use qm_aws::NAME_SUFFIX;
 use qm_core::kind::KindInfo;
 use tokio::time::timeout;
 
-use super::confirm::Discovery;
 use super::step::UninstallTarget;
-use super::{MAX_NAMED, PATIENCE, Remaining, Uninstall};
+use super::{Discovery, MAX_NAMED, PATIENCE, Remaining, Uninstall};
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::in_namespace;
 use crate::commands::operator_state::OperatorState;

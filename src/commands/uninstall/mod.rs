@@ -18,7 +18,6 @@ use qm_runtime::signals::Signals;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::crds::Crd;
 use self::step::{PendingChanges, UninstallStep, UninstallTarget};
 use super::objects::is_own_finalizer;
 use super::operator_state::{LeaseVersion, OperatorState};
@@ -52,6 +51,28 @@ struct Uninstall<'a> {
     /// The Lease that proves for `--without-operator` that the operator is gone.
     expired_lease: Option<LeaseVersion>,
     changes: RefCell<PendingChanges>,
+}
+
+/// The CRD of a kind.
+struct Crd {
+    name: String,
+    is_deleting: bool,
+    /// True for a CRD of this program. The objects of any other CRD are foreign, too.
+    is_owned: bool,
+    /// Why the CRD was not deleted.
+    problem: Option<RequestError>,
+    uid: Option<String>,
+}
+
+/// Everything in the cluster that belongs to Quartermaster's kinds.
+struct Discovery {
+    targets: Vec<UninstallTarget>,
+    /// The CRDs to delete.
+    crds: Vec<Crd>,
+    /// Names of the CRDs of another program.
+    foreign: Vec<String>,
+    /// Why there may be more of these.
+    unknown: Option<String>,
 }
 
 /// The objects and CRDs that exist after a round.

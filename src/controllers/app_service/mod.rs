@@ -27,13 +27,14 @@ use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use tracing::warn;
 
-use self::ensure::DeploymentState;
+use self::children::DeploymentState;
 use self::pods::Pod;
 use self::status::{InactiveScaling, NODE_PORT_TAKEN, ServiceSummary};
 use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
+pub mod children;
 pub mod ensure;
 pub mod pods;
 pub mod status;
@@ -85,12 +86,12 @@ pub struct AppServices {
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
-        let quirks = ensure::SERVICE_QUIRKS;
+        let quirks = children::SERVICE_QUIRKS;
         Ok(AppServices {
-            deployments: setup.children(DeploymentState::of, ensure::ADVICE),
-            services: setup.children_with_quirks(ServiceSummary::of, ensure::ADVICE, quirks),
-            autoscalers: setup.children(InactiveScaling::of, ensure::ADVICE),
-            ingresses: setup.children(|_| (), ensure::ADVICE),
+            deployments: setup.children(DeploymentState::of, children::ADVICE),
+            services: setup.children_with_quirks(ServiceSummary::of, children::ADVICE, quirks),
+            autoscalers: setup.children(InactiveScaling::of, children::ADVICE),
+            ingresses: setup.children(|_| (), children::ADVICE),
             scaling_grace_period,
         })
     })
@@ -149,7 +150,7 @@ impl Controller for AppServices {
     }
 
     fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {
-        if error.status().is_some_and(ensure::is_node_port_taken) {
+        if error.status().is_some_and(children::is_node_port_taken) {
             // The port may become free.
             (Class::Waiting, NODE_PORT_TAKEN.into())
         } else {

@@ -13,11 +13,12 @@ use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, apply, fields, managed_fields};
 use tokio::sync::Semaphore;
 
-use super::MANAGER;
 use super::copy::{self, CopyStep};
 use super::index::Index;
 use super::status::NAMESPACE_NOT_FOUND;
 
+/// Field manager of the controller's writes.
+pub const MANAGER: &str = "quartermaster/configmapsync";
 /// Number of reads of a copy that changes during the reconcile.
 const TRIES: usize = 3;
 

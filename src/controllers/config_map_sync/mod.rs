@@ -23,6 +23,7 @@ use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{ObjectKey, WatchScope};
 
+pub use self::copy_store::MANAGER;
 use self::copy_store::{CopyError, CopyStore};
 use self::index::{Index, NamespacePresence};
 use self::plan::{Plan, PlanError};
@@ -63,8 +64,6 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 )
 // Apps read the ConfigMaps.
 .with_uninstall_rank(60);
-/// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/configmapsync";
 
 /// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;

@@ -14,7 +14,8 @@ use qm_api::my_app::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{BackoffPolicy, Backoffs};
-use qm_runtime::children::{ChildSnapshot, Children};
+use qm_runtime::children::Children;
+use qm_runtime::children::immutable::ChildSnapshot;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
@@ -25,6 +26,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use self::build::DesiredPod;
+pub use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
 use crate::cli::RunConfig;
@@ -57,8 +59,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     ],
 )
 .with_uninstall_rank(50);
-/// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/myapp";
 
 /// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
 const TRIES: usize = 3;

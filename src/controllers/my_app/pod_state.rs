@@ -9,10 +9,11 @@ use kube::core::ObjectMeta;
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_runtime::managed_fields;
 
-use super::MANAGER;
 use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
 use crate::controllers::pod::{self, PodProblem};
 
+/// Field manager of the controller's writes.
+pub const MANAGER: &str = "quartermaster/myapp";
 /// Reasons of a Pod that is starting.
 const STARTING: [&str; 4] = [
     PENDING,

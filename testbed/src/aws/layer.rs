@@ -1,23 +1,18 @@
-//! What a call goes through on its way to moto and back: orders of tests, credentials, AWS's rules, the journal.
+//! State of the layer in front of moto, and the journal of the calls.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
-use http::{HeaderMap, StatusCode, header};
+use anyhow::Result;
 use tokio::sync::RwLock;
 
-use super::answer::{self, Done, Refused};
-use super::faults::{self, Deed, Fault, Instead, Plan};
-use super::form::Form;
-use super::gate::Point;
+use super::faults::{self, Plan};
 use super::moto::Moto;
 use super::state::State;
-use super::{REGION, rules};
 use crate::journal::{Journal, lock};
-use crate::serve::{Arrived, Reply, runtime};
+use crate::serve::runtime;
 
 /// A call of the `ELBv2` API that reached the server.
 #[derive(Clone, Debug)]
@@ -71,7 +66,7 @@ pub(super) struct Layer {
     pub(super) journal: Journal<Call>,
     pub(super) down: AtomicBool,
     /// Calls that change something are done one at a time, and none is read meanwhile.
-    turn: RwLock<()>,
+    pub(super) turn: RwLock<()>,
 }
 
 impl Layer {
@@ -90,207 +85,11 @@ impl Layer {
         lock(&self.state)
     }
 
-    /// Answers a request. It is dropped, wherever it waits, when the client closes the connection.
-    pub(super) async fn handle(self: Arc<Self>, arrived: Arrived) -> Reply {
-        let form = Form::parse(&arrived.body);
-        if !form.is_elb() {
-            return self.pass(arrived).await;
-        }
-        let mut entry = Entry::new(&self, arrived.moment.instant, &form);
-        let action = form.action();
-        let mut after = Vec::new();
-        for deed in self.plan.decide(|on| on.matches(action)) {
-            match deed {
-                Deed::Gate(Point::Before, door) if !door.pass().await => return Reply::reset(),
-                Deed::Gate(Point::Before, _) => {}
-                Deed::Gate(Point::After, _) | Deed::Fault(Fault::CutAfter) => after.push(deed),
-                Deed::Fault(Fault::CutBefore) => return Reply::reset(),
-                Deed::Fault(Fault::Slow(time)) => tokio::time::sleep(time).await,
-                Deed::Fault(Fault::Hang) => std::future::pending().await,
-                Deed::Fault(fault) => {
-                    if let Some(instead) = fault.instead() {
-                        return entry.instead(instead);
-                    }
-                }
-            }
-        }
-        if self.down.load(Ordering::SeqCst) {
-            return entry.instead(Instead::Refused(faults::unavailable()));
-        }
-        if let Err(refused) = self.admit(&arrived.headers) {
-            return entry.instead(Instead::Refused(refused));
-        }
-        entry.call.done = true;
-        let done = self.perform(form.clone()).await;
-        for deed in after {
-            match deed {
-                Deed::Gate(_, door) if door.pass().await => {}
-                _ => return Reply::reset(),
-            }
-        }
-        entry.answered(&done);
-        answer::reply(action, done)
-    }
-
-    /// Does what is asked, to the end, also if nobody waits for it any more.
-    pub(super) async fn perform(self: &Arc<Self>, form: Form) -> Done {
-        let layer = self.clone();
-        let work = async move {
-            if faults::is_read(form.action()) {
-                let _turn = layer.turn.read().await;
-                rules::perform(&layer, form).await
-            } else {
-                let _turn = layer.turn.write().await;
-                rules::perform(&layer, form).await
-            }
-        };
-        self.spawn(work).await.and_then(|done| done)
-    }
-
-    async fn spawn<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, Refused> {
-        let handle = runtime().map_err(|error| Refused::broken(&error))?;
-        handle
-            .spawn(work)
-            .await
-            .map_err(|error| Refused::broken(&error.into()))
-    }
-
     /// Runs something of this module's own on the servers' runtime, whatever runtime the caller has.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         runtime()?.spawn(work).await?
-    }
-
-    /// A call of another API: moto's own answer.
-    async fn pass(&self, arrived: Arrived) -> Reply {
-        let path = arrived
-            .uri
-            .path_and_query()
-            .map_or("/", http::uri::PathAndQuery::as_str);
-        match self
-            .moto
-            .send(arrived.method, path, arrived.headers, arrived.body)
-            .await
-        {
-            Ok((status, body)) => Reply::status(status).body(body),
-            Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "moto does not answer");
-                Reply::status(StatusCode::BAD_GATEWAY)
-            }
-        }
-    }
-
-    /// Who calls, and whether they may. The signature itself is not checked.
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        let refuse = |code, words| Err(Refused::with_status(403, code, words));
-        let Some(value) = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok())
-        else {
-            return refuse(
-                "MissingAuthenticationToken",
-                "Request is missing Authentication Token",
-            );
-        };
-        let Ok((key, region, service)) = scope(value) else {
-            return refuse(
-                "IncompleteSignature",
-                "Authorization header requires 'Credential' parameter.",
-            );
-        };
-        if service != "elasticloadbalancing" {
-            let words = "Credential should be scoped to correct service: 'elasticloadbalancing'.";
-            return refuse("SignatureDoesNotMatch", words);
-        }
-        if region != REGION {
-            return refuse(
-                "SignatureDoesNotMatch",
-                "Credential should be scoped to a valid region.",
-            );
-        }
-        match self.state().keys.get(key) {
-            None => refuse(
-                "InvalidClientTokenId",
-                "The security token included in the request is invalid.",
-            ),
-            Some(true) => Err(faults::expired()),
-            Some(false) => Ok(()),
-        }
-    }
-}
-
-/// The access key, the region and the service that a signature names.
-fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
-    let (_, credential) = authorization
-        .split_once("Credential=")
-        .context("no credential")?;
-    let mut parts = credential
-        .split([',', ' '])
-        .next()
-        .unwrap_or_default()
-        .split('/');
-    let mut next = || parts.next().context("a part is missing");
-    let (key, _date, region, service) = (next()?, next()?, next()?, next()?);
-    Ok((key, region, service))
-}
-
-/// A call's place in the journal: it is written when this is dropped, also in the midst of waiting.
-struct Entry<'a> {
-    layer: &'a Layer,
-    call: Call,
-}
-
-impl<'a> Entry<'a> {
-    fn new(layer: &'a Layer, at: Instant, form: &Form) -> Self {
-        let (action, params) = (form.action().to_owned(), form.params());
-        Self {
-            layer,
-            call: Call {
-                at,
-                action,
-                params,
-                answer: Outcome::Cut,
-                done: false,
-            },
-        }
-    }
-
-    fn answered(&mut self, done: &Done) {
-        self.call.answer = match done {
-            Ok(_) => Outcome::Answered {
-                http: 200,
-                code: None,
-            },
-            Err(refused) => Outcome::Answered {
-                http: refused.http,
-                code: Some(refused.code.clone()),
-            },
-        };
-    }
-
-    fn instead(mut self, instead: Instead) -> Reply {
-        self.call.answer = match &instead {
-            Instead::Refused(refused) => Outcome::Answered {
-                http: refused.http,
-                code: Some(refused.code.clone()),
-            },
-            Instead::Bare(http) => Outcome::Answered {
-                http: *http,
-                code: None,
-            },
-        };
-        let action = self.call.action.clone();
-        instead.reply(&action)
-    }
-}
-
-impl Drop for Entry<'_> {
-    fn drop(&mut self) {
-        self.layer.journal.push(self.call.clone());
     }
 }

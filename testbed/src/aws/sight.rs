@@ -3,25 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::state::{State, Tags};
+use super::state::{Deleted, Shown, State, Tags};
 use super::xml::Element;
-
-/// From when on describes show what was made.
-#[derive(Clone, Copy)]
-pub(super) struct Shown {
-    from: Instant,
-    tags_from: Instant,
-}
-
-/// A balancer that was deleted, as it was.
-pub(super) struct Deleted {
-    pub(super) name: String,
-    /// As moto and the rules described it.
-    pub(super) description: Element,
-    tags: Tags,
-    shown: Shown,
-    until: Instant,
-}
 
 impl State {
     /// Something new is there, with these tags.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::network::Network;
-use super::sight::{Deleted, Shown};
+use super::xml::Element;
 
 pub(super) type Tags = BTreeMap<String, String>;
 
@@ -88,6 +88,23 @@ pub(super) struct Listener {
 pub(super) struct Instance {
     pub(super) zone: String,
     pub(super) running: bool,
+}
+
+/// From when on describes show what was made.
+#[derive(Clone, Copy)]
+pub(super) struct Shown {
+    pub(super) from: Instant,
+    pub(super) tags_from: Instant,
+}
+
+/// A balancer that was deleted, as it was.
+pub(super) struct Deleted {
+    pub(super) name: String,
+    /// As moto and the rules described it.
+    pub(super) description: Element,
+    pub(super) tags: Tags,
+    pub(super) shown: Shown,
+    pub(super) until: Instant,
 }
 
 impl State {

@@ -8,6 +8,7 @@ use super::Aws;
 use super::form::Form;
 use super::layer::Layer;
 use super::rules;
+use super::state::State;
 use super::xml::Element;
 
 /// A balancer.
@@ -219,7 +220,7 @@ impl Layer {
     }
 }
 
-fn balancer(state: &super::State, found: &Element) -> Balancer {
+fn balancer(state: &State, found: &Element) -> Balancer {
     let get = |name: &str| found.get(name).to_owned();
     let arn = get("LoadBalancerArn");
     let zones = found
@@ -252,7 +253,7 @@ fn balancer(state: &super::State, found: &Element) -> Balancer {
     }
 }
 
-fn group(state: &super::State, found: &Element) -> Result<TargetGroup> {
+fn group(state: &State, found: &Element) -> Result<TargetGroup> {
     let get = |name: &str| found.get(name).to_owned();
     let arn = get("TargetGroupArn");
     Ok(TargetGroup {
@@ -269,7 +270,7 @@ fn group(state: &super::State, found: &Element) -> Result<TargetGroup> {
     })
 }
 
-fn listener(state: &super::State, found: &Element) -> Result<Listener> {
+fn listener(state: &State, found: &Element) -> Result<Listener> {
     let mut found = found.clone();
     rules::finish_listener(&mut found);
     let get = |name: &str| found.get(name).to_owned();

@@ -3,49 +3,30 @@
 //! Sources: <https://core.telegram.org/bots/api#sendmessage>, <https://core.telegram.org/bots/api#responseparameters>,
 //! <https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>.
 
+mod message;
 mod pace;
 mod params;
+mod refusal;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderValue, header};
 use serde_json::json;
 
+pub use self::message::Message;
 pub use self::pace::{Limit, Pace};
 use self::params::Params;
+use self::refusal::Refusal;
+use self::rules::Rules;
 pub use self::rules::{Chat, Kind};
-use self::rules::{Refusal, Rules};
 use crate::journal::{Journal, lock};
 pub use crate::serve::Reply;
 use crate::serve::{Arrived, Moment, Server, serve_http};
-
-/// A message that was taken.
-#[derive(Clone, Debug)]
-pub struct Message {
-    /// When the first bytes of its request were read.
-    pub at: Instant,
-    /// The same instant on the wall clock.
-    pub time: SystemTime,
-    /// The bot's id: the digits of its token.
-    pub bot: String,
-    /// The chat's id, also where the request named a channel.
-    pub chat_id: i64,
-    /// The topic in the chat, if one was named.
-    pub message_thread_id: Option<i64>,
-    /// `disable_notification`.
-    pub disable_notification: bool,
-    /// `parse_mode`, if one was given. It is recorded, not obeyed.
-    pub parse_mode: Option<String>,
-    /// The id that the answer gave it: 1, 2, 3 ... in each chat.
-    pub message_id: i64,
-    /// The text as it was sent.
-    pub text: String,
-}
 
 /// A request that was not taken.
 #[derive(Clone, Debug)]
@@ -321,22 +302,5 @@ impl Sent<'_> {
             description: description.to_owned(),
             violation,
         }
-    }
-}
-
-impl Refusal {
-    fn reply(&self) -> Reply {
-        let mut body =
-            json!({"ok": false, "error_code": self.code, "description": self.description});
-        let mut reply =
-            Reply::status(StatusCode::from_u16(self.code).unwrap_or(StatusCode::BAD_REQUEST));
-        if let Some(id) = self.migrate_to_chat_id {
-            body["parameters"] = json!({"migrate_to_chat_id": id});
-        }
-        if let Some(seconds) = self.retry_after {
-            body["parameters"] = json!({"retry_after": seconds});
-            reply = reply.header(header::RETRY_AFTER, seconds);
-        }
-        reply.json(&body)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use http::header;
 use serde_json::Value;
 
-use super::rules::Refusal;
+use super::refusal::Refusal;
 use crate::serve::Arrived;
 
 pub(super) struct Params(HashMap<String, String>);

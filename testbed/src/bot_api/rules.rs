@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::Message;
-use super::pace::{Meters, Pace, TooMany};
+use super::message::Message;
+use super::pace::{Meters, Pace};
 use super::params::Params;
+use super::refusal::Refusal;
 use crate::serve::Moment;
 
 /// What a chat is.
@@ -134,48 +135,6 @@ impl Chat {
             shown["username"] = json!(username);
         }
         shown
-    }
-}
-
-/// `ok: false`.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) code: u16,
-    pub(super) description: String,
-    pub(super) retry_after: Option<u64>,
-    pub(super) migrate_to_chat_id: Option<i64>,
-    pub(super) violation: bool,
-}
-
-impl Refusal {
-    fn new(code: u16, description: impl Into<String>) -> Self {
-        Self {
-            code,
-            description: description.into(),
-            retry_after: None,
-            migrate_to_chat_id: None,
-            violation: false,
-        }
-    }
-
-    pub(super) fn bad_request(what: &str) -> Self {
-        Self::new(400, format!("Bad Request: {what}"))
-    }
-}
-
-impl From<TooMany> for Refusal {
-    fn from(
-        TooMany {
-            retry_after,
-            violation,
-        }: TooMany,
-    ) -> Self {
-        let description = format!("Too Many Requests: retry after {retry_after}");
-        Self {
-            retry_after: Some(retry_after),
-            violation,
-            ..Self::new(429, description)
-        }
     }
 }
 

@@ -4,29 +4,21 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
-use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use super::body::{Body, Error, FLUSHED};
 use super::request::{ApiRequest, Verb};
 use super::rules::{Fault, Lost, Point, Refusal, Then};
+use super::shared::{Seen, Shared};
 use super::watches::GONE;
-use super::{Seen, Shared};
 use crate::serve::{Line, Moment};
-
-pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
-pub(super) type Body = UnsyncBoxBody<Bytes, Error>;
-pub(super) type Upstream = Client<HttpsConnector<HttpConnector>, Body>;
 
 /// Answers a request, or fails: the connection is then cut (of HTTP/2, the stream).
 pub(super) async fn serve(
@@ -277,9 +269,6 @@ fn strip(headers: &mut HeaderMap) {
     }
     headers.remove("keep-alive");
 }
-
-/// How long a byte may take from the proxy to the kernel before what waits for it goes on all the same.
-pub(super) const FLUSHED: Duration = Duration::from_secs(1);
 
 /// Runs `then` once the last of this body was handed to the kernel.
 fn when_answered(

@@ -3,9 +3,11 @@
 //! It ends the client's TLS with a certificate of its own authority and speaks HTTP/1.1 to the apiserver; clients
 //! authenticate by bearer token, which passes through.
 
+mod body;
 mod forward;
 mod request;
 mod rules;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod watches;
@@ -13,11 +15,11 @@ mod watches;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use http::Uri;
-use http::uri::{Authority, Scheme};
+use http::uri::Scheme;
 use hyper::service::service_fn;
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
@@ -28,9 +30,9 @@ use k8s_openapi::ByteString;
 use kube::config::{Cluster, Kubeconfig};
 
 pub use self::request::{ApiRequest, Verb};
-use self::rules::Rules;
 pub use self::rules::{Fault, Lost, Match, Order, Point, Refusal, Then, Times};
-use self::watches::Watches;
+pub use self::shared::Seen;
+use self::shared::Shared;
 pub use self::watches::{Ending, WatchEvent};
 use crate::journal::Journal;
 use crate::serve::{Line, Server, Wire};
@@ -39,30 +41,12 @@ use crate::tls;
 /// Less than the time after which an apiserver closes an idle connection (90 s): a request must not meet that.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A request that reached the proxy.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// When its head had been read.
-    pub at: Instant,
-    /// What it is about.
-    pub request: ApiRequest,
-}
-
 /// The proxy. Clones are the same proxy; it ends with the last of them.
 #[derive(Clone)]
 pub struct Proxy {
     shared: Arc<Shared>,
     server: Arc<Server>,
     ca_pem: Arc<str>,
-}
-
-struct Shared {
-    scheme: Scheme,
-    authority: Authority,
-    client: forward::Upstream,
-    requests: Journal<Seen>,
-    rules: Arc<Rules>,
-    watches: Arc<Watches>,
 }
 
 impl Proxy {

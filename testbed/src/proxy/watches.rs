@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 
-use super::forward::{Body, Error, FLUSHED};
+use super::body::{Body, Error, FLUSHED};
 use super::request::ApiRequest;
 use super::rules::{Match, Order};
 use crate::journal::lock;

@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-use super::{cell, code};
+use super::markdown::{cell, code};
 
 /// Fields of Kubernetes' own types, which its documentation describes.
 pub const KUBERNETES: [&str; 5] = [

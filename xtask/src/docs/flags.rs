@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, CommandFactory as _};
 use quartermaster::cli::Cli;
 
-use super::{cell, code};
+use super::markdown::{cell, code};
 
 const BEGIN: &str = "\
 # Flags

@@ -14,7 +14,7 @@ use qm_runtime::metrics::{Metrics, Purpose, QueueState, ReconcileResult};
 use quartermaster::PROGRAM;
 use quartermaster::admission_policies::PolicyMetrics;
 
-use super::{cell, code};
+use super::markdown::{cell, code};
 
 const BEGIN: &str = "\
 # Metrics

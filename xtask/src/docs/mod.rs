@@ -8,10 +8,12 @@ use super::Error;
 
 mod fields;
 mod flags;
+mod markdown;
 mod metrics;
 mod reasons;
 
 pub use fields::KUBERNETES;
+pub use markdown::anchor;
 pub use metrics::every_metric;
 
 /// Returns every generated page: its path in the tree, and its text. `read` returns the text of a file of the tree.
@@ -55,29 +57,6 @@ pub fn page_of(kind: &str) -> String {
     name + ".md"
 }
 
-/// Returns the anchor that GitHub and mdBook give a heading.
-pub fn anchor(heading: &str) -> String {
-    let kept = heading.trim().to_lowercase();
-    kept.chars()
-        .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
-        .collect::<String>()
-        .replace(' ', "-")
-}
-
-/// Escapes text for a cell of a table.
-fn cell(text: &str) -> String {
-    text.split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
-        .replace('|', "\\|")
-}
-
-/// Formats text as code, even with a backtick.
-fn code(text: &str) -> String {
-    let fence = if text.contains('`') { "``" } else { "`" };
-    format!("{fence}{text}{fence}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,22 +64,5 @@ mod tests {
     #[test]
     fn kind_has_a_page() {
         assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
-    }
-
-    #[test]
-    fn anchor_matches_the_heading() {
-        assert_eq!(
-            anchor(" What `kubectl apply` refuses: all_of it"),
-            "what-kubectl-apply-refuses-all_of-it"
-        );
-    }
-
-    #[test]
-    fn code_may_contain_a_backtick() {
-        assert_eq!(
-            (code("a"), code("^_`|~")),
-            ("`a`".to_owned(), "``^_`|~``".to_owned())
-        );
-        assert_eq!(cell("a\n b|c"), "a b\\|c");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::anchor;
+use super::markdown::anchor;
 
 const BEGIN: &str = "\
 # Reasons and Events

@@ -10,8 +10,6 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{TargetReference, TrackedField};
-
 /// History of a `TrackedField`, oldest entry first. The `Pending` entries are its outbox.
 pub type History = Vec<Entry>;
 
@@ -38,6 +36,11 @@ impl StoredHistory {
     /// Returns whether the history has no entries.
     pub fn is_empty(&self) -> bool {
         &*self.0 == "[]"
+    }
+
+    /// Returns the entries.
+    pub(super) fn parse(&self) -> serde_json::Result<History> {
+        serde_json::from_str(&self.0)
     }
 }
 
@@ -67,20 +70,6 @@ impl JsonSchema for StoredHistory {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         History::json_schema(generator)
-    }
-}
-
-impl TrackedField {
-    /// Returns the history, which is empty without a status.
-    ///
-    /// # Errors
-    /// No known ones, because the stored text comes from serialising a history. Callers must not treat an error as an empty
-    /// history: the next write would overwrite the stored one.
-    pub fn history(&self) -> serde_json::Result<History> {
-        self.status.as_ref().map_or_else(
-            || Ok(History::new()),
-            |stored| serde_json::from_str(&stored.0),
-        )
     }
 }
 
@@ -217,25 +206,9 @@ pub struct Truncation {
 /// outside of the groups core and apps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Subject(String);
+pub struct Subject(pub(super) String);
 
 impl Subject {
-    /// Creates the subject from the target and field of a spec.
-    pub fn new(target: &TargetReference, field: &str) -> Self {
-        let group = target
-            .api_version
-            .as_deref()
-            .and_then(|api_version| api_version.split_once('/'));
-        let group = match group {
-            Some((group, _)) if group != "apps" => format!(".{group}"),
-            _ => String::new(),
-        };
-        Self(format!(
-            "{}{group}/{}/{}/{field}",
-            target.kind, target.namespace, target.name
-        ))
-    }
-
     /// Returns the text for entries.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,6 +1,6 @@
 //! User templates in Jinja's language, as minijinja implements it, with limits that are checked before rendering.
 //!
-//! Templates have only the filters below, no functions and no macros; [`cost`] limits their output.
+//! Templates have few filters, no functions and no macros; [`cost`] limits their output.
 
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -9,26 +9,16 @@ use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
 use serde::Serialize;
 
-use super::{BODY, View};
+use self::cost::{MAX_REPLACED, TemplateLimits, error_message};
+use super::{BODY, TextLimit, View};
 
 mod cost;
-
-/// Limits of a template.
-#[derive(Clone, Copy)]
-struct TemplateLimits {
-    /// Maximum size of all intermediate and final values, in bytes.
-    budget: usize,
-    /// Maximum number of instructions of one rendering.
-    fuel: u64,
-    /// Maximum length of the text, in bytes.
-    output: usize,
-}
 
 /// Limits of a `TrackedField`'s template; a digest renders up to a hundred.
 const MESSAGE_LIMITS: TemplateLimits = TemplateLimits {
     budget: 1024 * 1024,
     fuel: 10_000,
-    output: super::TextLimit::WEBHOOK.max(),
+    output: TextLimit::WEBHOOK.max(),
 };
 /// Limits of a webhook's `body`; a request renders one.
 const BODY_LIMITS: TemplateLimits = TemplateLimits {
@@ -36,8 +26,6 @@ const BODY_LIMITS: TemplateLimits = TemplateLimits {
     fuel: 100_000,
     output: BODY,
 };
-/// Maximum length of the result of filter `replace`, in bytes.
-const MAX_REPLACED: usize = 64 * 1024;
 
 /// Variables of a `TrackedField`'s template.
 const VARIABLES: [&str; 17] = [
@@ -61,27 +49,6 @@ const VARIABLES: [&str; 17] = [
 ];
 /// Further variables of a webhook's `body`.
 const BODY_VARIABLES: [&str; 2] = ["entries", "text"];
-
-/// Filters, with the maximum factor by which each lengthens its input.
-const FILTERS: [(&str, usize); 16] = [
-    ("abs", 1),
-    ("capitalize", 3),
-    ("count", 1),
-    ("d", 1),
-    ("default", 1),
-    ("first", 1),
-    ("float", 1),
-    ("int", 1),
-    ("last", 1),
-    ("length", 1),
-    ("lower", 3),
-    ("replace", 1),
-    ("tojson", 6),
-    ("trim", 1),
-    ("truncate", 1),
-    ("upper", 3),
-];
-const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 
 /// Checks a `TrackedField`'s template without rendering it.
 ///
@@ -268,17 +235,6 @@ impl io::Write for BoundedWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-fn error_message(error: &Error) -> String {
-    let what = error.detail().map_or_else(
-        || error.kind().to_string(),
-        |detail| format!("{}: {detail}", error.kind()),
-    );
-    match error.line() {
-        Some(line) => format!("line {line}: {what}"),
-        None => what,
     }
 }
 

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use qm_api::tracked_field::{ChangeAction, Truncation};
 use rstest::rstest;
 
 use super::*;
+use crate::OutgoingEntry;
 use crate::fixtures::{item, updated};
 
 fn text(item: &OutgoingEntry, cluster: Option<&str>) -> String {

@@ -15,14 +15,16 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use self::contact_point_queue::PendingEntries;
+pub use self::state::{
+    AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage,
+};
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
-use qm_runtime::backoff::BackoffPolicy;
+use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::{ObjectKey, short_digest};
 
 use self::queues::Queues;
-use super::{Endpoint, Transport};
+use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
 
@@ -30,93 +32,10 @@ mod contact_point_queue;
 mod in_flight;
 mod outcome;
 mod queues;
+mod state;
 #[cfg(test)]
 mod tests;
 mod worker;
-
-/// Delays between requests of a queue.
-#[derive(Clone, Copy, Debug)]
-pub struct RetryPolicy {
-    /// Backoff after an error that may pass.
-    pub backoff: BackoffPolicy,
-    /// Delay while the receiver accepts nothing until somebody fixes it.
-    pub stopped: Duration,
-    /// Age at the start of an attempt from which an entry expires if the attempt fails.
-    pub max_age: Duration,
-}
-
-/// Test message of one configuration of a contact point.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TestMessage {
-    /// Identity of the configuration.
-    pub configuration: String,
-    /// Accepted test messages so far.
-    pub accepted: AcceptedTests,
-}
-
-/// Accepted test messages of a contact point, as its status keeps them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AcceptedTests {
-    /// Number over all configurations; each acceptance gives the next test message a new id, even if an earlier
-    /// configuration returns.
-    pub count: i64,
-    /// Whether a stopped receiver accepted a test message, and no entry since. People see test messages, so no process
-    /// sends a second one.
-    pub while_stopped: bool,
-}
-
-impl TestMessage {
-    /// Returns the message id, by which a receiver recognises a repetition.
-    fn id(&self) -> String {
-        format!(
-            "test-{}",
-            short_digest(format!("{}/{}", self.configuration, self.accepted.count))
-        )
-    }
-}
-
-/// State on which a rejected status write depends: a change of this state triggers the next write at once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Circumstances {
-    /// Generation of the object.
-    pub generation: Option<i64>,
-    /// Value of the `requested-at` annotation.
-    pub requested_at: Option<String>,
-    /// Number of apiserver outages that have ended.
-    pub apiserver_returns: u64,
-}
-
-/// State of a contact point's receiver after the last request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReceiverState {
-    /// No request was sent to this endpoint yet.
-    Untried,
-    /// The receiver accepted the request.
-    Accepted {
-        /// Supergroup that Telegram migrated the chat to.
-        migrated_to: Option<i64>,
-    },
-    /// The receiver may accept the request later.
-    Retrying(String),
-    /// The receiver accepts nothing until somebody fixes it.
-    Stopped {
-        /// Reason of the condition.
-        reason: &'static str,
-        /// Message of the condition.
-        message: String,
-    },
-}
-
-/// Initial state of a contact point's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InitialState {
-    /// The queue sends the test message, and nothing else until the contact point's status says ready.
-    Test,
-    /// The queue sends its pending entries.
-    Open,
-    /// The status says stopped: the oldest pending entry, or the test message, shows whether the receiver is fixed.
-    Probe,
-}
 
 /// Queues of all contact points.
 pub struct Outbox<T> {
@@ -165,21 +84,6 @@ impl<T: Transport> Outbox<T> {
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets the endpoint of the queue of `point`. A new configuration resets the queue to `initial_state`; the same one
-    /// keeps the receiver's state.
-    pub fn configure(
-        self: &Arc<Self>,
-        point: &ObjectKey,
-        endpoint: Endpoint,
-        initial_state: InitialState,
-        test: TestMessage,
-    ) {
-        let mut queues = self.queues();
-        if let Some(changed) = queues.configure(point, endpoint, initial_state, test) {
-            tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
-        }
     }
 
     /// Opens the queue of `point`, because its status says ready.

@@ -14,14 +14,31 @@ use tracing::field::Empty;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
-use super::Outbox;
 use super::outcome::AffectedObjects;
 use super::queues::{DeliveryRequest, QueueStep};
+use super::{InitialState, Outbox, TestMessage};
 use crate::metrics::{DeliveryResult, Receiver};
-use crate::{MessageContent, SendError, SendFailure, SendReceipt, Transport};
+use crate::{Endpoint, MessageContent, SendError, SendFailure, SendReceipt, Transport};
+
+impl<T: Transport> Outbox<T> {
+    /// Sets the endpoint of the queue of `point`. A new configuration resets the queue to `initial_state`; the same one
+    /// keeps the receiver's state.
+    pub fn configure(
+        self: &Arc<Self>,
+        point: &ObjectKey,
+        endpoint: Endpoint,
+        initial_state: InitialState,
+        test: TestMessage,
+    ) {
+        let mut queues = self.queues();
+        if let Some(changed) = queues.configure(point, endpoint, initial_state, test) {
+            tokio::spawn(run(Arc::clone(self), point.clone(), changed));
+        }
+    }
+}
 
 /// Runs the worker of the queue of `point`, as long as `changed` belongs to that queue.
-pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: ObjectKey, changed: Arc<Notify>) {
+async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: ObjectKey, changed: Arc<Notify>) {
     while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed))
         .catch_unwind()
         .await

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use tokio::net::TcpListener;
 
+use super::serving::serve;
 use super::*;
 use crate::testing::PROGRAM;
 

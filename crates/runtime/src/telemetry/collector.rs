@@ -14,7 +14,7 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use tokio::runtime::Handle;
 
-use super::causes;
+use super::causes::causes;
 
 /// Timeout of an answer of the collector: the default of the specification.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -22,7 +22,6 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
 use super::collector::Collector;
-use super::own_targets;
 use crate::cluster::ApiServerAddress;
 use crate::settings::Program;
 
@@ -83,7 +82,7 @@ impl Traces {
         Ok(Self {
             provider: Some(provider),
             program: program.name,
-            targets: own_targets(program).collect(),
+            targets: program.own_targets().collect(),
         })
     }
 

@@ -6,41 +6,15 @@ use std::time::Instant;
 use super::super::answer::{Done, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
-use super::super::sight::Deleted;
-use super::super::state::{Balancer, State};
+use super::super::state::{Balancer, Deleted, State};
 use super::super::xml::Element;
-use super::{check_name, members, named, one_of, page, required, settings, tags};
+use super::existing::{balancer_not_found, check_balancer_arn};
+use super::params::{check_name, members, named, one_of, page, required};
+use super::{settings, tags};
 use crate::aws::REGION;
 
 pub(super) const SCHEMES: [&str; 2] = ["internet-facing", "internal"];
 pub(super) const TYPES: [&str; 3] = ["application", "network", "gateway"];
-
-pub(super) fn not_found(words: impl Into<String>) -> Refused {
-    Refused::new("LoadBalancerNotFound", words)
-}
-
-/// The balancer that a call is about, which may be too new to be shown.
-pub(super) fn existing<'a>(
-    state: &'a State,
-    form: &Form,
-) -> Result<(String, &'a Balancer), Refused> {
-    let arn = required(form, "LoadBalancerArn")?;
-    check_arn(arn)?;
-    let balancer = state
-        .balancers
-        .get(arn)
-        .ok_or_else(|| not_found(format!("Load balancer '{arn}' not found")))?;
-    Ok((arn.to_owned(), balancer))
-}
-
-fn check_arn(arn: &str) -> Result<(), Refused> {
-    if arn.starts_with("arn:aws:elasticloadbalancing:") && arn.contains(":loadbalancer/") {
-        return Ok(());
-    }
-    Err(Refused::invalid(format!(
-        "'{arn}' is not a valid load balancer ARN"
-    )))
-}
 
 /// The same call again gives the balancer that is there; another one of that name is refused.
 pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
@@ -166,9 +140,9 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let lingers =
             |key: &str, value: &str| lingering.iter().any(|balancer| balancer.get(key) == value);
         for arn in &arns {
-            check_arn(arn)?;
+            check_balancer_arn(arn)?;
             if !lingers("LoadBalancerArn", arn) && !state.shows(arn) {
-                return Err(not_found("One or more load balancers not found"));
+                return Err(balancer_not_found("One or more load balancers not found"));
             }
         }
         for name in &names {
@@ -176,7 +150,9 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
                 .balancer_named(name)
                 .is_some_and(|(arn, _)| state.shows(arn));
             if !lingers("LoadBalancerName", name) && !live {
-                return Err(not_found(format!("Load balancers '[{name}]' not found")));
+                return Err(balancer_not_found(format!(
+                    "Load balancers '[{name}]' not found"
+                )));
             }
         }
         let mut ask = form.clone();
@@ -247,7 +223,7 @@ fn dns(balancer: &Element) -> String {
 /// One that is gone is deleted, also while describes still show it; one that is protected is not.
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     let arn = required(&form, "LoadBalancerArn")?;
-    check_arn(arn)?;
+    check_balancer_arn(arn)?;
     match layer.state().balancers.get(arn) {
         None => return Ok(Vec::new()),
         Some(balancer) if balancer.protected => {

@@ -7,7 +7,9 @@ use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Group, State};
 use super::super::xml::Element;
-use super::{balancers, check_name, members, named, one_of, page, required, tags};
+use super::existing::{balancer_not_found, existing_group, group_not_found};
+use super::params::{check_name, members, named, one_of, page, required};
+use super::tags;
 
 const PROTOCOLS: [&str; 2] = ["HTTP", "HTTPS"];
 
@@ -25,28 +27,6 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("TargetType", "instance"),
     ("UnhealthyThresholdCount", "2"),
 ];
-
-pub(super) fn not_found(arn: &str) -> Refused {
-    Refused::new(
-        "TargetGroupNotFound",
-        format!("Target groups '{arn}' not found"),
-    )
-}
-
-/// The group that a call is about.
-pub(super) fn existing(state: &State, form: &Form) -> Result<String, Refused> {
-    let arn = required(form, "TargetGroupArn")?;
-    if !arn.contains(":targetgroup/") {
-        return Err(Refused::invalid(format!(
-            "'{arn}' is not a valid target group ARN"
-        )));
-    }
-    state
-        .groups
-        .get(arn)
-        .map(|_| arn.to_owned())
-        .ok_or_else(|| not_found(arn))
-}
 
 /// What the group is to be, with what AWS takes for the rest.
 fn settings(form: &Form) -> BTreeMap<String, String> {
@@ -169,7 +149,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             .iter()
             .find(|arn| !(state.groups.contains_key(*arn) && state.shows(arn)))
         {
-            return Err(not_found(arn));
+            return Err(group_not_found(arn));
         }
         let named = |name: &str| {
             state
@@ -185,7 +165,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         }
         match balancer {
             Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
-                return Err(balancers::not_found(format!(
+                return Err(balancer_not_found(format!(
                     "Load balancer '{arn}' not found"
                 )));
             }
@@ -215,7 +195,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
 }
 
 pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
-    let arn = existing(&layer.state(), &form)?;
+    let arn = existing_group(&layer.state(), &form)?;
     check_health_check(&form)?;
     layer.moto.elb(&form).await?;
     let mut changed = form.params();
@@ -228,7 +208,7 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
 
 /// One that is gone is deleted; one that a listener or rule forwards to is not.
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
-    let arn = match existing(&layer.state(), &form) {
+    let arn = match existing_group(&layer.state(), &form) {
         Err(refused) if refused.code == "TargetGroupNotFound" => return Ok(Vec::new()),
         other => other?,
     };

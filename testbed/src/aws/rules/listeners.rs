@@ -8,21 +8,12 @@ use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Listener, State};
 use super::super::xml::Element;
-use super::groups::{self, check_port};
-use super::{balancers, members, missing, named, page, required, tags};
-
-pub(super) fn not_found() -> Refused {
-    Refused::new("ListenerNotFound", "One or more listeners not found")
-}
-
-fn existing(state: &State, form: &Form) -> Result<String, Refused> {
-    let arn = required(form, "ListenerArn")?;
-    state
-        .listeners
-        .get(arn)
-        .map(|_| arn.to_owned())
-        .ok_or_else(not_found)
-}
+use super::existing::{
+    balancer_not_found, existing_balancer, existing_listener, group_not_found, listener_not_found,
+};
+use super::groups::check_port;
+use super::params::{members, missing, named, page, required};
+use super::tags;
 
 /// The target groups that the default actions forward to.
 fn forwards(form: &Form) -> Vec<String> {
@@ -58,7 +49,7 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
         let group = state
             .groups
             .get(&arn)
-            .ok_or_else(|| groups::not_found(&arn))?;
+            .ok_or_else(|| group_not_found(&arn))?;
         if group.settings.get("VpcId").map(String::as_str) != vpc {
             let words = format!("The target group '{arn}' is not in the load balancer's VPC");
             return Err(Refused::new("InvalidConfigurationRequest", words));
@@ -141,7 +132,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     form.remove("Tags");
     let (balancer, port) = {
         let state = layer.state();
-        let (balancer, _) = balancers::existing(&state, &form)?;
+        let (balancer, _) = existing_balancer(&state, &form)?;
         let same = |listener: &&Listener| listener.settings == form.params();
         let former = state
             .listeners
@@ -234,7 +225,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
                 return Err(Refused::invalid(words));
             }
             Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
-                return Err(balancers::not_found(format!(
+                return Err(balancer_not_found(format!(
                     "Load balancer '{arn}' not found"
                 )));
             }
@@ -248,7 +239,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             .iter()
             .any(|arn| !(state.listeners.contains_key(arn) && state.shows(arn)))
         {
-            return Err(not_found());
+            return Err(listener_not_found());
         }
     }
     let mut found: Vec<Element> = shown(layer, &form)
@@ -268,8 +259,8 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
     check_ssl_policy(layer, &form).await?;
     let (arn, settings, port, groups) = {
         let state = layer.state();
-        let arn = existing(&state, &form)?;
-        let listener = state.listeners.get(&arn).ok_or_else(not_found)?;
+        let arn = existing_listener(&state, &form)?;
+        let listener = state.listeners.get(&arn).ok_or_else(listener_not_found)?;
         check_turned_to_https(&listener.protocol, &form)?;
         let settings = changed(&listener.settings, &form);
         let after = Form::elb(
@@ -336,7 +327,7 @@ fn changed(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, S
 }
 
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
-    let arn = existing(&layer.state(), &form)?;
+    let arn = existing_listener(&layer.state(), &form)?;
     let done = layer.moto.elb(&form).await?;
     layer.state().forget_listener(&arn);
     Ok(done)

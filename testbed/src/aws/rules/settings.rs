@@ -8,7 +8,8 @@ use super::super::layer::Layer;
 use super::super::network::Network;
 use super::super::state::State;
 use super::super::xml::Element;
-use super::{balancers, missing, one_of};
+use super::existing::existing_balancer;
+use super::params::{missing, one_of, required};
 
 pub(super) const IP_ADDRESS_TYPES: [&str; 3] =
     ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
@@ -99,7 +100,7 @@ pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), Re
 pub(super) async fn subnets(layer: &Layer, form: Form) -> Done {
     let (arn, place) = {
         let state = layer.state();
-        let (arn, balancer) = balancers::existing(&state, &form)?;
+        let (arn, balancer) = existing_balancer(&state, &form)?;
         let place = check_subnets(&state.network, &wanted_subnets(&form))?;
         if place.vpc != balancer.vpc {
             let words = format!(
@@ -122,7 +123,7 @@ pub(super) async fn security_groups(layer: &Layer, form: Form) -> Done {
     let groups = form.list("SecurityGroups");
     {
         let state = layer.state();
-        let (_, balancer) = balancers::existing(&state, &form)?;
+        let (_, balancer) = existing_balancer(&state, &form)?;
         if groups.is_empty() {
             return Err(missing("SecurityGroups"));
         }
@@ -135,20 +136,20 @@ pub(super) async fn security_groups(layer: &Layer, form: Form) -> Done {
 pub(super) async fn ip_address_type(layer: &Layer, form: Form) -> Done {
     {
         let state = layer.state();
-        balancers::existing(&state, &form)?;
-        super::required(&form, "IpAddressType")?;
+        existing_balancer(&state, &form)?;
+        required(&form, "IpAddressType")?;
         check_ip_address_type(&state, &form)?;
     }
     layer.moto.elb(&form).await
 }
 
 pub(super) async fn attributes(layer: &Layer, form: Form) -> Done {
-    balancers::existing(&layer.state(), &form)?;
+    existing_balancer(&layer.state(), &form)?;
     layer.moto.elb(&form).await
 }
 
 pub(super) async fn modify_attributes(layer: &Layer, form: Form) -> Done {
-    let (arn, _) = balancers::existing(&layer.state(), &form)?;
+    let (arn, _) = existing_balancer(&layer.state(), &form)?;
     let done = layer.moto.elb(&form).await?;
     let mut attributes = form.members("Attributes").into_iter();
     let is_protection = |key: &String| key == "deletion_protection.enabled";

@@ -5,7 +5,8 @@ use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{State, Tags};
 use super::super::xml::Element;
-use super::{balancers, groups, listeners, missing};
+use super::existing::{balancer_not_found, group_not_found, listener_not_found};
+use super::params::{AT_ONCE, missing};
 
 /// How many a resource may have.
 const MOST: usize = 50;
@@ -61,23 +62,19 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
     if arns.is_empty() {
         return Err(missing("ResourceArns"));
     }
-    if arns.len() > super::AT_ONCE {
+    if arns.len() > AT_ONCE {
         return Err(Refused::invalid(format!(
-            "Cannot have more than {} resources described",
-            super::AT_ONCE
+            "Cannot have more than {AT_ONCE} resources described"
         )));
     }
     for arn in &arns {
         let (there, refused) = if arn.contains(":loadbalancer/") {
             let words = format!("Load balancer '{arn}' not found");
-            (
-                state.balancers.contains_key(arn),
-                balancers::not_found(words),
-            )
+            (state.balancers.contains_key(arn), balancer_not_found(words))
         } else if arn.contains(":targetgroup/") {
-            (state.groups.contains_key(arn), groups::not_found(arn))
+            (state.groups.contains_key(arn), group_not_found(arn))
         } else if arn.contains(":listener/") {
-            (state.listeners.contains_key(arn), listeners::not_found())
+            (state.listeners.contains_key(arn), listener_not_found())
         } else {
             return Err(Refused::invalid(format!("'{arn}' must be in ARN format")));
         };

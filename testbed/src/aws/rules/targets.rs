@@ -8,7 +8,8 @@ use super::super::health::Health;
 use super::super::layer::Layer;
 use super::super::state::{Registered, State, Target};
 use super::super::xml::Element;
-use super::{groups, missing};
+use super::existing::existing_group;
+use super::params::missing;
 
 /// The targets that a call names; without a port it is the group's.
 fn wanted(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
@@ -40,7 +41,7 @@ fn invalid_target(words: String) -> Refused {
 
 pub(super) fn register(layer: &Layer, form: &Form) -> Done {
     let mut state = layer.state();
-    let arn = groups::existing(&state, form)?;
+    let arn = existing_group(&state, form)?;
     let targets = wanted(&state, form, &arn)?;
     if targets.is_empty() {
         return Err(missing("Targets"));
@@ -92,7 +93,7 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
 /// One that is not registered is deregistered. Where no listener forwards to the group, nothing has to drain.
 pub(super) fn deregister(layer: &Layer, form: &Form) -> Done {
     let mut state = layer.state();
-    let arn = groups::existing(&state, form)?;
+    let arn = existing_group(&state, form)?;
     let targets = wanted(&state, form, &arn)?;
     if targets.is_empty() {
         return Err(missing("Targets"));
@@ -112,7 +113,7 @@ pub(super) fn deregister(layer: &Layer, form: &Form) -> Done {
 
 pub(super) fn health(layer: &Layer, form: &Form) -> Done {
     let mut state = layer.state();
-    let arn = groups::existing(&state, form)?;
+    let arn = existing_group(&state, form)?;
     let named = wanted(&state, form, &arn)?;
     let all = state.targets(&arn);
     let found = if named.is_empty() {

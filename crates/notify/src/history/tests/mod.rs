@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::tracked_field::{ChangeAction, Subject, TargetReference};
+use qm_api::tracked_field::{ChangeAction, History, Subject, TargetReference};
 use serde_json::json;
 
 use super::*;

@@ -6,13 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, ForLoop, Stmt};
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-use super::{FILTERS, MAX_REPLACED, TESTS, TemplateLimits, error_message};
-use crate::message::MAX_ENTRIES;
-use crate::message::TextLimit;
+use crate::message::{MAX_ENTRIES, TextLimit};
 
 /// Maximum length of a template, in bytes.
 pub(super) const MAX_SOURCE: usize = 16 * 1024;
@@ -25,8 +24,43 @@ const MAX_BRACKETS: usize = 16;
 const VARIABLE: usize = 1536;
 /// Maximum size of one of `entries`, in bytes.
 const ENTRY: usize = 8 * 1024;
-/// Maximum size of `text`, in bytes: [`super::TextLimit::WEBHOOK`].
+/// Maximum size of `text`, in bytes: [`TextLimit::WEBHOOK`].
 const TEXT: usize = TextLimit::WEBHOOK.max();
+
+/// Limits of a template.
+#[derive(Clone, Copy)]
+pub(super) struct TemplateLimits {
+    /// Maximum size of all intermediate and final values, in bytes.
+    pub(super) budget: usize,
+    /// Maximum number of instructions of one rendering.
+    pub(super) fuel: u64,
+    /// Maximum length of the text, in bytes.
+    pub(super) output: usize,
+}
+
+/// Maximum length of the result of filter `replace`, in bytes.
+pub(super) const MAX_REPLACED: usize = 64 * 1024;
+
+/// Filters, with the maximum factor by which each lengthens its input.
+const FILTERS: [(&str, usize); 16] = [
+    ("abs", 1),
+    ("capitalize", 3),
+    ("count", 1),
+    ("d", 1),
+    ("default", 1),
+    ("first", 1),
+    ("float", 1),
+    ("int", 1),
+    ("last", 1),
+    ("length", 1),
+    ("lower", 3),
+    ("replace", 1),
+    ("tojson", 6),
+    ("trim", 1),
+    ("truncate", 1),
+    ("upper", 3),
+];
+const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 
 /// Checks `source` with the variables in `known`.
 pub(super) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
@@ -351,4 +385,16 @@ fn unknown(what: &str, name: &str, known: &[&str], span: Span) -> String {
         span.start_line,
         known.join(", ")
     )
+}
+
+/// Returns the message of an error of minijinja, with the line.
+pub(super) fn error_message(error: &Error) -> String {
+    let what = error.detail().map_or_else(
+        || error.kind().to_string(),
+        |detail| format!("{}: {detail}", error.kind()),
+    );
+    match error.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    }
 }

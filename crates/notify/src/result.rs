@@ -1,0 +1,116 @@
+//! Result of a request: the receiver accepts it, or the reason why not.
+
+use std::time::Duration;
+
+/// Upper limit of a receiver's `Retry-After`: a hundred years. A later instant could overflow the clock.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
+
+/// Acceptance of a request by its receiver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SendReceipt {
+    /// Number of accepted entries, from the first; at least one. Zero for a test message.
+    pub accepted: usize,
+    /// Supergroup that Telegram migrated the chat to (`migrate_to_chat_id`), which got the message.
+    pub migrated_to: Option<i64>,
+}
+
+/// Request that its receiver did not accept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct SendFailure {
+    /// Cause.
+    pub error: SendError,
+    /// Number of entries in the request, from the first. Zero for a test message, or if no request was sent.
+    pub carried: usize,
+}
+
+impl SendFailure {
+    /// Creates the failure of a request with this many entries.
+    pub fn new(error: SendError, carried: usize) -> Self {
+        let unsent = matches!(
+            error,
+            SendError::Unsent { .. }
+                | SendError::Refused {
+                    reason: Refusal::AddressNotAllowed,
+                    ..
+                }
+        );
+        Self {
+            error,
+            carried: if unsent { 0 } else { carried },
+        }
+    }
+}
+
+/// Reason why a request was not accepted. Messages contain no secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The receiver may accept it later: no connection, 408, 429, 5xx.
+    #[error("{message}")]
+    Retry {
+        /// Error message.
+        message: String,
+        /// Pause that the receiver asked for.
+        after: Option<Duration>,
+    },
+    /// The receiver refused the request.
+    #[error("{message}")]
+    Refused {
+        /// Reason of the refusal.
+        reason: Refusal,
+        /// Error message, with what to fix.
+        message: String,
+    },
+    /// No request was sent; a later attempt follows.
+    #[error("{message}")]
+    Unsent {
+        /// Error message.
+        message: String,
+    },
+}
+
+/// Reason why a receiver refuses a request, named as a condition reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are the documentation
+pub enum Refusal {
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    Gone,
+    ChatNotFound,
+    TopicUnavailable,
+    Redirected,
+    UnexpectedStatus,
+    /// Status 400, 413, 415 or 422.
+    Rejected,
+    /// The operator refuses the address itself.
+    AddressNotAllowed,
+}
+
+impl Refusal {
+    /// Returns the reason of the condition.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "Unauthorized",
+            Self::Forbidden => "Forbidden",
+            Self::NotFound => "NotFound",
+            Self::Gone => "Gone",
+            Self::ChatNotFound => "ChatNotFound",
+            Self::TopicUnavailable => "TopicUnavailable",
+            Self::Redirected => "Redirected",
+            Self::UnexpectedStatus => "UnexpectedStatus",
+            Self::Rejected => "Rejected",
+            Self::AddressNotAllowed => "AddressNotAllowed",
+        }
+    }
+
+    /// Returns whether the answer suggests that another message is accepted.
+    pub fn suggests_message(self) -> bool {
+        self == Self::Rejected
+    }
+
+    /// Returns whether the message can be the cause.
+    pub fn may_be_message(self) -> bool {
+        self != Self::AddressNotAllowed
+    }
+}

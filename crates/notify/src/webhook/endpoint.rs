@@ -1,0 +1,195 @@
+//! Endpoint of a webhook.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use qm_api::contact_point::is_reserved;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{SigningKey, Tls};
+use crate::message::template::Body;
+
+/// Unchecked fields of an endpoint, from a contact point's spec and Secrets.
+#[derive(Default)]
+pub struct Parts {
+    /// `url`, or the value that `urlFrom` references.
+    pub url: SecretString,
+    /// Whether the URL came from a Secret.
+    pub url_is_secret: bool,
+    /// `headerName` and `apiToken`.
+    pub token: Option<(String, SecretString)>,
+    /// `headers`.
+    pub headers: BTreeMap<String, String>,
+    /// `body`.
+    pub body: Option<String>,
+    /// `contentType`.
+    pub content_type: Option<String>,
+    /// `signingKey`.
+    pub signing_key: Option<SigningKey>,
+    /// `timeoutSeconds`.
+    pub timeout: Option<Duration>,
+    /// `tls.secretName`.
+    pub tls: Option<Tls>,
+}
+
+/// Error of an endpoint, without secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct InvalidWebhook {
+    /// Field of `webhookSpec` to fix, or `apiToken`.
+    pub field: &'static str,
+    /// Error message, with what to write instead.
+    pub message: String,
+}
+
+impl InvalidWebhook {
+    fn new(field: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            field,
+            message: message.into(),
+        }
+    }
+}
+
+/// Endpoint of a webhook, with checked fields.
+#[derive(Clone)]
+pub struct WebhookEndpoint {
+    pub(crate) url: reqwest::Url,
+    pub(super) headers: http::HeaderMap,
+    pub(super) secrets: Vec<SecretString>,
+    pub(super) body: Option<Body>,
+    pub(super) content_type: HeaderValue,
+    pub(super) signing_key: Option<SigningKey>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) tls: Option<Arc<Tls>>,
+}
+
+impl WebhookEndpoint {
+    /// Checks `parts`.
+    ///
+    /// # Errors
+    /// Returns the first error.
+    pub fn new(parts: Parts) -> Result<Self, InvalidWebhook> {
+        let url_field = if parts.url_is_secret {
+            "urlFrom"
+        } else {
+            "url"
+        };
+        let url = parse_url(parts.url.expose_secret())
+            .map_err(|message| InvalidWebhook::new(url_field, message))?;
+        let mut headers = http::HeaderMap::new();
+        for (name, value) in &parts.headers {
+            let name =
+                header_name(name).map_err(|message| InvalidWebhook::new("headers", message))?;
+            let value = HeaderValue::from_str(value).map_err(|_| {
+                InvalidWebhook::new(
+                    "headers",
+                    format!("the value of {name} holds a control character"),
+                )
+            })?;
+            headers.insert(name, value);
+        }
+        let mut secrets = vec![parts.url];
+        if let Some((name, token)) = parts.token {
+            let name =
+                header_name(&name).map_err(|message| InvalidWebhook::new("headerName", message))?;
+            let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
+                InvalidWebhook::new(
+                    "apiToken",
+                    "the token holds a newline or another control character; make the Secret with `printf` or `echo -n`",
+                )
+            })?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+            secrets.push(token);
+        }
+        if let Some(key) = &parts.signing_key {
+            secrets.extend(key.secrets());
+        }
+        let body = parts
+            .body
+            .as_deref()
+            .map(Body::new)
+            .transpose()
+            .map_err(|message| InvalidWebhook::new("body", message))?;
+        let content_type = parts
+            .content_type
+            .as_deref()
+            .filter(|_| body.is_some())
+            .unwrap_or("application/json");
+        let content_type = HeaderValue::from_str(content_type).map_err(|_| {
+            InvalidWebhook::new(
+                "contentType",
+                "holds a control character; write for example text/plain",
+            )
+        })?;
+        Ok(Self {
+            url,
+            headers,
+            secrets,
+            body,
+            content_type,
+            signing_key: parts.signing_key,
+            timeout: parts.timeout,
+            tls: parts.tls.map(Arc::new),
+        })
+    }
+}
+
+impl fmt::Debug for WebhookEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebhookEndpoint")
+            .field(
+                "headers",
+                &self
+                    .headers
+                    .keys()
+                    .map(HeaderName::as_str)
+                    .collect::<Vec<_>>(),
+            )
+            .field("body", &self.body.is_some())
+            .field("signed", &self.signing_key.is_some())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Parses an http or https URL with a host, without credentials, spaces and fragment.
+pub(super) fn parse_url(text: &str) -> Result<reqwest::Url, String> {
+    if text.trim().len() != text.len() {
+        return Err(
+            "the URL begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`".into()
+        );
+    }
+    // The URL parser would remove them or encode them as %20, which changes the path.
+    if text.contains(|char: char| char.is_whitespace() || char.is_control()) {
+        return Err("the URL holds a space or a control character; write %20 for a space".into());
+    }
+    let url: reqwest::Url = text
+        .parse()
+        .map_err(|error| format!("not a URL ({error}); write http:// or https://"))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err("not an http:// or https:// URL".into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("credentials in a URL are not sent; use apiToken and headerName".into());
+    }
+    if url.fragment().is_some() {
+        return Err("a URL's fragment is not sent; remove the fragment, or write %23".into());
+    }
+    Ok(url)
+}
+
+fn header_name(name: &str) -> Result<HeaderName, String> {
+    let name = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| format!("{name:?} is not a header's name"))?;
+    if is_reserved(name.as_str()) {
+        return Err(format!(
+            "{name} is set by the request itself; use another header"
+        ));
+    }
+    Ok(name)
+}

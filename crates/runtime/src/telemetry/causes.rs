@@ -1,0 +1,17 @@
+//! Errors with their causes.
+
+use std::error::Error;
+
+/// Returns an error with its causes on one line. An error often contains its cause; each appears once.
+pub fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}

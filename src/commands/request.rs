@@ -1,0 +1,96 @@
+//! Requests of the commands: field manager, errors, outages.
+
+use std::io;
+
+use qm_runtime::telemetry;
+
+use super::printer::Printer;
+
+/// The field manager of these commands.
+pub(crate) const MANAGER: &str = "quartermaster/cli";
+
+/// A failed request, with the apiserver's message.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct RequestError {
+    message: String,
+    pub(super) code: Option<u16>,
+}
+
+impl From<kube::Error> for RequestError {
+    fn from(error: kube::Error) -> Self {
+        Self::new(&error)
+    }
+}
+
+impl RequestError {
+    fn new(error: &kube::Error) -> Self {
+        let code = match error {
+            kube::Error::Api(status) => Some(status.code),
+            _ => None,
+        };
+        Self {
+            message: message(error),
+            code,
+        }
+    }
+
+    /// Returns the error of a list in `namespace`, or in all namespaces; a user may lack the permission for all only.
+    pub(super) fn of_list(error: &kube::Error, namespace: Option<&str>) -> Self {
+        let mut error = Self::new(error);
+        if error.code == Some(403) && namespace.is_none() {
+            error.message += "; for one namespace: -n NAMESPACE";
+        }
+        error
+    }
+
+    /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
+    pub(super) fn is_busy(error: &anyhow::Error) -> bool {
+        matches!(
+            error.downcast_ref(),
+            Some(Self {
+                code: Some(429 | 503 | 504),
+                ..
+            })
+        )
+    }
+}
+
+/// Returns the apiserver's message, or the cause of a missing answer.
+pub(crate) fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.message.is_empty() => {
+            format!("HTTP status {} without a message", status.code)
+        }
+        kube::Error::Api(status) => status.message.clone(),
+        // kube's own text adds nothing.
+        kube::Error::Service(error) => telemetry::causes(&**error),
+        error => telemetry::causes(error),
+    }
+}
+
+pub(crate) fn has_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// Prints why the cluster does not answer, once for each reason.
+#[derive(Default)]
+pub(crate) struct OutageReporter(String);
+
+impl OutageReporter {
+    pub(super) fn report(&mut self, error: &anyhow::Error, out: &mut Printer) -> io::Result<()> {
+        let text = format!("the cluster does not answer; will retry: {error:#}");
+        if text != self.0 {
+            out.line(&text)?;
+            self.0 = text;
+        }
+        Ok(())
+    }
+}
+
+/// Returns ` in namespace NAMESPACE`, or nothing for all namespaces.
+pub(crate) fn in_namespace(namespace: Option<&str>) -> String {
+    namespace.map_or_else(String::new, |namespace| {
+        format!(" in namespace {namespace}")
+    })
+}

@@ -1,0 +1,68 @@
+//! The resources that calls name, and the errors for missing ones.
+
+use super::super::answer::Refused;
+use super::super::form::Form;
+use super::super::state::{Balancer, State};
+use super::params::required;
+
+pub(super) fn balancer_not_found(words: impl Into<String>) -> Refused {
+    Refused::new("LoadBalancerNotFound", words)
+}
+
+/// The balancer that a call is about, which may be too new to be shown.
+pub(super) fn existing_balancer<'a>(
+    state: &'a State,
+    form: &Form,
+) -> Result<(String, &'a Balancer), Refused> {
+    let arn = required(form, "LoadBalancerArn")?;
+    check_balancer_arn(arn)?;
+    let balancer = state
+        .balancers
+        .get(arn)
+        .ok_or_else(|| balancer_not_found(format!("Load balancer '{arn}' not found")))?;
+    Ok((arn.to_owned(), balancer))
+}
+
+pub(super) fn check_balancer_arn(arn: &str) -> Result<(), Refused> {
+    if arn.starts_with("arn:aws:elasticloadbalancing:") && arn.contains(":loadbalancer/") {
+        return Ok(());
+    }
+    Err(Refused::invalid(format!(
+        "'{arn}' is not a valid load balancer ARN"
+    )))
+}
+
+pub(super) fn group_not_found(arn: &str) -> Refused {
+    Refused::new(
+        "TargetGroupNotFound",
+        format!("Target groups '{arn}' not found"),
+    )
+}
+
+/// The group that a call is about.
+pub(super) fn existing_group(state: &State, form: &Form) -> Result<String, Refused> {
+    let arn = required(form, "TargetGroupArn")?;
+    if !arn.contains(":targetgroup/") {
+        return Err(Refused::invalid(format!(
+            "'{arn}' is not a valid target group ARN"
+        )));
+    }
+    state
+        .groups
+        .get(arn)
+        .map(|_| arn.to_owned())
+        .ok_or_else(|| group_not_found(arn))
+}
+
+pub(super) fn listener_not_found() -> Refused {
+    Refused::new("ListenerNotFound", "One or more listeners not found")
+}
+
+pub(super) fn existing_listener(state: &State, form: &Form) -> Result<String, Refused> {
+    let arn = required(form, "ListenerArn")?;
+    state
+        .listeners
+        .get(arn)
+        .map(|_| arn.to_owned())
+        .ok_or_else(listener_not_found)
+}

@@ -1,0 +1,106 @@
+//! Parameters of calls and their checks, and pages of results.
+
+use super::super::answer::{Done, Refused};
+use super::super::form::Form;
+use super::super::state::State;
+use super::super::xml::Element;
+
+/// A parameter that must be there.
+pub(super) fn required<'a>(form: &'a Form, name: &str) -> Result<&'a str, Refused> {
+    form.get(name).ok_or_else(|| missing(name))
+}
+
+pub(super) fn missing(name: &str) -> Refused {
+    Refused::invalid(format!("The request must contain the parameter {name}"))
+}
+
+/// The value of a parameter with a fixed choice of values.
+pub(super) fn one_of(form: &Form, name: &str, choice: &[&str]) -> Result<(), Refused> {
+    match form.get(name) {
+        Some(value) if !choice.contains(&value) => {
+            let mut member = name.to_owned();
+            if let Some(first) = member.get_mut(..1) {
+                first.make_ascii_lowercase();
+            }
+            let choice = choice.join(", ");
+            Err(Refused::invalid(format!(
+                "1 validation error detected: Value '{value}' at '{member}' failed to satisfy constraint: Member must \
+                 satisfy enum value set: [{choice}]"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many things may be named in one describe.
+pub(super) const AT_ONCE: usize = 20;
+
+/// The list's items, of which there may be twenty.
+pub(super) fn named(form: &Form, list: &str, what: &str) -> Result<Vec<String>, Refused> {
+    let items = form.list(list);
+    if items.len() > AT_ONCE {
+        let count = items.len();
+        return Err(Refused::invalid(format!(
+            "Up to {AT_ONCE} {what} can be described at a time, but {count} were specified"
+        )));
+    }
+    Ok(items)
+}
+
+/// One page of a list: what follows `Marker`, as much as `PageSize` and the server allow, and `NextMarker`.
+pub(super) fn page(state: &State, form: &Form, list: &str, key: &str, items: Vec<Element>) -> Done {
+    let size = match form.get("PageSize").map(str::parse::<usize>) {
+        None => state.page,
+        Some(Ok(size @ 1..=400)) => size.min(state.page),
+        Some(_) => return Err(Refused::invalid("The page size must be between 1 and 400")),
+    };
+    let start = match form.get("Marker") {
+        None => 0,
+        Some(marker) => match items.iter().position(|item| item.get(key) == marker) {
+            Some(at) => at + 1,
+            None => return Err(Refused::invalid(format!("Invalid marker: {marker}"))),
+        },
+    };
+    let more = items.len() > start + size;
+    let items: Vec<Element> = items.into_iter().skip(start).take(size).collect();
+    let marker = items
+        .last()
+        .filter(|_| more)
+        .map(|item| Element::text("NextMarker", item.get(key)));
+    Ok([Element::with(list, items)]
+        .into_iter()
+        .chain(marker)
+        .collect())
+}
+
+/// The one list of a result of moto's.
+pub(in crate::aws) fn members(result: Vec<Element>) -> Vec<Element> {
+    result
+        .into_iter()
+        .next()
+        .map(|list| list.children)
+        .unwrap_or_default()
+}
+
+/// A name of at most 32 letters, digits and hyphens, none of which stands at an end.
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), Refused> {
+    if name.len() > 32 {
+        return Err(Refused::invalid(format!(
+            "The {what} name '{name}' cannot be longer than '32' characters"
+        )));
+    }
+    if !name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    {
+        return Err(Refused::invalid(format!(
+            "The {what} name '{name}' can only contain characters that are alphanumeric characters or hyphens(-)"
+        )));
+    }
+    if name.starts_with('-') || name.ends_with('-') {
+        return Err(Refused::invalid(format!(
+            "The {what} name '{name}' cannot begin or end with a hyphen(-)"
+        )));
+    }
+    Ok(())
+}

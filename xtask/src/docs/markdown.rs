@@ -1,0 +1,46 @@
+//! Parts of a page in Markdown.
+
+/// Returns the anchor that GitHub and mdBook give a heading.
+pub fn anchor(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase();
+    kept.chars()
+        .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
+        .collect::<String>()
+        .replace(' ', "-")
+}
+
+/// Escapes text for a cell of a table.
+pub fn cell(text: &str) -> String {
+    text.split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace('|', "\\|")
+}
+
+/// Formats text as code, even with a backtick.
+pub fn code(text: &str) -> String {
+    let fence = if text.contains('`') { "``" } else { "`" };
+    format!("{fence}{text}{fence}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anchor_matches_the_heading() {
+        assert_eq!(
+            anchor(" What `kubectl apply` refuses: all_of it"),
+            "what-kubectl-apply-refuses-all_of-it"
+        );
+    }
+
+    #[test]
+    fn code_may_contain_a_backtick() {
+        assert_eq!(
+            (code("a"), code("^_`|~")),
+            ("`a`".to_owned(), "``^_`|~``".to_owned())
+        );
+        assert_eq!(cell("a\n b|c"), "a b\\|c");
+    }
+}
