@@ -98,12 +98,12 @@ pub enum Command {
     /// Commands that users run against a cluster.
     #[command(flatten)]
     Cluster(ClusterCommand),
-    /// Print shell completions: quartermaster completions bash > /etc/bash_completion.d/quartermaster
+    /// Print shell completions, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
     Completions {
         /// Print completions for this shell
         shell: Shell,
     },
-    /// Print the CustomResourceDefinitions: quartermaster crds | kubectl apply --server-side -f -
+    /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply --server-side -f -
     Crds,
     /// Print the version
     Version,

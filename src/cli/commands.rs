@@ -40,7 +40,7 @@ const ADOPT_AFTER_HELP: &str = "\
 The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
 balancer NAME-alb of a MyIngress. It lists those that have no other owner. With --yes it allows their adoption, by the annotation
 or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and the operator adopts them. An object that adoption would overwrite or
-replace is left alone, unless you name its resource.
+replace stays unchanged, unless you name its resource.
 
 The AWS SDK finds region and credentials (AWS_REGION, AWS_PROFILE and so on). Only a MyIngress that is not ready needs them.
 
@@ -71,7 +71,7 @@ Examples:
       Free resources that stay Terminating because the operator that ran there is gone: remove its finalizers. What the
       operator would have deleted stays, and is listed.
 
-Exit codes: 0 all is gone, or shown; 1 something is left, and is listed with what blocks it; 2 usage, or nobody confirmed, and
+Exit codes: 0 everything is deleted, or shown; 1 something remains, and is listed with what blocks it; 2 usage, or nobody confirmed, and
 nothing was deleted.";
 
 /// The commands that users run against a cluster.
