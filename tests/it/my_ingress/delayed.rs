@@ -19,7 +19,7 @@ impl Site {
         site.respec("web", json!({ "listeners": [http(80, "shop")] }))
             .await;
         let message = site.has_reason("web", "TargetsInitial").await;
-        assert!(message.contains("does not show it yet"), "{message}");
+        assert!(message.contains("does not show them yet"), "{message}");
         assert_eq!(site.groups().await.len(), 1);
         (site, operator)
     }
