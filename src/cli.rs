@@ -35,29 +35,29 @@ pub const POLICY_PREFIX: &str = "quartermaster";
 pub const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
 
 const AFTER_HELP: &str = "\
-Every flag of run can be given as an environment variable instead; the flag wins.
+Each flag of run also has an environment variable. The flag takes precedence.
 
 Exit codes:
-  0  done: the work is finished, or the operator was told to stop and has drained
-  1  failed: the words are on standard error (a lost lease is one of them; Kubernetes starts the process again)
-  2  usage: a flag or its value is wrong; the words say what to write";
+  0  done: the work is finished, or the operator drained after SIGTERM or SIGINT
+  1  failed: standard error says why, such as a lost lease; Kubernetes restarts the process
+  2  usage: a flag or its value is wrong; standard error says what to write";
 
 const RUN_AFTER_HELP: &str = "\
-The cluster is the one of $KUBECONFIG or ~/.kube/config, or the one it runs in.
-For a MyIngress, region and credentials of AWS are what the SDK finds, once there is one: AWS_REGION,
+The operator uses the cluster of $KUBECONFIG or ~/.kube/config, or else the cluster that it runs in.
+For a MyIngress, the AWS SDK finds region and credentials: AWS_REGION,
 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the role of the Pod or of its node.
 
 Examples:
   quartermaster run
-      Against the current kubeconfig, all kinds, all namespaces, no leader election.
+      Run against the current kubeconfig: all kinds, all namespaces, no leader election.
   quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-trackedfield'
-      As one of several replicas, for two namespaces, without one kind.
+      Run one of several replicas, for two namespaces, without one kind.
   quartermaster run --log-level=info,qm_notify=debug
-      With more words on what is sent.
+      Log more about notifications.
 
-Exit codes: 0 told to stop, and drained; 1 failed or lost the lease; 2 a flag or its value is wrong.";
+Exit codes: 0 drained after SIGTERM or SIGINT; 1 failed or lost the lease; 2 a flag or its value is wrong.";
 
-/// One small binary for the everyday chores of a Kubernetes cluster
+/// Run the Quartermaster operator, or inspect and change its resources in a cluster
 #[derive(Debug, Parser)]
 #[command(name = "quartermaster", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -88,15 +88,15 @@ impl Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the operator until it is told to stop (SIGTERM, Ctrl-C)
+    /// Run the operator until SIGTERM or SIGINT (Ctrl-C)
     #[command(after_help = RUN_AFTER_HELP)]
     Run(Box<RunArgs>),
     /// Commands that users run against a cluster.
     #[command(flatten)]
     Cluster(ClusterCommand),
-    /// Print the completions of a shell, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
+    /// Print shell completions, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
     Completions {
-        /// The shell
+        /// Print completions for this shell
         shell: Shell,
     },
     /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply --server-side -f -
@@ -109,13 +109,13 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[allow(clippy::struct_excessive_bools)] // each is a switch of its own on the command line
 pub struct RunArgs {
-    /// Act only while holding the Lease; needed with two replicas or more
+    /// Act only while holding the Lease; required for two or more replicas
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean, help_heading = "Leader election")]
     leader_elect: bool,
 
-    /// Name of the Lease, in the operator's namespace; installs that share that namespace need one each
+    /// Use the Lease of this name in the operator's namespace; installs that share the namespace need one each
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", default_value = LEASE,
         value_parser = parse::lease, help_heading = "Leader election")]
     leader_election_id: String,
@@ -123,7 +123,7 @@ pub struct RunArgs {
     #[command(flatten)]
     metrics: metrics::MetricsArgs,
 
-    /// Address of /livez and /readyz; 0 turns it off
+    /// Serve /livez and /readyz on this address; 0 disables them
     #[arg(
         long,
         env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS",
@@ -132,17 +132,17 @@ pub struct RunArgs {
     )]
     health_probe_bind_address: String,
 
-    /// Namespace that the operator runs in: its Lease is there, and the Secrets that it may share
+    /// Set the operator's own namespace, which holds its Lease and the Secrets that it may share
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE,
         value_parser = parse::namespace)]
     operator_namespace: String,
 
-    /// Act in this namespace only; give it several times, or separate names by commas. Default: every namespace
+    /// Watch this namespace; repeatable, or separated by commas (default: all namespaces)
     #[arg(long = "watch-namespace", env = "QUARTERMASTER_WATCH_NAMESPACE", value_name = "NAMESPACE",
         value_delimiter = ',', value_parser = parse::namespace)]
     watch_namespaces: Vec<String>,
 
-    /// Kinds to act on: * for all, NAME for one, -NAME to leave one out
+    /// Reconcile these kinds: * for all, NAME for one, -NAME to exclude one
     #[arg(
         long,
         env = "QUARTERMASTER_CONTROLLERS",
@@ -153,23 +153,22 @@ pub struct RunArgs {
     )]
     controllers: Vec<String>,
 
-    /// Name of the ClusterRole that grants what may be tracked; the operator's other permissions do not count
+    /// Track only what this ClusterRole grants; the operator's other permissions do not count
     #[arg(long, env = "QUARTERMASTER_TRACKER_ROLE", value_name = "NAME", default_value = TRACKER_ROLE,
         value_parser = parse::cluster_role)]
     tracker_role: String,
 
-    /// A name of this cluster, which then stands in every message
+    /// Add this name of the cluster to every message
     #[arg(long, env = "QUARTERMASTER_CLUSTER_NAME", value_name = "NAME", default_value = "",
         hide_default_value = true, value_parser = parse::cluster_name)]
     cluster_name: String,
 
-    /// Prefix of the names of the admission policies that the operator checks; empty: it checks none
+    /// Check the admission policies whose names have this prefix; empty checks none
     #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICY_PREFIX", value_name = "PREFIX", default_value = POLICY_PREFIX,
         value_parser = parse::policy_prefix)]
     admission_policy_prefix: String,
 
-    /// Act in a resource's own namespace only: refuse targets, sources and destinations in another one and cluster-scoped
-    /// targets, and share no Secrets
+    /// Reject targets, sources and destinations outside a resource's own namespace, cluster-scoped targets and shared Secrets
     ///
     /// The operator enforces this flag itself and does not rely on admission policies.
     #[arg(long, env = "QUARTERMASTER_NO_CROSS_NAMESPACE_REFS", value_name = "BOOL", action = ArgAction::Set,
@@ -177,16 +176,15 @@ pub struct RunArgs {
         value_parser = parse::Boolean)]
     no_cross_namespace_refs: bool,
 
-    /// Let copies of ConfigMaps be written where Kubernetes itself lives (kube-system and the like), and under names that
-    /// others trust (aws-auth, kube-root-ca.crt)
+    /// Allow copies of ConfigMaps in the namespaces of Kubernetes, such as kube-system, and under trusted names, such as aws-auth
     ///
-    /// Whoever may create a ConfigMapSync can then change what the whole cluster relies on.
+    /// Authors of ConfigMapSyncs can then change what the whole cluster relies on.
     #[arg(long, env = "QUARTERMASTER_ALLOW_PROTECTED_DESTINATIONS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean, help_heading = "Copies")]
     allow_protected_destinations: bool,
 
-    /// Base URL of the Telegram Bot API, for those who run a server of their own
+    /// Use the Telegram Bot API at this base URL
     #[arg(
         long,
         env = "QUARTERMASTER_TELEGRAM_API_URL",
@@ -197,7 +195,7 @@ pub struct RunArgs {
     )]
     telegram_api_url: String,
 
-    /// Which contact points of other namespaces may use a Secret of the operator's namespace
+    /// Share Secrets of the operator's namespace with contact points of other namespaces
     #[arg(
         long,
         env = "QUARTERMASTER_SHARED_SECRETS",
@@ -207,33 +205,33 @@ pub struct RunArgs {
     )]
     shared_secrets: SharedSecrets,
 
-    /// Let webhooks go to loopback addresses: for trying it out on one machine
+    /// Allow webhooks to loopback addresses, to try the operator on one machine
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_allow_loopback: bool,
 
-    /// Network that webhooks must not go to, such as 10.0.0.0/8; may be given several times
+    /// Deny webhooks to this network, such as 10.0.0.0/8; repeatable
     ///
-    /// Link-local and metadata addresses are always refused.
+    /// Link-local and metadata addresses are always denied.
     #[arg(long = "webhook-deny-cidr", env = "QUARTERMASTER_WEBHOOK_DENY_CIDR", value_name = "CIDR",
         value_delimiter = ',', value_parser = parse::network, help_heading = "Notifications")]
     webhook_deny_cidrs: Vec<IpNet>,
 
-    /// Port that webhooks may go to, such as 443; may be given several times. Default: every port
+    /// Allow webhooks to this port only, such as 443; repeatable (default: all ports)
     #[arg(long = "webhook-allow-port", env = "QUARTERMASTER_WEBHOOK_ALLOW_PORT", value_name = "PORT",
         value_delimiter = ',', value_parser = parse::port, help_heading = "Notifications")]
     webhook_allow_ports: Vec<u16>,
 
-    /// Quote answers and connection errors of private addresses in status and Events, and of every address behind a proxy
+    /// Quote responses and connection errors of private and proxied addresses in status and Events
     ///
-    /// Authors of ContactPoints can then read the beginning of answers from inside the cluster.
+    /// Authors of ContactPoints can then read the beginning of responses from inside the cluster.
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_QUOTE_PRIVATE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean, help_heading = "Notifications")]
     webhook_quote_private: bool,
 
-    /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram and AWS)
+    /// Send webhooks through this proxy; HTTPS_PROXY applies to Telegram and AWS only
     #[arg(
         long,
         env = "QUARTERMASTER_WEBHOOK_PROXY",
@@ -243,7 +241,7 @@ pub struct RunArgs {
     )]
     webhook_proxy: Option<SecretString>,
 
-    /// File that names the DNS servers for webhooks, as resolv.conf(5) has it
+    /// Read the DNS servers for webhooks from this file, in the format of resolv.conf(5)
     #[arg(
         long,
         env = "QUARTERMASTER_RESOLV_CONF",
@@ -253,7 +251,7 @@ pub struct RunArgs {
     )]
     resolv_conf: PathBuf,
 
-    /// File of names of webhooks that need no DNS, as hosts(5) has it
+    /// Read webhook host names that need no DNS from this file, in the format of hosts(5)
     #[arg(
         long,
         env = "QUARTERMASTER_HOSTS_FILE",
@@ -263,7 +261,7 @@ pub struct RunArgs {
     )]
     hosts_file: PathBuf,
 
-    /// Port of the DNS servers for webhooks
+    /// Query the DNS servers for webhooks on this port
     #[arg(
         long,
         env = "QUARTERMASTER_DNS_PORT",
@@ -273,12 +271,12 @@ pub struct RunArgs {
     )]
     dns_port: u16,
 
-    /// error, warn, info, debug, trace, or directives such as info,qm_notify=debug
+    /// Log at this level: error, warn, info, debug, trace, or directives such as info,qm_notify=debug
     #[arg(long, env = "QUARTERMASTER_LOG_LEVEL", value_name = "LEVEL", default_value = "info",
         value_parser = parse::log_level, help_heading = "Logs")]
     log_level: String,
 
-    /// How log lines look
+    /// Log in this format
     #[arg(
         long,
         env = "QUARTERMASTER_LOG_FORMAT",
@@ -288,7 +286,7 @@ pub struct RunArgs {
     )]
     log_format: LogFormatArg,
 
-    /// Address of this Pod, which no webhook may go to; may be given several times
+    /// Deny webhooks to this address of the Pod; repeatable
     #[arg(
         long = "pod-ip",
         env = "POD_IPS",
@@ -298,7 +296,7 @@ pub struct RunArgs {
     )]
     pod_ips: Vec<String>,
 
-    /// Name of this Pod: the first half of its identity as a candidate
+    /// Begin the identity in the Lease with this name of the Pod
     #[arg(long, env = "POD_NAME", value_name = "NAME", hide = true)]
     pod_name: Option<String>,
 
@@ -309,22 +307,22 @@ pub struct RunArgs {
 /// Contact points that may use a Secret of the operator's namespace if their own namespace has none with that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharedSecrets {
-    /// Telegram ones: their token goes to the configured Bot API alone
+    /// Telegram contact points: their token goes to the configured Bot API only
     Telegram,
-    /// Also Webhook ones, if the Secret has the label quartermaster.dev/shared: "true"
+    /// Webhook contact points too, if the Secret has the label quartermaster.dev/shared: "true"
     Labelled,
-    /// None
+    /// No contact points
     Off,
 }
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormatArg {
-    /// For people on a terminal, JSON otherwise
+    /// Text on a terminal, JSON otherwise
     Auto,
-    /// For people
+    /// Text for people
     Human,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 

@@ -40,7 +40,7 @@ const ADOPT_AFTER_HELP: &str = "\
 The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
 balancer NAME-alb of a MyIngress. It lists those that have no other owner. With --yes it allows their adoption, by the annotation
 or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and the operator adopts them. An object that adoption would overwrite or
-replace is left alone, unless you name its resource.
+replace stays unchanged, unless you name its resource.
 
 The AWS SDK finds region and credentials (AWS_REGION, AWS_PROFILE and so on). Only a MyIngress that is not ready needs them.
 
@@ -71,7 +71,7 @@ Examples:
       Free resources that stay Terminating because the operator that ran there is gone: remove its finalizers. What the
       operator would have deleted stays, and is listed.
 
-Exit codes: 0 all is gone, or shown; 1 something is left, and is listed with what blocks it; 2 usage, or nobody confirmed, and
+Exit codes: 0 everything is deleted, or shown; 1 something remains, and is listed with what blocks it; 2 usage, or nobody confirmed, and
 nothing was deleted.";
 
 /// The commands that users run against a cluster.
@@ -214,12 +214,12 @@ pub struct StatusArgs {
 /// The flags of `history`.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
-    /// Name of the TrackedField, with or without tf/ before it
+    /// Show this TrackedField, such as tf/web or web
     #[arg(value_name = "tf/NAME", value_parser = tracked_field)]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
-    /// Namespace of the TrackedField; without it, that of the context
+    /// Look in this namespace (default: the namespace of the context)
     #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// Print a table or JSON
@@ -268,10 +268,10 @@ pub struct UninstallArgs {
     /// Only show what would be deleted
     #[arg(long, conflicts_with = "yes")]
     pub(crate) dry_run: bool,
-    /// Stop after this time, whatever is left
+    /// Stop after this time, even if objects remain
     #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "5m")]
     pub(crate) timeout: Duration,
-    /// Stop earlier if nothing has changed for this time, only the operator can go on, and no Lease proves that it runs
+    /// Stop earlier if only the operator can continue, nothing has changed for this time, and no Lease proves that it runs
     #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "30s")]
     pub(crate) stalled_after: Duration,
 }

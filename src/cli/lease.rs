@@ -21,11 +21,11 @@ pub struct LeaseArgs {
 
 #[derive(Debug, Args)]
 struct LeaseFlags {
-    /// Namespace of the operator and its Lease
+    /// Look for the operator's Lease in this namespace
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = parse::namespace,
         default_value = OPERATOR_NAMESPACE, help_heading = "Operator")]
     operator_namespace: String,
-    /// Name of the operator's Lease
+    /// Look for a Lease of this name
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = parse::lease,
         default_value = LEASE, help_heading = "Operator")]
     leader_election_id: String,

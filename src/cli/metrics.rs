@@ -9,7 +9,7 @@ use super::parse::{self, ListenAddresses};
 
 #[derive(Debug, Args)]
 pub(super) struct MetricsArgs {
-    /// Address of /metrics; 0 turns it off
+    /// Serve /metrics on this address; 0 disables it
     #[arg(
         long = "metrics-bind-address",
         env = "QUARTERMASTER_METRICS_BIND_ADDRESS",
@@ -18,15 +18,15 @@ pub(super) struct MetricsArgs {
     )]
     address: String,
 
-    /// Serve /metrics over TLS, to those alone who may get /metrics by the cluster's own rights: a ServiceAccount with the
-    /// ClusterRole metrics-reader
+    /// Serve /metrics over TLS, and only to clients that RBAC allows to get /metrics, such as with ClusterRole metrics-reader
     #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean)]
     secure: bool,
 
-    /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
-    /// that is made at start, and signed by itself
+    /// Read tls.crt and tls.key (PEM) for --metrics-secure from this folder (default: a self-signed certificate)
+    ///
+    /// The operator reads the files again whenever they change.
     #[arg(
         long = "metrics-cert-path",
         env = "QUARTERMASTER_METRICS_CERT_PATH",

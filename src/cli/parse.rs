@@ -123,7 +123,7 @@ pub(super) fn policy_prefix(text: &str) -> Result<String, String> {
         object(text)
     };
     prefix.ok_or_else(|| {
-        "write what the names of the admission policies begin with, such as quartermaster, or nothing to check none"
+        "write a prefix of admission policy names, such as quartermaster, or nothing to check none"
             .into()
     })
 }
@@ -168,8 +168,9 @@ pub(super) fn pod_ips(texts: &[String]) -> Result<Vec<IpAddr>, String> {
         .filter(|text| !text.is_empty());
     texts
         .map(|text| {
-            text.parse()
-                .map_err(|_| format!("--pod-ip: {text:?} is no address; write such as 10.0.0.7"))
+            text.parse().map_err(|_| {
+                format!("--pod-ip: {text:?} is not an address; write for example 10.0.0.7")
+            })
         })
         .collect()
 }
@@ -199,7 +200,7 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
     }
     let directives = directives.join(",");
     Targets::from_str(&directives)
-        .map_err(|error| format!("{error}; write such as info,qm_notify=debug"))?;
+        .map_err(|error| format!("{error}; write for example info,qm_notify=debug"))?;
     Ok(directives)
 }
 
@@ -208,7 +209,7 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
 pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
     let url = http_url(text)
         .filter(|url| url.query().is_none() && url.fragment().is_none())
-        .ok_or("--telegram-api-url: write such as https://api.telegram.org, without token, query and fragment")?;
+        .ok_or("--telegram-api-url: write a URL such as https://api.telegram.org, without token, query and fragment")?;
     if !url.username().is_empty() || url.password().is_some() {
         return Err("--telegram-api-url: leave out the credentials; it is shown in logs".into());
     }
@@ -219,7 +220,7 @@ pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
 pub(super) fn webhook_proxy(text: &str) -> Result<String, String> {
     http_url(text)
         .map(|_| text.to_owned())
-        .ok_or_else(|| "--webhook-proxy: write such as http://proxy.example:3128".to_owned())
+        .ok_or_else(|| "--webhook-proxy: write a URL such as http://proxy.example:3128".to_owned())
 }
 
 fn http_url(text: &str) -> Option<Url> {
@@ -250,7 +251,7 @@ pub(super) fn controllers(
         };
         let kind = kinds.iter().find(|kind| kind.eq_ignore_ascii_case(name)).ok_or_else(|| {
             format!(
-                "--controllers: there is no kind \"{name}\"; write * or some of {}, with - before those to leave out",
+                "--controllers: there is no kind \"{name}\"; write * or some of {}, with - before those to exclude",
                 kinds.join(", ")
             )
         })?;
@@ -262,7 +263,7 @@ pub(super) fn controllers(
     let on: BTreeSet<_> = named.difference(&excluded).copied().collect();
     if on.is_empty() {
         return Err(format!(
-            "--controllers: nothing is left; write *, or *,-NAME, or some of {}",
+            "--controllers: no kind remains; write *, or *,-NAME, or some of {}",
             kinds.join(", ")
         ));
     }

@@ -99,7 +99,7 @@ fn every_flag_of_run_has_a_variable_and_help() {
         .filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
     assert!(
         without.count() > 1
-            && AFTER_HELP.starts_with("Every flag of run can be given as an environment variable")
+            && AFTER_HELP.starts_with("Each flag of run also has an environment variable")
     );
 }
 
@@ -227,19 +227,19 @@ fn controllers_are_parsed(#[case] list: &str, #[case] on: &[&'static str]) {
 
 #[rstest]
 #[case(&["--controllers=trackedfeild"], "there is no kind \"trackedfeild\"; write * or some of contactpoint, trackedfield")]
-#[case(&["--controllers=-myingress"], "nothing is left; write *, or *,-NAME")]
+#[case(&["--controllers=-myingress"], "no kind remains; write *, or *,-NAME")]
 #[case(&["--metrics-cert-path=/certs"], "--metrics-cert-path: the certificate is for --metrics-secure; write both")]
 #[case(&["--metrics-bind-address=8080"], "--metrics-bind-address: write :8080")]
 #[case(&["--health-probe-bind-address=:99999"], "--health-probe-bind-address: write :8080")]
 #[case(&["--watch-namespace=Shop"], "lower-case letters")]
 #[case(&["--operator-namespace="], "write the namespace")]
-#[case(&["--telegram-api-url=api.telegram.org"], "write such as https://api.telegram.org")]
-#[case(&["--telegram-api-url=ftp://api.telegram.org"], "write such as https://api.telegram.org")]
+#[case(&["--telegram-api-url=api.telegram.org"], "write a URL such as https://api.telegram.org")]
+#[case(&["--telegram-api-url=ftp://api.telegram.org"], "write a URL such as https://api.telegram.org")]
 #[case(&["--telegram-api-url=https://u:sesame@host"], "leave out the credentials")]
-#[case(&["--webhook-proxy=socks5://u:sesame@host"], "write such as http://proxy.example:3128")]
-#[case(&["--webhook-proxy=http://u:sesame@"], "write such as http://proxy.example:3128")]
+#[case(&["--webhook-proxy=socks5://u:sesame@host"], "write a URL such as http://proxy.example:3128")]
+#[case(&["--webhook-proxy=http://u:sesame@"], "write a URL such as http://proxy.example:3128")]
 #[case(&["--webhook-deny-cidr=10.0.0.0/40"], "write a network such as 10.0.0.0/8")]
-#[case(&["--pod-ip=10.0.0.0/8"], "write such as 10.0.0.7")]
+#[case(&["--pod-ip=10.0.0.0/8"], "write for example 10.0.0.7")]
 #[case(&["--webhook-allow-port=0"], "write a port from 1 to 65535")]
 #[case(&["--webhook-allow-port=65536"], "write a port from 1 to 65535")]
 #[case(&["--cluster-name=a\nb"], "one line")]

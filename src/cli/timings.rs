@@ -12,121 +12,119 @@ use super::parse::duration;
 /// Each default is written twice, for clap and in `Default` here or of the crate that uses it; a test compares the two.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Timings {
-    /// How long a standing-by replica waits for a silent leader before it takes over
-    ///
-    /// Counted from the last renewal that it saw, on its own clock. At least 1s.
+    /// Let a standby acquire the Lease this long after its last observed renewal; at least 1s
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_LEASE_DURATION", value_name = "DURATION", value_parser = duration,
         default_value = "9s", help_heading = "Leader election")]
     pub leader_elect_lease_duration: Duration,
-    /// How long the leader acts without a successful renewal; then it stops and exits
+    /// Stop a leader that has not renewed its Lease for this long
     ///
     /// Less than --leader-elect-lease-duration: the leader must have stopped before another may start.
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_RENEW_DEADLINE", value_name = "DURATION", value_parser = duration,
         default_value = "6s", help_heading = "Leader election")]
     pub leader_elect_renew_deadline: Duration,
-    /// How often the lease is renewed, or asked for (then up to 2.2 times as long, at random)
+    /// Renew the Lease at this interval; a standby tries after up to 2.2 times as long, at random
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT_RETRY_PERIOD", value_name = "DURATION", value_parser = duration,
         default_value = "500ms", help_heading = "Leader election")]
     pub leader_elect_retry_period: Duration,
 
-    /// First wait after a failed pass or request
+    /// Wait this long after the first failed reconcile or request
     #[arg(long, env = "QUARTERMASTER_BACKOFF_MIN", value_parser = duration, default_value = "1s", hide = true)]
     pub backoff_min: Duration,
-    /// Longest wait after failed passes or requests
+    /// Wait at most this long after failed reconciles or requests
     #[arg(long, env = "QUARTERMASTER_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub backoff_max: Duration,
-    /// First wait after what somebody has to mend elsewhere, such as a right that AWS does not grant
+    /// Wait this long after the first error that needs a fix elsewhere, such as a missing AWS permission
     #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MIN", value_parser = duration, default_value = "30s", hide = true)]
     pub slow_backoff_min: Duration,
-    /// Longest wait after what somebody has to mend elsewhere
+    /// Wait at most this long after errors that need a fix elsewhere
     #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MAX", value_parser = duration, default_value = "10m", hide = true)]
     pub slow_backoff_max: Duration,
-    /// The most that a receiver's Retry-After is honoured for (Telegram's retry_after has no such limit)
+    /// Honour a receiver's Retry-After for at most this long; does not limit Telegram's retry_after
     #[arg(long, env = "QUARTERMASTER_RETRY_AFTER_MAX", value_parser = duration, default_value = "1h", hide = true)]
     pub retry_after_max: Duration,
-    /// How often a contact point that stopped (401, 403, 404 and the like) is tried again
+    /// Retry a stopped contact point (401, 403, 404 and the like) at this interval
     #[arg(long, env = "QUARTERMASTER_STOPPED_RETRY_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub stopped_retry_period: Duration,
-    /// How long one request to a receiver may take, unless the contact point says otherwise
+    /// Limit one request to a receiver to this time, unless the contact point sets its own
     #[arg(long, env = "QUARTERMASTER_SEND_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
     pub send_timeout: Duration,
-    /// How often a Secret that is in use is read again
+    /// Read a Secret in use again at this interval
     #[arg(long, env = "QUARTERMASTER_SECRET_REFRESH_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub secret_refresh_period: Duration,
-    /// How often the admission policies are checked
+    /// Check the admission policies at this interval
     #[arg(long, env = "QUARTERMASTER_POLICY_CHECK_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub policy_check_period: Duration,
-    /// First wait for what no watch tells of, such as a Secret that is not there
+    /// Wait this long before the first poll for what no watch reports, such as a missing Secret
     #[arg(long, env = "QUARTERMASTER_POLL_MIN", value_parser = duration, default_value = "1s", hide = true)]
     pub poll_min: Duration,
-    /// Longest wait for what no watch tells of
+    /// Wait at most this long between polls for what no watch reports
     #[arg(long, env = "QUARTERMASTER_POLL_MAX", value_parser = duration, default_value = "30s", hide = true)]
     pub poll_max: Duration,
-    /// Age from which an entry expires when an attempt to deliver it fails
+    /// Expire an entry of at least this age when an attempt to deliver it fails
     #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
     pub delivery_max_age: Duration,
-    /// How long one pass over one object may take
+    /// Limit one reconcile of one object to this time
     #[arg(long, env = "QUARTERMASTER_RECONCILE_TIMEOUT", value_parser = duration, default_value = "60s", hide = true)]
     pub reconcile_timeout: Duration,
-    /// How often the Event of a state that lasts is renewed (the apiserver forgets Events after an hour)
+    /// Repeat the Event of a lasting state at this interval; the apiserver deletes Events after an hour
     #[arg(long, env = "QUARTERMASTER_EVENT_RENEWAL", value_parser = duration, default_value = "30m", hide = true)]
     pub event_renewal: Duration,
-    /// How often each object is looked at without a reason
+    /// Reconcile each object at least at this interval
     #[arg(long, env = "QUARTERMASTER_SYNC_PERIOD", value_parser = duration, default_value = "30m", hide = true)]
     pub sync_period: Duration,
-    /// Within how long repeated corrections of one child make it contested
+    /// Count repeated corrections of one child within this time as contested
     #[arg(long, env = "QUARTERMASTER_DRIFT_WINDOW", value_parser = duration, default_value = "10m", hide = true)]
     pub drift_window: Duration,
-    /// First wait between two corrections of a child that is contested
+    /// Wait this long before the first correction of a contested child
     #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MIN", value_parser = duration, default_value = "15s", hide = true)]
     pub drift_backoff_min: Duration,
-    /// Longest wait between two corrections of a child that is contested; without one for so long, it no longer is
+    /// Wait at most this long between corrections of a contested child; without any for this time it is no longer contested
     #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub drift_backoff_max: Duration,
-    /// Time between two writes of children that only a restart of the operator calls for, once those of 5 s were made at once
+    /// Space the child writes that only a restart requires by this time, after a burst of 5 s of them
     #[arg(long, env = "QUARTERMASTER_CONFIRMATION_PERIOD", value_parser = duration, default_value = "50ms", hide = true)]
     pub confirmation_period: Duration,
-    /// How long an autoscaler may be inactive before its app is not ready: a new one has no metrics at first
+    /// Report an app with an inactive autoscaler as not ready after this time; a new autoscaler has no metrics at first
     #[arg(long, env = "QUARTERMASTER_SCALING_INACTIVE_GRACE_PERIOD", value_parser = duration, default_value = "5m",
         hide = true)]
     pub scaling_inactive_grace_period: Duration,
-    /// How often each load balancer is looked at: AWS tells nobody of a change (up to 1.2 times as long, at random)
+    /// Check each load balancer at this interval, times up to 1.2 at random; AWS reports no changes
     #[arg(long, env = "QUARTERMASTER_AWS_SYNC_PERIOD", value_parser = duration, default_value = "10m", hide = true)]
     pub aws_sync_period: Duration,
-    /// How long one call of AWS may take
+    /// Limit one AWS call to this time
     #[arg(long, env = "QUARTERMASTER_AWS_TIMEOUT", value_parser = duration, default_value = "20s", hide = true)]
     pub aws_timeout: Duration,
-    /// How often AWS is asked what is there, once 20 calls were made at once
+    /// Space AWS read calls by this time, after a burst of 20
     #[arg(long, env = "QUARTERMASTER_AWS_READ_PERIOD", value_parser = duration, default_value = "200ms", hide = true)]
     pub aws_read_period: Duration,
-    /// How often AWS is asked to change something, once 10 calls were made at once
+    /// Space AWS write calls by this time, after a burst of 10
     #[arg(long, env = "QUARTERMASTER_AWS_WRITE_PERIOD", value_parser = duration, default_value = "500ms", hide = true)]
     pub aws_write_period: Duration,
-    /// How long after a load balancer was asked for AWS may still show none
+    /// Wait this long for AWS to show a load balancer that the operator requested
     #[arg(long, env = "QUARTERMASTER_AWS_CONSISTENCY_WINDOW", value_parser = duration, default_value = "60s", hide = true)]
     pub aws_consistency_window: Duration,
-    /// How long it is remembered whose token one is that reads the metrics
+    /// Cache the user of a metrics token for this time
     #[arg(long, env = "QUARTERMASTER_METRICS_AUTHENTICATION_TTL", value_parser = duration, default_value = "1m", hide = true)]
     pub metrics_authentication_ttl: Duration,
-    /// How long it is remembered that somebody may read the metrics
+    /// Cache for this time that a user may read the metrics
     #[arg(long, env = "QUARTERMASTER_METRICS_AUTHORIZED_TTL", value_parser = duration, default_value = "5m", hide = true)]
     pub metrics_authorized_ttl: Duration,
-    /// How long it is remembered that somebody may not, or is not known
+    /// Cache for this time that a user may not read the metrics, or that a token is unknown
     #[arg(long, env = "QUARTERMASTER_METRICS_UNAUTHORIZED_TTL", value_parser = duration, default_value = "30s", hide = true)]
     pub metrics_unauthorized_ttl: Duration,
-    /// How long a connection to the secured metrics lasts: a silent one keeps its place no longer
+    /// Close a connection to the secured metrics after this time
     #[arg(long, env = "QUARTERMASTER_METRICS_CONNECTION_MAX_AGE", value_parser = duration, default_value = "1m", hide = true)]
     pub metrics_connection_max_age: Duration,
-    /// How long its handshake may take, the head of a request, and what is under way at its end
+    /// Limit a handshake, a request head and the final response of the secured metrics to this time each
     #[arg(long, env = "QUARTERMASTER_METRICS_IO_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
     pub metrics_io_timeout: Duration,
-    /// How long running passes and requests are waited for on shutdown
+    /// Wait this long for running reconciles and requests on shutdown
     #[arg(long, env = "QUARTERMASTER_GRACEFUL_SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "500ms", hide = true)]
     pub graceful_shutdown_timeout: Duration,
-    /// How long the apiserver may take to begin its answer
+    /// Limit the wait for the beginning of the apiserver's response to this time
     #[arg(long, env = "QUARTERMASTER_API_TIMEOUT", value_parser = duration, default_value = "30s", hide = true)]
     pub api_timeout: Duration,
-    /// How long one watch request lasts before it is renewed; one that hangs in silence is noticed by then
+    /// Renew a watch request after this time, at which the operator also notices a stalled watch
     #[arg(long, env = "QUARTERMASTER_WATCH_TIMEOUT", value_parser = duration, default_value = "2m", hide = true)]
     pub watch_timeout: Duration,
 }

@@ -100,7 +100,7 @@ impl StatusReport {
                 String::new()
             };
             out.line(format!(
-                "There is nothing of Quartermaster{place} yet{explain}"
+                "There are no Quartermaster resources{place} yet{explain}"
             ))?;
         } else {
             self.print_objects(out)?;

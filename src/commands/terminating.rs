@@ -42,7 +42,7 @@ fn waits_for_children(object: &ObjectSummary, cluster: &ClusterArgs) -> String {
         "kubectl get deployments,services,pods,ingresses,hpa -n {} -l {OWNER_UID}={}",
         object.namespace, object.uid
     ));
-    format!("its children are deleted first, and some are left: {command}")
+    format!("its children are deleted first, and some remain: {command}")
 }
 
 fn waits_for_operator(finalizer: &str, object: &ObjectSummary) -> String {
@@ -80,7 +80,7 @@ fn waits_for_another_program(
         object.namespace
     ));
     format!(
-        "the program that set the finalizer has to remove it; if that program is gone: {command}"
+        "the program that set the finalizer must remove it; if that program no longer runs: {command}"
     )
 }
 

@@ -102,7 +102,7 @@ fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
             |last| {
                 let why = last.reason.as_deref().unwrap_or("Error");
                 format!(
-                    "container {} ended with exit code {} ({why}) and is started again",
+                    "container {} exited with code {} ({why}) and restarts",
                     container.name, last.exit_code
                 )
             },
@@ -178,9 +178,9 @@ mod tests {
     #[case::back_off(waiting("ImagePullBackOff", "Back-off pulling image \"x\": ErrImagePull: rpc error: not found"), Some(("ImagePullBackOff", "rpc error: not found")))]
     #[case::old_back_off(waiting("ImagePullBackOff", "Back-off pulling image \"x\""), Some(("ImagePullBackOff", "Back-off pulling image \"x\"")))]
     #[case::config(waiting("CreateContainerConfigError", "secret \"x\" not found"), Some(("CreateContainerConfigError", "secret \"x\" not found")))]
-    #[case::crash(container(json!({ "restartCount": 3, "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 40s restarting" } }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), Some(("CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")))]
+    #[case::crash(container(json!({ "restartCount": 3, "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 40s restarting" } }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), Some(("CrashLoopBackOff", "container web exited with code 7 (Error) and restarts")))]
     #[case::between_crashes(container(json!({ "restartCount": 4, "state": { "running": {} }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), None)]
-    #[case::first_crash(container(json!({ "state": { "terminated": { "exitCode": 137, "reason": "OOMKilled" } } })), Some(("CrashLoopBackOff", "container web ended with exit code 137 (OOMKilled) and is started again")))]
+    #[case::first_crash(container(json!({ "state": { "terminated": { "exitCode": 137, "reason": "OOMKilled" } } })), Some(("CrashLoopBackOff", "container web exited with code 137 (OOMKilled) and restarts")))]
     #[case::done(container(json!({ "state": { "terminated": { "exitCode": 0, "reason": "Completed" } } })), None)]
     #[case::no_reason(waiting("my reason", "x"), None)]
     #[case::crash_unexplained(waiting("CrashLoopBackOff", "back-off 10s"), Some(("CrashLoopBackOff", "back-off 10s")))]

@@ -226,7 +226,7 @@ async fn message_waits_or_fails_by_its_answer() {
                     .await;
                 assert!(
                     message.contains(&format!("{code} because-{code}"))
-                        && message.ends_with("it is tried again")
+                        && message.ends_with("the operator retries")
                 );
                 bed.event(&name, "DeliveryFailing").await;
                 assert_eq!(

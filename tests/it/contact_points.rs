@@ -173,7 +173,9 @@ async fn webhook_to_the_operator_itself_is_rejected() {
     bed.webhook("hook", &receiver.url()).await;
     let (_, message) = condition(&bed.not_ready("hook", "AddressNotAllowed").await);
     assert!(
-        message.contains("the address 127.0.0.1 is refused: the operator's own address always is"),
+        message.contains(
+            "the address 127.0.0.1 is not allowed: the operator's own address is always denied"
+        ),
         "{message}"
     );
     assert_eq!(receiver.requests().len(), 0);

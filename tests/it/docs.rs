@@ -233,7 +233,7 @@ fn every_field_has_a_row_with_its_bounds() {
         for path in rows.filter(|path| path.starts_with("spec.") || path.starts_with("status")) {
             assert!(
                 fields(&crd).contains_key(path),
-                "{path} is no field of a {}",
+                "{path} is not a field of a {}",
                 crd.spec.names.kind
             );
         }

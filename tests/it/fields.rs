@@ -489,7 +489,7 @@ async fn recreated_kind_is_discovered_again() {
     .await;
     // The admission policy may have reviewed the author's permissions in that namespace only.
     let message = bed
-        .waiting("it", "ResourceMismatch: widgets lie in no namespace")
+        .waiting("it", "ResourceMismatch: widgets are cluster-scoped")
         .await;
     assert!(message.ends_with("leave target.namespace out"), "{message}");
     assert_eq!(actions_and_values(&bed.history("it").await), []);
@@ -504,7 +504,7 @@ async fn recreated_kind_is_discovered_again() {
     bed.delivered("it", &expected).await;
     widgets.serve_as(&bed, "Namespaced", "Widget").await;
     put("Widget", Some(&bed.namespace), 6).await;
-    bed.waiting("it", "ResourceMismatch: widgets lie in namespaces")
+    bed.waiting("it", "ResourceMismatch: widgets are namespaced")
         .await;
     lies_in(Some(&bed.namespace)).await;
     expected.push(("Created", Some("6")));
@@ -521,7 +521,7 @@ async fn recreated_kind_is_discovered_again() {
     assert!(message.ends_with("write target.kind: Gadget"), "{message}");
     bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } }))
         .await;
-    bed.waiting("it", "ResourceMismatch: widgets lie in no namespace")
+    bed.waiting("it", "ResourceMismatch: widgets are cluster-scoped")
         .await;
     lies_in(None).await;
     expected.push(("Created", Some("7")));

@@ -369,17 +369,17 @@ async fn webhook_rejects_denied_addresses() {
         (
             "metadata",
             "http://169.254.169.254/latest/meta-data/".into(),
-            "metadata addresses always are",
+            "metadata addresses are always denied",
         ),
         (
             "decimal",
             "http://2852039166/".into(),
-            "metadata addresses always are",
+            "metadata addresses are always denied",
         ),
         (
             "nat64",
             "http://[64:ff9b::a9fe:a9fe]/".into(),
-            "metadata addresses always are",
+            "metadata addresses are always denied",
         ),
         (
             "unspecified",
@@ -473,7 +473,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     assert_eq!(silent, closed);
     let (_, message) = condition(&bed.not_ready("port", "AddressNotAllowed").await);
     assert!(
-        message.contains("port 1 is refused: it is not in --webhook-allow-port="),
+        message.contains("port 1 is not allowed: it is not in --webhook-allow-port="),
         "{message}"
     );
 

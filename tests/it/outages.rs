@@ -355,7 +355,7 @@ async fn failed_test_message_is_reported_as_unreachable() {
         let point = bed.not_ready(name, "Unreachable").await;
         let (_, message) = crate::support::condition(&point);
         assert!(
-            message.contains(expected) && message.ends_with("; it is tried again"),
+            message.contains(expected) && message.ends_with("; the operator retries"),
             "{name}: {message}"
         );
         let status = point.status.unwrap();

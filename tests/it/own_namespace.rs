@@ -56,7 +56,7 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
         (
             "cluster",
             json!({ "apiVersion": "v1", "kind": "Namespace", "resource": "namespaces", "name": far }),
-            format!("the target is cluster-scoped, and this operator refuses that {FLAG}"),
+            format!("the target is cluster-scoped, and this operator does not allow that {FLAG}"),
         ),
     ] {
         let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.metadata.name}" });

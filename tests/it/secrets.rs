@@ -217,7 +217,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
     assert!(
-        condition_message(&point).contains("the answer is no Secret"),
+        condition_message(&point).contains("the response is not a Secret"),
         "{}",
         condition_message(&point)
     );

@@ -171,7 +171,7 @@ impl Elb {
             return Err(AwsError::unsent(
                 Class::Stale,
                 "NotLeading",
-                "this replica does not lead any more",
+                "this replica no longer holds the lease",
             ));
         }
         let span = traces::call(action.service(), action.name());
@@ -296,7 +296,7 @@ impl Aws for Elb {
         let account = caller.account().filter(|account| !account.is_empty());
         account
             .map(Into::into)
-            .ok_or_else(|| AwsError::unknown("AWS does not say whose the credentials are"))
+            .ok_or_else(|| AwsError::unknown("AWS returned no account for the credentials"))
     }
 
     async fn find_load_balancer(&self, name: &str) -> Result<Option<LoadBalancer>, AwsError> {
@@ -344,8 +344,7 @@ impl Aws for Elb {
             })
             .await?;
         let created = created.load_balancers().first().map(LoadBalancer::from);
-        created
-            .ok_or_else(|| AwsError::unknown("AWS created a load balancer and did not say which"))
+        created.ok_or_else(|| AwsError::unknown("AWS created a load balancer without returning it"))
     }
 
     async fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> Result<(), AwsError> {
@@ -522,7 +521,7 @@ impl Aws for Elb {
         };
         let created = self.call(AwsAction::CreateTargetGroup, create).await?;
         let created = created.target_groups().first().map(TargetGroup::from);
-        created.ok_or_else(|| AwsError::unknown("AWS created a target group and did not say which"))
+        created.ok_or_else(|| AwsError::unknown("AWS created a target group without returning it"))
     }
 
     async fn set_health_check(&self, group: &str, path: &str) -> Result<(), AwsError> {

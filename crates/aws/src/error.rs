@@ -197,7 +197,7 @@ impl AwsError {
             None if status == 429 => (Class::Transient, THROTTLED),
             None => (Class::Slow, REQUEST_FAILED),
         };
-        let cause = message.unwrap_or("no words with it");
+        let cause = message.unwrap_or("no message");
         // Some messages are as long as a policy, and the advice follows them.
         let cause = &cause[..cause.floor_char_boundary(400)];
         let message = match code {

@@ -52,7 +52,7 @@ fn from_environment() -> Result<ProxyConfig, AwsError> {
     let listed = variable(["NO_PROXY", "no_proxy"]);
     let direct: Vec<_> = listed.as_deref().into_iter().chain([LINK_LOCAL]).collect();
     // The value may contain a password.
-    let message = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are known";
+    let message = "AWS cannot be called through HTTPS_PROXY: write a URL such as http://proxy.example:3128; only http and https are supported";
     let proxy = ProxyConfig::https(url)
         .map_err(|_| AwsError::unsent(Class::Slow, error::PROXY_INVALID, message))?;
     Ok(proxy.no_proxy(direct.join(",")))

@@ -96,7 +96,7 @@ impl AddressPolicy {
             let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
             let ports = ports.join(",");
             return Err(AddressDenied(format!(
-                "port {port} is refused: it is not in --webhook-allow-port={ports}"
+                "port {port} is not allowed: it is not in --webhook-allow-port={ports}"
             )));
         }
         literal(url).map_or(Ok(()), |address| self.check(address))
@@ -109,7 +109,7 @@ impl AddressPolicy {
     fn check_one(&self, address: IpAddr, shown: IpAddr) -> Result<(), AddressDenied> {
         let denied = |why: &str| {
             Err(AddressDenied(format!(
-                "the address {shown} is refused: {why}"
+                "the address {shown} is not allowed: {why}"
             )))
         };
         let is_link_local = match address {
@@ -121,16 +121,16 @@ impl AddressPolicy {
             IpAddr::V6(v6) => v6.is_unspecified(),
         };
         if is_link_local || METADATA.iter().any(|net| net.contains(&address)) {
-            return denied("link-local and cloud metadata addresses always are");
+            return denied("link-local and cloud metadata addresses are always denied");
         }
         if is_unspecified {
-            return denied("the unspecified address always is");
+            return denied("the unspecified address is always denied");
         }
         if self.own.contains(&address) {
-            return denied("the operator's own address always is");
+            return denied("the operator's own address is always denied");
         }
         if address.is_loopback() && !self.allow_loopback {
-            return denied("loopback is, unless the operator runs with --webhook-allow-loopback");
+            return denied("loopback needs --webhook-allow-loopback");
         }
         match self.deny.iter().find(|net| net.contains(&address)) {
             Some(net) => denied(&format!("it lies in --webhook-deny-cidr={net}")),
@@ -352,7 +352,7 @@ mod tests {
                 "{refused}"
             );
             assert!(
-                refused.ends_with("the operator's own address always is"),
+                refused.ends_with("the operator's own address is always denied"),
                 "{refused}"
             );
         }

@@ -44,7 +44,7 @@ pub enum RequestError {
     #[error("the apiserver did not answer within {0:?}")]
     Timeout(Duration),
     /// The request failed before an answer.
-    #[error("{url} could not be asked: {why}")]
+    #[error("{url} cannot be reached: {why}")]
     Unanswered {
         /// URL of the server, without credentials.
         url: String,
@@ -508,7 +508,7 @@ mod tests {
         };
         assert_eq!(
             causes(&*error),
-            format!("http://{shut} could not be asked: Connection refused (os error 111)")
+            format!("http://{shut} cannot be reached: Connection refused (os error 111)")
         );
     }
 

@@ -348,7 +348,7 @@ impl<C: Controller> Managed<C> {
         if cx.object.meta().deletion_timestamp.is_none() {
             return if cx.object.is_suspended() {
                 Ok(Some(Outcome::suspended(
-                    "spec.suspend is true: nothing is changed",
+                    "spec.suspend is true: the operator changes nothing",
                 )))
             } else {
                 self.controller.reconcile(cx).await.map(Some)

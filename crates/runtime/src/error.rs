@@ -64,7 +64,7 @@ pub enum Error {
     #[error("{0}")]
     NotOwned(String),
     /// The child is being deleted.
-    #[error("{0} is being deleted; it is created again once it is gone")]
+    #[error("{0} is being deleted; the operator recreates it afterwards")]
     Terminating(String),
     /// The apiserver rejects the child.
     #[error("the apiserver refuses {what}: {}", .status.message)]

@@ -281,7 +281,7 @@ mod tests {
 
     #[rstest]
     #[case::as_desired("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), None)]
-    #[case::of_another_image("redis", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), Some("its image is redis, and is to be nginx:1"))]
+    #[case::of_another_image("redis", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), Some("its image is redis, and the spec says nginx:1"))]
     #[case::of_another_banner("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "bye" }), Some("the banner has changed"))]
     #[case::terminated("nginx:1", "hello", "Failed", json!({ "image": "nginx:1", "banner": "hello" }), Some("it has terminated"))]
     #[case::of_an_invalid_app("redis", "hello", "Running", json!({}), None)]

@@ -126,7 +126,7 @@ pub(super) fn print(
     } else {
         out.table(&["RESOURCE", "OBJECT", "NOTE"], &rows)?;
     }
-    out.section("Left alone:", &left)
+    out.section("Unchanged:", &left)
 }
 
 #[cfg(test)]

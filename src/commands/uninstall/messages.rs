@@ -61,7 +61,7 @@ impl Uninstall<'_> {
         out.paragraph(plan.foreign.iter().map(|crd| foreign(crd)))?;
         out.paragraph(plan.unknown.iter().map(|why| {
             format!(
-                "Some of this may be another program's: the owners of the CRDs are not known: {why}"
+                "Some of these objects may belong to another program: the owners of the CRDs are not known: {why}"
             )
         }))
     }
@@ -110,7 +110,7 @@ impl Uninstall<'_> {
 
     pub(super) fn print_success(&self, out: &mut Printer) -> anyhow::Result<ExitCode> {
         let place = in_namespace(self.namespace());
-        out.line(format!("All is gone{place}."))?;
+        out.line(format!("Everything is deleted{place}."))?;
         if self.namespace().is_none() && !self.args.purge {
             out.line("CRDs that are installed stay, and so does the operator: delete it the way it was installed.")?;
         }
@@ -125,13 +125,13 @@ impl Uninstall<'_> {
     ) -> anyhow::Result<ExitCode> {
         out.line("")?;
         for target in &remaining.targets {
-            out.line(format!("Left: {}", target.object.title()))?;
+            out.line(format!("Remaining: {}", target.object.title()))?;
             for blocker in target.blockers(self.args) {
                 out.line(format!("  {blocker}"))?;
             }
         }
         for crd in &remaining.crds {
-            out.line(format!("Left: CRD {}", crd.name))?;
+            out.line(format!("Remaining: CRD {}", crd.name))?;
             if let Some(problem) = &crd.problem {
                 out.line(format!("  {problem}"))?;
             }
@@ -149,9 +149,9 @@ impl Uninstall<'_> {
             out.paragraph([remedy])?;
         }
         let left = remaining.targets.len() + remaining.crds.len();
-        let left = count(left, "object is left", "objects are left");
+        let left = count(left, "object remains", "objects remain");
         out.paragraph([format!(
-            "{left}: run it again to continue, once that is fixed."
+            "{left}: run it again to continue, once the problem is fixed."
         )])?;
         Ok(ExitCode::FAILURE)
     }
@@ -219,7 +219,7 @@ fn remedies(remaining: &Remaining, operator: &OperatorState, args: &UninstallArg
 /// Returns a line for a CRD that is another program's.
 pub(super) fn foreign(crd: &str) -> String {
     format!(
-        "Left alone, with its objects: CRD {crd}, which is not this program's (no annotation {SCHEMA})"
+        "Unchanged, with its objects: CRD {crd}, which is not this program's (no annotation {SCHEMA})"
     )
 }
 

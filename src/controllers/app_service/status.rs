@@ -158,7 +158,7 @@ impl Rollout {
     pub fn outcome(&self, key: &ObjectKey, problem: Option<PodProblem>) -> Outcome {
         if self.is_complete() {
             return Outcome::ready(match self.desired {
-                0 => "no Pod is wanted".into(),
+                0 => "no Pods are desired".into(),
                 1 => "the Pod is available".into(),
                 all => format!("all {all} Pods are available"),
             });
@@ -168,7 +168,7 @@ impl Rollout {
             let paused = self.condition("Progressing", "Unknown");
             if let Some((reason, message)) = paused.filter(|(reason, _)| reason == PAUSED) {
                 let resume = format!("kubectl rollout resume deployment/{}", key.name);
-                let message = format!("{message}; to go on: {resume} -n {}", key.namespace);
+                let message = format!("{message}; to resume: {resume} -n {}", key.namespace);
                 return Outcome::failed(reason, message);
             }
             if let Some((reason, message)) = self.condition("ReplicaFailure", "True") {
@@ -185,7 +185,7 @@ impl Rollout {
         let available = number(self.status.available_replicas).min(self.desired);
         let outdated = number(self.status.replicas) - number(self.status.updated_replicas);
         let message = if available == self.desired && outdated > 0 {
-            format!("Pods of before are still there: {outdated}")
+            format!("outdated Pods still exist: {outdated}")
         } else {
             format!("{available} of {} Pods are available", self.desired)
         };

@@ -153,7 +153,7 @@ impl CopyStore {
             if live.meta().deletion_timestamp.is_some() {
                 return Err(CopyError::blocked(
                     CHILD_TERMINATING,
-                    "the copy is being deleted; it is created again once it is gone",
+                    "the copy is being deleted; the operator recreates it afterwards",
                 ));
             }
             let written = match copy::step(source, spec, owner, &live) {

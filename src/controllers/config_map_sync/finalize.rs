@@ -45,7 +45,7 @@ impl ConfigMapSyncs {
             reason,
             message,
         } = first;
-        let message = format!("the copy in {namespace} cannot be removed: {message}");
+        let message = format!("the copy in {namespace} cannot be deleted: {message}");
         reported(blocked(cx, reason, message), true, error).map(Some)
     }
 

@@ -153,7 +153,7 @@ impl Controller for ConfigMapSyncs {
         if plan.selects()
             && let Some(why) = self.index.namespaces_unknown()
         {
-            let message = format!("the namespaces that the selector means are not known: {why}");
+            let message = format!("the selected namespaces are unknown: {why}");
             return Ok(blocked(cx, FORBIDDEN, message));
         }
         if let Some(links) = self.index.closes_loop(&cx.key) {

@@ -83,7 +83,7 @@ impl Plan {
         let name = spec.copy_name();
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
             return Err(PlanError::SpecInvalid(
-                "write sourceNamespace and configMapName: what is to be copied".into(),
+                "add sourceNamespace and configMapName: the ConfigMap to copy".into(),
             ));
         }
         for (field, name, longest) in [
@@ -93,7 +93,7 @@ impl Plan {
         ] {
             if !may_exist(name, longest) {
                 return Err(PlanError::SpecInvalid(format!(
-                    "{field}: nothing can be called {name:?}: write lower-case letters, digits and '-', at most {longest}"
+                    "{field}: {name:?} is not a valid name: write lower-case letters, digits and '-', at most {longest}"
                 )));
             }
         }
@@ -129,7 +129,7 @@ impl Plan {
         }
         if !protected && PROTECTED_NAMES.contains(&name) {
             return Err(PlanError::DestinationNotAllowed(format!(
-                "copies named {name} are refused, because others trust them: give another destinationName, or run the \
+                "copies named {name} are not allowed, because other programs trust this name: write another destinationName, or run the \
                  operator with --allow-protected-destinations"
             )));
         }
@@ -151,7 +151,7 @@ impl Plan {
             Some(selector) => {
                 if let Some(bad) = impossible(selector) {
                     return Err(PlanError::SpecInvalid(format!(
-                        "destinationNamespaceSelector: {bad:?} is none: {LABELS}"
+                        "destinationNamespaceSelector: {bad:?} is not valid: {LABELS}"
                     )));
                 }
                 let unknown = |error| {
@@ -178,7 +178,7 @@ impl Plan {
                         refused.insert(namespace, why);
                     } else if !protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
                         let message = format!(
-                            "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
+                            "copies in {namespace} are not allowed, because this namespace belongs to Kubernetes: name another \
                              namespace, or run the operator with --allow-protected-destinations"
                         );
                         refused.insert(namespace, PlanError::DestinationNotAllowed(message));
@@ -369,7 +369,7 @@ mod tests {
     #[case::two_ways(json!({ "destinationNamespace": "b", "destinationNamespaceSelector": {} }), "give one destination")]
     #[case::itself(json!({ "destinationNamespace": "a" }), "onto itself")]
     #[case::itself_among_others(json!({ "destinationNamespaces": ["b", "a"] }), "onto itself")]
-    #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]
+    #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "the ConfigMap to copy")]
     #[case::the_articles_sample(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
     #[case::too_long(json!({ "destinationNamespace": "a".repeat(64) }), "at most 63")]
     #[case::no_key(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "team name/\u{2603}", "operator": "DoesNotExist" }] } }), "labels")]

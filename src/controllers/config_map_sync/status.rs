@@ -97,9 +97,9 @@ pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> O
         None => Outcome {
             reason: SYNCED.into(),
             ..Outcome::ready(match copied.destinations {
-                0 => "no namespace is to have a copy".into(),
-                1 => "the copy is as its source".into(),
-                several => format!("{several} copies are as their source"),
+                0 => "no namespace needs a copy".into(),
+                1 => "the copy matches its source".into(),
+                several => format!("{several} copies match their source"),
             })
         },
     };
@@ -129,10 +129,10 @@ fn incomplete(copied: &Copied) -> String {
     };
     let kept = match kept {
         0 => String::new(),
-        1 => "; one from before stays until what takes its place is there".into(),
-        several => format!("; {several} from before stay until what takes their place is there"),
+        1 => "; one earlier copy stays until its replacement exists".into(),
+        several => format!("; {several} earlier copies stay until their replacements exist"),
     };
-    format!("{matching} of {destinations} copies are as the source; {named}{more}{kept}")
+    format!("{matching} of {destinations} copies match the source; {named}{more}{kept}")
 }
 
 /// Returns the message of [`LOOP`] about `sync`. The message names only the `links` of its own namespace: readers of
@@ -163,11 +163,11 @@ pub fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
         _ => parts.concat(),
     };
     let fix = if own.is_empty() {
-        "change the source or the destination of this one"
+        "change the source or the destination of this ConfigMapSync"
     } else {
         "delete one of these, or this one"
     };
-    format!("what this copies would come back to its source through {through}: {fix}")
+    format!("the copied data would return to its source through {through}: {fix}")
 }
 
 #[cfg(test)]
@@ -223,10 +223,8 @@ mod tests {
                 .iter()
                 .map(|(namespace, name)| ObjectKey::new(namespace, name))
                 .collect();
-            closed_loop(&ObjectKey::new("shop", "c"), &links).replace(
-                "what this copies would come back to its source through ",
-                "",
-            )
+            closed_loop(&ObjectKey::new("shop", "c"), &links)
+                .replace("the copied data would return to its source through ", "")
         };
         assert_eq!(
             message(&[("shop", "a"), ("shop", "b")]),
@@ -238,7 +236,7 @@ mod tests {
         );
         assert_eq!(
             message(&[("secret", "x")]),
-            "a ConfigMapSync of another namespace: change the source or the destination of this one"
+            "a ConfigMapSync of another namespace: change the source or the destination of this ConfigMapSync"
         );
         let many: Vec<_> = (0..2000)
             .map(|number| ("shop", format!("{number:0>253}")))
@@ -268,7 +266,7 @@ mod tests {
         assert_eq!(outcome.reason, QUOTA_EXCEEDED);
         assert_eq!(
             outcome.message,
-            "2 of 3 copies are as the source; b: QuotaExceeded: full"
+            "2 of 3 copies match the source; b: QuotaExceeded: full"
         );
         let many = Copied {
             destinations: 200,
@@ -280,7 +278,7 @@ mod tests {
         };
         let message = report(&many).message;
         assert!(
-            message.contains("n4: QuotaExceeded: full; and 195 more; 2 from before stay"),
+            message.contains("n4: QuotaExceeded: full; and 195 more; 2 earlier copies stay"),
             "{message}"
         );
     }

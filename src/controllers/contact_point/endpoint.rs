@@ -99,7 +99,7 @@ pub async fn gather(
         WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets).await?)),
         other => {
             return Err(EndpointError::SpecInvalid(format!(
-                "spec.type is {other:?}: write {TELEGRAM} or {WEBHOOK} (another word meant {TELEGRAM} once)"
+                "spec.type is {other:?}: write {TELEGRAM} or {WEBHOOK} (any other value once meant {TELEGRAM})"
             )));
         }
     };
@@ -296,8 +296,8 @@ impl SecretReader<'_> {
     /// Returns the value of a key, as text.
     async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, EndpointError> {
         let value = self.value(reference).await?;
-        let text = std::str::from_utf8(&value.0)
-            .map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
+        let text =
+            std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"not UTF-8"))?;
         Ok(text.into())
     }
 
@@ -332,7 +332,7 @@ impl SecretReader<'_> {
             || !name.bytes().all(plain)
         {
             return Err(EndpointError::SpecInvalid(format!(
-                "{name:?} is no name: {}",
+                "{name:?} is not a valid name: {}",
                 SECRET_NAME.1
             )));
         }
@@ -372,7 +372,7 @@ impl SecretReader<'_> {
             }
             // The error's text would quote the Secret.
             Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
-                "the answer is no Secret".into(),
+                "the response is not a Secret".into(),
             )),
             Err(error) => Err(EndpointError::SecretUnreadable(telemetry::causes(&error))),
         }

@@ -76,7 +76,7 @@ pub fn answered(
         ReceiverState::Untried => return Outcome::unchanged(),
         ReceiverState::Accepted { migrated_to } => ready(migrated_to.or(migrated_before)),
         ReceiverState::Retrying(message) => {
-            Outcome::failed(UNREACHABLE, format!("{message}; it is tried again"))
+            Outcome::failed(UNREACHABLE, format!("{message}; the operator retries"))
         }
         ReceiverState::Stopped { reason, message } => Outcome::failed(*reason, message.clone()),
     };

@@ -146,7 +146,7 @@ impl PodState {
         let other_image = self.image != desired.image;
         let from_to = || {
             format!(
-                "its image is {}, and is to be {}",
+                "its image is {}, and the spec says {}",
                 self.image, desired.image
             )
         };
@@ -240,7 +240,7 @@ fn condition(status: &PodStatus, type_: &str) -> Option<(bool, PodReason)> {
 fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
     match phase {
         "Failed" => return PodReason::new(FAILED, format!("{name} failed: {}", end(status))),
-        "Succeeded" => return PodReason::new(SUCCEEDED, format!("{name} ended: {}", end(status))),
+        "Succeeded" => return PodReason::new(SUCCEEDED, format!("{name} exited: {}", end(status))),
         _ => {}
     }
     if let Some(PodProblem { reason, message }) = pod::problem(status) {
@@ -295,7 +295,7 @@ fn end(status: &PodStatus) -> String {
         let terminated = status.state.as_ref()?.terminated.as_ref()?;
         let reason = terminated.reason.as_deref().unwrap_or("Ended");
         Some(format!(
-            "{reason}: container {} ended with code {}",
+            "{reason}: container {} exited with code {}",
             status.name, terminated.exit_code
         ))
     };
@@ -348,11 +348,11 @@ mod tests {
     #[case::starting(json!({ "phase": "Pending", "containerStatuses": state(&json!({ "waiting": { "reason": "ContainerCreating" } })) }), "ContainerCreating", "container web waits")]
     #[case::no_image(json!({ "phase": "Pending", "containerStatuses": waits("ImagePullBackOff", "Back-off pulling") }), "ImagePullBackOff", "Back-off pulling")]
     #[case::crashes(json!({ "phase": "Running", "containerStatuses": waits("CrashLoopBackOff", "back-off 10s") }), "CrashLoopBackOff", "back-off 10s")]
-    #[case::crashed(json!({ "phase": "Running", "containerStatuses": state(&json!({ "terminated": { "reason": "OOMKilled", "exitCode": 137 } })) }), "CrashLoopBackOff", "container web ended with exit code 137 (OOMKilled) and is started again")]
+    #[case::crashed(json!({ "phase": "Running", "containerStatuses": state(&json!({ "terminated": { "reason": "OOMKilled", "exitCode": 137 } })) }), "CrashLoopBackOff", "container web exited with code 137 (OOMKilled) and restarts")]
     #[case::not_ready(json!({ "phase": "Running", "conditions": conditions("Ready", "NodeLost", "gone quiet"), "containerStatuses": state(&json!({ "running": {} })) }), "PodNotReady", "gone quiet")]
     #[case::evicted(json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" }), "PodFailed", "web-pod failed: Evicted: low on memory")]
-    #[case::failed(json!({ "phase": "Failed", "containerStatuses": state(&json!({ "terminated": { "reason": "Error", "exitCode": 2 } })) }), "PodFailed", "web-pod failed: Error: container web ended with code 2")]
-    #[case::ended(json!({ "phase": "Succeeded" }), "PodSucceeded", "web-pod ended: no reason is given")]
+    #[case::failed(json!({ "phase": "Failed", "containerStatuses": state(&json!({ "terminated": { "reason": "Error", "exitCode": 2 } })) }), "PodFailed", "web-pod failed: Error: container web exited with code 2")]
+    #[case::ended(json!({ "phase": "Succeeded" }), "PodSucceeded", "web-pod exited: no reason is given")]
     #[case::no_reason_at_all(json!({ "phase": "Pending", "containerStatuses": waits("my reason", "x") }), "PodPending", "web-pod is not running yet")]
     fn reason_of_a_pod_that_is_not_ready(
         #[case] status: Value,
@@ -429,7 +429,7 @@ mod tests {
             adopted_pod("httpd", "hello $")
                 .difference(&DESIRED)
                 .unwrap()
-                .contains("its image is httpd, and is to be nginx")
+                .contains("its image is httpd, and the spec says nginx")
         );
         // The first of the two variables does not count, and a variable from another source differs.
         assert_eq!(
@@ -490,12 +490,12 @@ mod tests {
 
     #[rstest]
     #[case::unchanged("nginx", DESIRED, false, "")]
-    #[case::another_image("httpd", DesiredPod { image: "httpd", ..DESIRED }, false, "its image is httpd, and is to be nginx")]
+    #[case::another_image("httpd", DesiredPod { image: "httpd", ..DESIRED }, false, "its image is httpd, and the spec says nginx")]
     #[case::another_banner("nginx", DesiredPod { banner: "bye", ..DESIRED }, false, "the banner has changed")]
     #[case::another_profile("nginx", DesiredPod { restricted: false, ..DESIRED }, false, "podSecurity has changed")]
     // Admission may replace images: comparing them would replace such a Pod for ever.
     #[case::changed_by_admission("mirror.example.com/nginx", DESIRED, false, "")]
-    #[case::edited("httpd", DESIRED, true, "its image is httpd, and is to be nginx")]
+    #[case::edited("httpd", DESIRED, true, "its image is httpd, and the spec says nginx")]
     #[case::edited_elsewhere("nginx", DESIRED, true, "")]
     fn owned_pod_differs_from_its_digest(
         #[case] image: &str,

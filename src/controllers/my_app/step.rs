@@ -99,7 +99,7 @@ pub fn outcome_of(pod: &PodState) -> Outcome {
 /// Reports a Pod that is being deleted.
 pub fn terminating(pod: &PodState) -> Outcome {
     let message = format!(
-        "{} is being deleted; it is created again once it is gone",
+        "{} is being deleted; the operator recreates it afterwards",
         pod.name()
     );
     Outcome::in_progress(CHILD_TERMINATING, message).requeue(Requeue::Poll)
@@ -108,7 +108,7 @@ pub fn terminating(pod: &PodState) -> Outcome {
 /// Reports a Pod whose node no longer exists.
 pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
     let message = format!(
-        "node {node} of {} no longer exists; the Pod is created again once it is gone too",
+        "node {node} of {} no longer exists; the operator recreates the Pod once it is deleted",
         pod.name()
     );
     Outcome::failed(NODE_NOT_FOUND, message).requeue(Requeue::Poll)
@@ -117,7 +117,7 @@ pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
 /// Reports a Pod whose node is not ready.
 pub fn node_not_ready(pod: &PodState, node: &str, why: &str) -> Outcome {
     let message = format!(
-        "node {node} of {} is not ready ({why}), and the Pod stays until the node is back; if it does not come back: \
+        "node {node} of {} is not ready ({why}), and the Pod stays until the node is ready; if the node does not return: \
          kubectl delete node {node}",
         pod.name()
     );

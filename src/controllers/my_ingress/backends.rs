@@ -98,7 +98,7 @@ impl Backends {
             nodes.wait_for(|nodes| *nodes != NodeListing::Unlisted),
         );
         let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
-            Err(_) => Some("they are being listed".into()),
+            Err(_) => Some("the list is in progress".into()),
             Ok(Ok(NodeListing::Forbidden(why))) => Some(why),
             // `self` owns the sender.
             Ok(_) => None,

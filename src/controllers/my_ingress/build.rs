@@ -144,13 +144,13 @@ pub(crate) fn incompatibility(
     let LoadBalancer { kind, scheme, .. } = load_balancer;
     if kind != "application" {
         return Some(format!(
-            "load balancer {name} is of type {kind}, and only application ones are looked after: delete it, or create this MyIngress \
-             anew under another name"
+            "the type of load balancer {name} is {kind}, and the operator manages only type application: delete it, or create this MyIngress \
+             again under another name"
         ));
     }
     (*scheme != desired.scheme).then(|| {
         format!(
-            "load balancer {name} is {scheme}, and nobody can change that: create this MyIngress anew with scheme: {scheme}, or \
+            "the scheme of load balancer {name} is {scheme} and cannot change: create this MyIngress again with scheme: {scheme}, or \
              delete the load balancer"
         )
     })

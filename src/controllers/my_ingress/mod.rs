@@ -123,8 +123,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
     async fn reconcile(&self, cx: &mut Context<MyIngress>) -> Result<Outcome> {
         build::check(&cx.object).map_err(Error::Invalid)?;
         if self.executor.scope != WatchScope::Cluster && !cx.object.spec.listeners.is_empty() {
-            let message = "spec.listeners lead to the cluster's nodes, which needs an operator without --watch-namespace: take them \
-                           out, and make listeners by other means";
+            let message = "spec.listeners send traffic to the cluster's nodes, which needs an operator without --watch-namespace: \
+                           remove spec.listeners, and create listeners by other means";
             let out_of_scope = Outcome::failed(OUT_OF_SCOPE, message);
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
@@ -211,7 +211,7 @@ impl<A: Aws> MyIngresses<A> {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());
             let what = || {
                 format!(
-                    "namespace {OF_THE_CLUSTER}, whose UID tells clusters apart, could not be read"
+                    "namespace {OF_THE_CLUSTER}, whose UID identifies the cluster, could not be read"
                 )
             };
             let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await;

@@ -31,7 +31,7 @@ use super::tags::TagOwnership;
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
 
-const OWNER_NOT_VISIBLE: &str = "AWS does not show yet whose the load balancer is";
+const OWNER_NOT_VISIBLE: &str = "AWS does not show the tags of the load balancer yet";
 
 /// Returns the next step, or `None` if nothing is left to do in this reconcile.
 pub(crate) fn next(desired: &Desired<'_>, observed: &Observed) -> Option<Step> {
@@ -238,15 +238,15 @@ impl<'a> Walker<'a> {
         }
         if ownership.claim != Ownership::Owned {
             if tagged.is_continue() {
-                let adopted = format!("load balancer {name} was taken over: {arn}");
+                let adopted = format!("Adopted load balancer {name}: {arn}");
                 self.normal("Adopt", "Adopted", adopted)?;
             }
         } else if self.observed.created.is_some() {
-            let created = format!("load balancer {name} was created: {arn}");
+            let created = format!("Created load balancer {name}: {arn}");
             self.normal("Create", "Created", created)?;
         } else if !changed.is_empty() {
             let changed = changed.join(", ");
-            self.updated(format!("{changed} of load balancer {name} put right"))?;
+            self.updated(format!("Corrected {changed} on load balancer {name}"))?;
         }
         tagged?;
         if let Some(error) = error
@@ -270,8 +270,8 @@ impl<'a> Walker<'a> {
             return self.left_alone(CONFLICT, message);
         };
         let message = format!(
-            "load balancer {name} is that of MyIngress {sibling}, and AWS has one of each name in an account and region: create this \
-             MyIngress anew under another name"
+            "MyIngress {sibling} owns load balancer {name}, and names are unique in an AWS account and region: create this \
+             MyIngress again under another name"
         );
         self.left_alone(NAME_TAKEN, message)
     }
@@ -388,7 +388,8 @@ impl<'a> Walker<'a> {
             }
             self.delete_target_groups(true)?;
             if self.observed.arn() == Some(arn) {
-                let note = format!("load balancer {arn} has lost our tags: it is left as it is");
+                let note =
+                    format!("Load balancer {arn} lost the operator's tags, so it stays unchanged");
                 self.warning("Delete", "Orphaned", note)?;
             }
             return Break(Stop::End(End::Deleted));
@@ -404,10 +405,10 @@ impl<'a> Walker<'a> {
         self.take_step(Step::VerifyDeletion(name.clone()))?;
         let remaining = self.observed.remaining.as_ref();
         if remaining.is_some_and(|it| it.arn == *arn) {
-            return self.deleting("AWS deletes the load balancer");
+            return self.deleting("AWS is deleting the load balancer");
         }
         self.delete_target_groups(false)?;
-        let deleted = format!("load balancer {name} was deleted: {arn}");
+        let deleted = format!("Deleted load balancer {name}: {arn}");
         self.normal("Delete", "Deleted", deleted)?;
         Break(Stop::End(End::Deleted))
     }
@@ -438,7 +439,7 @@ impl<'a> Walker<'a> {
             return error;
         }
         let message = format!(
-            "the load balancer may not be deleted ({}); to let it go: {} modify-load-balancer-attributes --load-balancer-arn {arn} \
+            "deletion protection is enabled ({}); to delete the load balancer: {} modify-load-balancer-attributes --load-balancer-arn {arn} \
              --attributes Key=deletion_protection.enabled,Value=false && {}",
             error.message,
             qm_aws::command(arn),
@@ -455,13 +456,13 @@ impl<'a> Walker<'a> {
     fn finalize<T>(&self) -> Walk<T> {
         if self.observed.may_yet_appear() {
             return self.deleting(
-                "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then",
+                "AWS may still create the load balancer: the operator deletes it once AWS shows it",
             );
         }
         self.delete_target_groups(false)?;
         if let Some(arn) = self.observed.arn() {
             let name = &self.desired.name;
-            let note = format!("AWS shows no load balancer {name} any more; there was {arn}");
+            let note = format!("AWS no longer shows load balancer {name}, whose ARN was {arn}");
             self.normal("Delete", "AlreadyDeleted", note)?;
         }
         Break(Stop::End(End::Deleted))
@@ -498,7 +499,7 @@ impl<'a> Walker<'a> {
         let mut ports = observed.draft.listeners.iter().map(|it| it.port);
         if ports.any(|port| observed.may_yet_show(port) && !is_shown(&tags.group_name(port))) {
             return self.deleting(
-                "AWS was asked for a target group a moment ago, and may show it yet: it is deleted then",
+                "AWS may still create a target group: the operator deletes it once AWS shows it",
             );
         }
         Continue(())
@@ -603,8 +604,8 @@ impl<'a> Walker<'a> {
                 return Continue(ListenerResult::not_visible(port));
             }
             let message = format!(
-                "port {port} of the load balancer has a listener that is not ours, which is left alone: choose another port, delete \
-                 it, or, {}",
+                "the listener of port {port} is not owned, so it stays unchanged: choose another port, delete \
+                 the listener, or, {}",
                 tags.adopt_command(arn)
             );
             return Continue(self.unchanged(port, CONFLICT, message));
@@ -740,7 +741,7 @@ impl<'a> Walker<'a> {
     fn foreign_group(&self, port: u16, group: &TargetGroup) -> ListenerResult {
         let TargetGroup { name, arn, .. } = group;
         let message = format!(
-            "target group {name}, which port {port} needs, is not ours: delete it, or, {}",
+            "target group {name}, which port {port} needs, is not owned: delete it, or, {}",
             self.desired.tags.adopt_command(arn)
         );
         self.unchanged(port, CONFLICT, message)
@@ -773,7 +774,7 @@ impl<'a> Walker<'a> {
         };
         self.ensure_tags(arn, &tags.tags(), actual, &BTreeSet::new())?;
         if tags.has_consent(actual) {
-            self.normal("Adopt", "Adopted", format!("{arn} was taken over"))?;
+            self.normal("Adopt", "Adopted", format!("Adopted {arn}"))?;
         }
         Continue(())
     }
@@ -807,7 +808,7 @@ impl<'a> Walker<'a> {
             return end_rejected(error.clone());
         }
         if let Some(error) = last {
-            let note = format!("port {port}: AWS does not have all nodes for targets: {error}");
+            let note = format!("Port {port}: AWS does not accept all nodes as targets: {error}");
             self.warning("Update", error.reason, note)?;
         }
         Continue(rejected)
@@ -833,7 +834,7 @@ impl<'a> Walker<'a> {
             let tags = self.desired.tags.tags();
             let create = Step::CreateListener(found.arn.clone(), desired, tags);
             self.take_recorded(port, create)?;
-            self.updated(format!("load balancer listens on port {port}"))?;
+            self.updated(format!("Created the listener of port {port}"))?;
             return Continue(true);
         };
         self.ensure_ownership(&existing.arn)?;
@@ -845,7 +846,7 @@ impl<'a> Walker<'a> {
             policy.get_or_insert_with(|| DEFAULT_POLICY.into());
         }
         self.take_step(Step::ModifyListener(existing.arn.clone(), desired))?;
-        self.updated(format!("listener of port {port} put right"))?;
+        self.updated(format!("Corrected the listener of port {port}"))?;
         Continue(existing.group.as_ref() != Some(&group.arn))
     }
 
@@ -856,7 +857,7 @@ impl<'a> Walker<'a> {
         let existing = observed.listeners.iter().find(|it| it.port == port);
         if let Some(listener) = existing.filter(|it| owners.is_owned(&it.arn)) {
             self.take_step(Step::DeleteListener(listener.arn.clone()))?;
-            self.updated(format!("load balancer listens on port {port} no more"))?;
+            self.updated(format!("Deleted the listener of port {port}"))?;
         }
         let name = self.desired.tags.group_name(port);
         let found = self.find_group(&name)?;
@@ -869,7 +870,7 @@ impl<'a> Walker<'a> {
         };
         if let Some(holder) = observed.listeners.iter().find(holds) {
             let message = format!(
-                "target group {name} is not wanted any more, and a listener that is not ours leads to it: delete the listener of \
+                "target group {name} is no longer needed, but a listener that is not owned uses it: delete the listener of \
                  port {}",
                 holder.port
             );

@@ -50,7 +50,7 @@ pub(crate) fn route(
     let node_port = found.node_port.and_then(|it| u16::try_from(it).ok());
     let Some(node_port) = node_port.filter(|it| *it != 0) else {
         let message = format!(
-            "Service {name} has no port on the nodes: write type: NodePort in it, or type: LoadBalancer"
+            "Service {name} has no node port: write type: NodePort or type: LoadBalancer in it"
         );
         return problem(NO_NODE_PORT, message);
     };
@@ -58,12 +58,12 @@ pub(crate) fn route(
         Some(Ok(nodes)) => nodes,
         unknown => {
             let why = unknown.and_then(|it| it.as_ref().err());
-            let why = why.map_or("they are being listed", String::as_str);
-            return problem(NODES_UNREADABLE, format!("the nodes are not known: {why}"));
+            let why = why.map_or("the list is in progress", String::as_str);
+            return problem(NODES_UNREADABLE, format!("the nodes are unknown: {why}"));
         }
     };
     if nodes.is_empty() {
-        let message = "no node can take traffic: their spec.providerID names no instance of AWS, or they have the label \
+        let message = "no node can receive traffic: spec.providerID names no AWS instance, or the nodes have the label \
                        node.kubernetes.io/exclude-from-external-load-balancers";
         return problem(NO_NODES, message.into());
     }
@@ -233,9 +233,9 @@ mod tests {
         "Service web has no port 80 over TCP: it has 81, 82")]
     #[case::udp(Some(json!([{ "port": 80, "protocol": "UDP", "nodePort": 30_001 }])), Ok(nodes(&["i-1"])), "ServicePortNotFound",
         "Service web has no port 80 over TCP: it has none")]
-    #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no port on the nodes: write")]
-    #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can take traffic")]
-    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnreadable", "the nodes are not known: no")]
+    #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no node port: write")]
+    #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can receive traffic")]
+    #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnreadable", "the nodes are unknown: no")]
     fn route_problems(
         #[case] ports: Option<Value>,
         #[case] nodes: Result<BTreeSet<String>, String>,

@@ -10,7 +10,7 @@ use qm_core::conditions::READY;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
-/// AWS was asked for the load balancer, and does not show it yet.
+/// the load balancer was requested, and AWS does not show it yet.
 pub(crate) const CREATING: &str = "Creating";
 /// AWS creates the load balancer.
 pub(crate) const PROVISIONING: &str = "Provisioning";
@@ -110,7 +110,7 @@ impl MyIngressReadiness {
     }
 
     pub fn creating(alb: Option<Alb>) -> Self {
-        let message = "AWS was asked for the load balancer, and does not show it yet";
+        let message = "the load balancer was requested, and AWS does not show it yet";
         Self::not_ready(Some(alb.unwrap_or_default()), CREATING, message)
     }
 
@@ -129,17 +129,17 @@ impl MyIngressReadiness {
             "active" => (READY, format!("{dns} is active")),
             "active_impaired" => (
                 IMPAIRED,
-                format!("{dns} works, but AWS could not give it all that it needs to grow{why}"),
+                format!("{dns} works, but AWS lacks the resources to scale it{why}"),
             ),
             "failed" => (
                 PROVISIONING_FAILED,
                 format!(
-                    "AWS could not make the load balancer{why}; delete this MyIngress and create it anew"
+                    "AWS could not create the load balancer{why}; delete this MyIngress and create it again"
                 ),
             ),
             _ => (
                 PROVISIONING,
-                format!("AWS makes the load balancer, which takes minutes{why}"),
+                format!("AWS is creating the load balancer, which takes minutes{why}"),
             ),
         };
         Self {
@@ -196,7 +196,9 @@ impl ListenerResult {
         Self {
             port,
             reason: TARGETS_INITIAL,
-            message: format!("AWS was asked for what port {port} needs, and does not show it yet"),
+            message: format!(
+                "the resources of port {port} were requested, and AWS does not show them yet"
+            ),
             changes: true,
             ..Self::default()
         }
@@ -230,7 +232,7 @@ impl ListenerResult {
         let ill = known.into_iter().filter(|it| it.state != "initial");
         let ill: Vec<_> = ill.collect();
         let (reason, message) = if ill.is_empty() {
-            let message = format!("AWS has not yet found out how the targets of port {port} are");
+            let message = format!("the targets of port {port} are in initial health checks");
             (TARGETS_INITIAL, message)
         } else {
             let causes: BTreeSet<_> = ill.iter().map(|it| cause(it)).collect();
@@ -298,28 +300,28 @@ mod tests {
         "",
         false,
         PROVISIONING,
-        "AWS makes the load balancer, which takes minutes"
+        "AWS is creating the load balancer, which takes minutes"
     )]
     #[case(
         "a_new_one",
         "why",
         false,
         PROVISIONING,
-        "AWS makes the load balancer, which takes minutes: why"
+        "AWS is creating the load balancer, which takes minutes: why"
     )]
     #[case(
         "active_impaired",
         "no address",
         false,
         IMPAIRED,
-        "web.elb works, but AWS could not give it all that it needs to grow: no address"
+        "web.elb works, but AWS lacks the resources to scale it: no address"
     )]
     #[case(
         "failed",
         "no address",
         false,
         PROVISIONING_FAILED,
-        "AWS could not make the load balancer: no address; delete this MyIngress and create it anew"
+        "AWS could not create the load balancer: no address; delete this MyIngress and create it again"
     )]
     fn only_active_is_ready(
         #[case] state: &str,

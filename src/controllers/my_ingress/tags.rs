@@ -90,10 +90,10 @@ impl OwnershipTags<'_> {
             (Some(_), Some(owner)) if *owner != self.owner.path() => {
                 format!("belonged to MyIngress {}", short(owner))
             }
-            _ => "is not ours".into(),
+            _ => "is not owned".into(),
         };
         format!(
-            "load balancer {name} {ownership} and is left alone; {}",
+            "load balancer {name} {ownership}, so it stays unchanged; {}",
             self.adopt_command(&load_balancer.arn)
         )
     }
@@ -114,8 +114,8 @@ impl OwnershipTags<'_> {
     fn elsewhere(&self, reason: &'static str, arn: &str, called: &str, needs: &str) -> AwsError {
         let (name, namespace) = (self.owner.name(), self.owner.namespace());
         let message = format!(
-            "{arn} is not in {called}: nothing is done, and a deletion waits; give the operator {needs} back, or delete the MyIngress \
-             and have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
+            "{arn} is not in {called}: the operator changes nothing, and deletion waits; give the operator {needs}, or delete the \
+             MyIngress and abandon the load balancer: kubectl patch myingress {name} -n {namespace} --type=merge -p \
              '{{\"metadata\":{{\"finalizers\":null}}}}'"
         );
         AwsError::unsent(Class::Slow, reason, message)
@@ -136,7 +136,7 @@ impl OwnershipTags<'_> {
     /// Returns the command with which an editor of a resource in AWS has it adopted.
     pub fn adopt_command(&self, arn: &str) -> String {
         format!(
-            "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
+            "to adopt it: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
             qm_aws::command(arn),
             self.owner.path(),
             self.reconcile_command(),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&[("ManagedBy", "kopf")], "load balancer web-alb is not ours")]
+    #[case(&[("ManagedBy", "kopf")], "load balancer web-alb is not owned")]
     #[case(&[(CLUSTER, "c2"), (OWNER, "shop/web")], "load balancer web-alb belongs to MyIngress shop/web of cluster c2")]
     #[case(&[(CLUSTER, "c1"), (OWNER, "a/web"), (OWNER_UID, "u9")], "load balancer web-alb belonged to MyIngress a/web")]
     fn conflict_names_owner_and_command(#[case] pairs: &[(&str, &str)], #[case] start: &str) {
@@ -310,7 +310,7 @@ mod tests {
             cluster: "c1",
         }
         .conflict(&load_balancer, "web-alb", &tags(pairs));
-        let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
+        let command = ", so it stays unchanged; to adopt it: aws --region eu-1 elbv2 add-tags --resource-arns \
             arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";
         assert_eq!(message, format!("{start}{command}"));

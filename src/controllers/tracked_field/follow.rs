@@ -219,7 +219,7 @@ impl Targets {
         let namespace = resolved.namespace_of(target);
         if resolved.namespaced && namespace.is_empty() {
             let message = format!(
-                "{} lie in namespaces: write target.namespace",
+                "{} are namespaced: write target.namespace",
                 resolved.resource.plural
             );
             return Err(WaitingReason::ResourceMismatch(message));
@@ -228,7 +228,7 @@ impl Targets {
         // Admission policies only check that the author has permissions in the named namespace.
         if !resolved.namespaced && !target.namespace.is_empty() {
             let message = format!(
-                "{} lie in no namespace: leave target.namespace out",
+                "{} are cluster-scoped: remove target.namespace",
                 resolved.resource.plural
             );
             return Err(WaitingReason::ResourceMismatch(message));

@@ -270,7 +270,7 @@ impl<T: Transport> TrackedFields<T> {
                 .iter()
                 .any(|entry| entry.is_pending() && entry.merged.is_some())
             {
-                let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
+                let note = "merged waiting changes with their neighbours: the outbox is full";
                 cx.warning("Merge", "EntriesMerged", note);
             }
         }

@@ -173,7 +173,7 @@ impl WaitingReason {
                 format!("{target} does not exist; the operator reports it once it exists")
             }
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
-            Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
+            Self::TargetUnreadable(message) => format!("{}; the operator retries", brief(message)),
             Self::TargetUndecodable { target, problem } => {
                 format!("{target} {problem}; nothing is recorded until then")
             }
@@ -183,10 +183,10 @@ impl WaitingReason {
             | Self::ResourceMismatch(message)
             | Self::Field { message, .. } => message.clone(),
             Self::TemplateInvalid(message) => {
-                format!("spec.template: {message}; until it is mended messages are the default ones")
+                format!("spec.template: {message}; until the template is fixed, messages use the default text")
             }
             Self::BodyInvalid { name, message } => format!(
-                "webhookSpec.body of {name:?} fails for the newest change: {message}; such messages are sent as without it"
+                "webhookSpec.body of {name:?} fails for the newest change: {message}; such messages use the default body"
             ),
             Self::OutOfScope { namespace } if namespace.is_empty() => {
                 "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
@@ -196,7 +196,7 @@ impl WaitingReason {
                 format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
             }
             Self::CrossNamespace { namespace } if namespace.is_empty() => {
-                format!("the target is cluster-scoped, and this operator refuses that ({NO_CROSS_NAMESPACE_REFS})")
+                format!("the target is cluster-scoped, and this operator does not allow that ({NO_CROSS_NAMESPACE_REFS})")
             }
             Self::CrossNamespace { namespace } => {
                 format!("namespace {namespace:?} is not the TrackedField's own ({NO_CROSS_NAMESPACE_REFS})")
@@ -206,16 +206,16 @@ impl WaitingReason {
                 format!("{name:?} not found; there is {nearest:?}")
             }
             Self::ContactPointNotFound { name, nearest: None } => {
-                format!("{name:?} not found; a ContactPoint is looked for in the TrackedField's own namespace")
+                format!("{name:?} not found; create the ContactPoint in the TrackedField's own namespace")
             }
-            Self::ContactPointNotObserved { name } => format!("{name:?}: it has not been tried yet"),
+            Self::ContactPointNotObserved { name } => format!("{name:?}: not observed yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::WriteRejected(message) => format!(
                 "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}; change the \
                  admission policy or webhook so that it accepts writes of trackedfields/status, or delete this TrackedField",
                 brief(message)
             ),
-            Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),
+            Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; the operator retries"),
         }
     }
 }
@@ -301,9 +301,9 @@ pub fn of_template(
     // Only a change shows whether the template can be rendered.
     let item = newest(object, history)?;
     let problem = match message::template::message(template, &message::View::of(&item, cluster)) {
-        Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
+        Ok(text) if text.trim().is_empty() => "empty for the newest change".to_owned(),
         Ok(_) => return None,
-        Err(error) => format!("it fails for the newest change: {error}"),
+        Err(error) => format!("failed for the newest change: {error}"),
     };
     Some(WaitingReason::TemplateInvalid(problem))
 }
@@ -390,10 +390,7 @@ mod tests {
         let new = of(&json!(null)).unwrap();
         assert_eq!(
             (new.reason(), &*new.message()),
-            (
-                "ContactPointNotReady",
-                r#""hook": it has not been tried yet"#
-            )
+            ("ContactPointNotReady", r#""hook": not observed yet"#)
         );
         assert!(!new.is_warning());
         let condition = |status: &str| {

@@ -118,7 +118,7 @@ async fn kubelet(bed: &Bed, container: Value) {
 
 #[rstest]
 #[case::image(json!({ "waiting": { "reason": "ErrImagePull", "message": "rpc error: not found" } }), json!({}), "ImagePullBackOff", "rpc error: not found")]
-#[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")]
+#[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web exited with code 7 (Error) and restarts")]
 #[case::config(json!({ "waiting": { "reason": "CreateContainerConfigError", "message": "secret \"x\" not found" } }), json!({}), "CreateContainerConfigError", "secret \"x\" not found")]
 #[tokio::test]
 async fn status_shows_the_reason_of_a_pod(
@@ -389,7 +389,10 @@ async fn suspended_app_is_unchanged_until_deletion() {
     )
     .await;
     let message = not_ready(&bed, "web", "Suspended").await;
-    assert_eq!(message, "spec.suspend is true: nothing is changed");
+    assert_eq!(
+        message,
+        "spec.suspend is true: the operator changes nothing"
+    );
     assert_eq!(bed.event("web", "Suspended").await, message);
     bed.delete::<Service>("web").await;
     bed.scale("web", 1).await;
@@ -440,7 +443,7 @@ async fn terminating_child_is_awaited_and_recreated() {
     bed.delete::<Service>("web").await;
     let message = not_ready(&bed, "web", "ChildTerminating").await;
     assert!(
-        message.ends_with("is being deleted; it is created again once it is gone"),
+        message.ends_with("is being deleted; the operator recreates it afterwards"),
         "{message}"
     );
     bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } }))

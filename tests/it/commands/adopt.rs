@@ -125,7 +125,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         line("/app-pod").ends_with("keeps running as it is"),
         "{plan}"
     );
-    let why = "its image is redis, and is to be nginx:latest: the operator deletes and recreates it; only if you name the resource";
+    let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; only if you name the resource";
     assert!(line("/old-pod").ends_with(why), "{plan}");
     let want = format!(
         "configmapsync/one in {here} and configmapsync/other in {here} need it: name the one that adopts it"
@@ -191,7 +191,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let (cluster, rest) = again.split_once("\n\n").unwrap();
     assert!(cluster.starts_with("Cluster: context "), "{again}");
     assert!(
-        rest.starts_with("There is nothing to adopt.\n\nLeft alone:\n"),
+        rest.starts_with("There is nothing to adopt.\n\nUnchanged:\n"),
         "{again}"
     );
 

@@ -106,7 +106,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     let began = Instant::now();
     let output = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
     assert!(
-        output.contains("1 object is left") && began.elapsed() < Duration::from_secs(34),
+        output.contains("1 object remains") && began.elapsed() < Duration::from_secs(34),
         "{output}"
     );
     assert_eq!(slow.hits(), 1);
@@ -152,7 +152,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         output.contains("\nCluster: context ") && output.contains(&proxy.url()),
         "{output}"
     );
-    assert!(output.ends_with("All is gone.\n"), "{output}");
+    assert!(output.ends_with("Everything is deleted.\n"), "{output}");
     assert_eq!((order.hits(), read.hits(), delete.hits()), (2, 1, 1));
     assert_eq!(bed.kubectl(&["get", "crds", "-o", "name"]).await, "");
 }

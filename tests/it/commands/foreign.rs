@@ -110,14 +110,14 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")])
         .await;
 
-    let alone = format!("Left alone, with its objects: CRD {foreign}, which is not this program's");
+    let alone = format!("Unchanged, with its objects: CRD {foreign}, which is not this program's");
     let output = run.ends(2, &["uninstall", "--purge"]).await;
     assert!(
         output.contains(&alone) && !output.contains("AppService"),
         "{output}"
     );
     let output = run.ends(0, &["uninstall", "--purge", "--yes"]).await;
-    assert!(output.ends_with("All is gone.\n"), "{output}");
+    assert!(output.ends_with("Everything is deleted.\n"), "{output}");
     assert_eq!(
         bed.kubectl(&["get", "crds", "-o", "name"]).await.trim(),
         format!("customresourcedefinition.apiextensions.k8s.io/{foreign}")
@@ -140,7 +140,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     );
     let text = run.ends(0, &["status", "-n", "default"]).await;
     assert!(
-        text.starts_with("There is nothing of Quartermaster in namespace default yet\n"),
+        text.starts_with("There are no Quartermaster resources in namespace default yet\n"),
         "{text}"
     );
 }

@@ -70,7 +70,7 @@ async fn printed_commands_are_for_the_same_cluster() {
         )
         .await;
     let (_, command) = output
-        .split_once("that program is gone: ")
+        .split_once("that program no longer runs: ")
         .unwrap_or_else(|| panic!("{output}"));
     shell
         .ends(0, &["-c", command.lines().next().unwrap()])

@@ -38,7 +38,7 @@ async fn unreachable_cluster_is_named_with_the_cause() {
             .kubeconfig(shut.clone())
             .ends(1, command)
             .await;
-        let cause = "http://127.0.0.1:1 could not be asked: Connection refused (os error 111)\n";
+        let cause = "http://127.0.0.1:1 cannot be reached: Connection refused (os error 111)\n";
         assert!(
             output.starts_with("error: ") && output.ends_with(cause),
             "{command:?}: {output}"

@@ -24,7 +24,7 @@ async fn status_shows_every_object_and_its_problem() {
     let empty = run.ends(0, &["status", "-n", here]).await;
     assert!(
         empty.starts_with(&format!(
-            "There is nothing of Quartermaster in namespace {here} yet"
+            "There are no Quartermaster resources in namespace {here} yet"
         )),
         "{empty}"
     );
@@ -169,7 +169,7 @@ async fn status_shows_blockers_of_deletions() {
     let held = format!(
         "\nconfigmapsync/sync in {here}: Terminating\n  quartermaster.dev/copies: the operator has not deleted the \
          copies in other namespaces yet; an operator that leaves out this kind or namespace (--controllers, --watch-namespace) \
-         never will\n  example.com/theirs: the program that set the finalizer has to remove it; "
+         never will\n  example.com/theirs: the program that set the finalizer must remove it; "
     );
     assert!(
         text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 terminating\n"),

@@ -208,7 +208,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     let since = scene.bed.plane.audit().mark().await.unwrap();
     let done = run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
     assert!(
-        done.ends_with(&format!("All is gone in namespace {here}.\n")),
+        done.ends_with(&format!("Everything is deleted in namespace {here}.\n")),
         "{done}"
     );
     assert_eq!(
@@ -350,7 +350,7 @@ async fn blockers_are_named_and_can_be_removed() {
     let output = until("the other objects are deleted", SOON * 4, async || {
         let output = run.ends(1, &arguments).await;
         Ok(output
-            .contains("\n2 objects are left: run it again")
+            .contains("\n2 objects remain: run it again")
             .then_some(output))
     })
     .await
@@ -361,11 +361,11 @@ async fn blockers_are_named_and_can_be_removed() {
         "{output}"
     );
     assert!(output.contains(&format!(
-        "Left: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: the program that set"
+        "Remaining: myingress/web in {here}\n  kopf.zalando.org/KopfFinalizerMarker: the program that set"
     )));
     assert!(
         output.contains(&format!(
-            "Left: myapp/banner in {here}\n  example.com/theirs: the program that set the finalizer has to remove it"
+            "Remaining: myapp/banner in {here}\n  example.com/theirs: the program that set the finalizer must remove it"
         )),
         "{output}"
     );
@@ -382,7 +382,7 @@ async fn blockers_are_named_and_can_be_removed() {
     // The printed commands remove the foreign finalizers, and no others ...
     let left = output.lines().filter(|line| line.starts_with("  "));
     let ways: Vec<_> = left
-        .filter_map(|line| line.split_once("that program is gone: "))
+        .filter_map(|line| line.split_once("that program no longer runs: "))
         .collect();
     assert_eq!(ways.len(), 2, "{output}");
     for (_, command) in ways {
@@ -449,7 +449,7 @@ async fn missing_permission_is_named_at_once() {
         .await;
     assert!(
         output.contains(
-            "Some of this may be another program's: the owners of the CRDs are not known: custom"
+            "Some of these objects may belong to another program: the owners of the CRDs are not known: custom"
         ),
         "{output}"
     );

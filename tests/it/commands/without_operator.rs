@@ -343,7 +343,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     assert_eq!(sync.finalizers(), ["example.com/theirs"]);
     assert!(
         output.contains("example.com/theirs: the program that set the finalizer")
-            && !output.contains("Left: myingress"),
+            && !output.contains("Remaining: myingress"),
         "{output}"
     );
     let none = json!({ "metadata": { "finalizers": null } });
@@ -551,8 +551,9 @@ async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
         "--leader-election-id=kept",
     ];
     let output = run.ends(1, &keep).await;
-    let held =
-        format!("Left: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n");
+    let held = format!(
+        "Remaining: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n"
+    );
     assert!(
         output.contains("Objects that need the operator will wait for it.")
             && output.contains(&held),

@@ -512,7 +512,7 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
     shop.sync("s", json!({ "destinationNamespaces": [b] }))
         .await;
     let copy = version(&shop.copied(&b, "settings", data.clone()).await);
-    let stays = "; one from before stays until what takes its place is there";
+    let stays = "; one earlier copy stays until its replacement exists";
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } }))
         .await;

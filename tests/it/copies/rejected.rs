@@ -52,7 +52,7 @@ async fn quota_in_one_namespace_blocks_no_other() {
     let words = shop.reads("s", "QuotaExceeded").await;
     assert!(
         words.starts_with(&format!(
-            "1 of 2 copies are as the source; {full}: QuotaExceeded"
+            "1 of 2 copies match the source; {full}: QuotaExceeded"
         )),
         "{words}"
     );
@@ -181,7 +181,7 @@ async fn rejected_destination_blocks_no_other() {
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
     let words = shop.reads("s", "OutOfScope").await;
     assert!(
-        words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "),
+        words.starts_with("1 of 2 copies match the source; elsewhere: OutOfScope: "),
         "{words}"
     );
     shop.assert_at_rest("s").await;
@@ -218,7 +218,7 @@ async fn forbidding_namespace_blocks_no_other() {
     let words = shop.reads("s", "Forbidden").await;
     assert!(
         words.starts_with(&format!(
-            "1 of 2 copies are as the source; {shut}: Forbidden"
+            "1 of 2 copies match the source; {shut}: Forbidden"
         )),
         "{words}"
     );
@@ -233,7 +233,7 @@ async fn forbidding_namespace_blocks_no_other() {
     let words = shop.reads("s", "Forbidden").await;
     assert!(
         words.starts_with(&format!(
-            "1 of 1 copies are as the source; {shut}: Forbidden"
+            "1 of 1 copies match the source; {shut}: Forbidden"
         )),
         "{words}"
     );
@@ -248,7 +248,7 @@ async fn forbidding_namespace_blocks_no_other() {
             let status = sync.status.as_ref().unwrap();
             status.conditions[0]
                 .message
-                .contains(&format!("the copy in {shut} cannot be removed"))
+                .contains(&format!("the copy in {shut} cannot be deleted"))
         })
         .await;
     order.take_back();

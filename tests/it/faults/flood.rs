@@ -151,7 +151,7 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
     }
     let message = bed.event("small", "EntriesMerged").await;
     assert!(
-        message.contains("joined with their neighbours"),
+        message.contains("merged waiting changes with their neighbours"),
         "{message}"
     );
     let memory = metric(&operator, "process_resident_memory_bytes").await;

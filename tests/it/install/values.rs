@@ -311,7 +311,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "telegramAPIURL=http://me:sesame@foo",
-            "write such as https://api.telegram.org, without credentials",
+            "write a URL such as https://api.telegram.org, without credentials",
             &["--telegram-api-url=http://me:sesame@foo"],
         ),
         (
@@ -367,7 +367,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "controllers={-myingress}",
-            "nothing is left to run",
+            "no kind remains to run",
             &["--controllers=-myingress"],
         ),
         (
@@ -561,7 +561,7 @@ async fn unknown_values_are_rejected() {
         ),
         (
             "controllers={-myingress}",
-            "nothing is left to run; write *, or *,-NAME",
+            "no kind remains to run; write *, or *,-NAME",
         ),
         (
             "serviceAccount.create=false",

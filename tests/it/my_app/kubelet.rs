@@ -208,7 +208,7 @@ async fn pod_of_a_deleted_node_is_replaced(bed: Bed) {
     let message = bed.app_has_reason("web", "NodeNotFound").await;
     assert_eq!(
         message,
-        "node gone-node of web-pod no longer exists; the Pod is created again once it is gone too"
+        "node gone-node of web-pod no longer exists; the operator recreates the Pod once it is deleted"
     );
     let terminating = bed
         .until("web-pod", "is being deleted", |pod: &Pod| {
@@ -283,7 +283,7 @@ async fn terminating_pod_is_awaited(bed: Bed) {
     let message = bed.app_has_reason("web", "ChildTerminating").await;
     assert_eq!(
         message,
-        "web-pod is being deleted; it is created again once it is gone"
+        "web-pod is being deleted; the operator recreates it afterwards"
     );
     // Further changes of the spec cause no further deletion, not even the change back.
     for image in ["nginx:3", "nginx:1"] {

@@ -19,7 +19,7 @@ impl Site {
         site.respec("web", json!({ "listeners": [http(80, "shop")] }))
             .await;
         let message = site.has_reason("web", "TargetsInitial").await;
-        assert!(message.contains("does not show it yet"), "{message}");
+        assert!(message.contains("does not show them yet"), "{message}");
         assert_eq!(site.groups().await.len(), 1);
         (site, operator)
     }
@@ -134,7 +134,7 @@ async fn finalizer_stays_until_the_load_balancer_is_deleted() {
     site.aws.linger(FOR_NOW);
     site.bed.delete::<MyIngress>("web").await;
     let message = site.has_reason("web", "Terminating").await;
-    assert_eq!(message, "AWS deletes the load balancer");
+    assert_eq!(message, "AWS is deleting the load balancer");
     site.aws.linger(Duration::ZERO);
     site.is_deleted("web").await;
     site.bed.event("web", "AlreadyDeleted").await;

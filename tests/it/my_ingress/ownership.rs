@@ -13,7 +13,7 @@ type Tags<'a> = &'a [(&'a str, &'a str)];
 
 /// Runs the commands in a condition's message, word for word.
 pub(super) async fn run_adopt_commands(site: &Site, message: &str) {
-    for commands in message.split("to hand it over: ").skip(1) {
+    for commands in message.split("to adopt it: ").skip(1) {
         let commands = commands.split("; ").next().unwrap();
         let (aws, kubectl) = commands.split_once(" && ").unwrap();
         let aws: Vec<_> = aws.split(' ').collect();
@@ -54,15 +54,15 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
     let _operator = site.operator().await;
     let owner = site.path("a");
     let cases: [(&str, Tags<'_>, &str); 5] = [
-        ("untagged", &[], "is not ours"),
-        ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
+        ("untagged", &[], "is not owned"),
+        ("kopf", &[("ManagedBy", "kopf")], "is not owned"),
         (
             "byname",
             &[
                 ("ManagedBy", "quartermaster"),
                 ("quartermaster.dev/owner", &owner),
             ],
-            "is not ours",
+            "is not owned",
         ),
         (
             "elsewhere",
@@ -73,7 +73,7 @@ async fn foreign_load_balancer_is_unchanged_until_adoption() {
             ],
             "of cluster other",
         ),
-        ("promised", &[(ADOPT_BY, "shop/another")], "is not ours"),
+        ("promised", &[(ADOPT_BY, "shop/another")], "is not owned"),
     ];
     for (name, tags, whose) in cases {
         // The adopted load balancer has other settings, so that the operator also corrects them.
@@ -202,7 +202,7 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     let message = other.has_reason("web", "NameTaken").await;
     assert!(
         message.starts_with(&format!(
-            "load balancer web-alb is that of MyIngress {}",
+            "MyIngress {} owns load balancer web-alb",
             site.path("web")
         )),
         "{message}"
@@ -411,7 +411,7 @@ async fn other_scheme_prevents_adoption() {
     site.ingress("web", json!({})).await;
     let message = site.has_reason("web", "Incompatible").await;
     assert!(
-        message.starts_with("load balancer web-alb is internal"),
+        message.starts_with("the scheme of load balancer web-alb is internal"),
         "{message}"
     );
     assert_eq!(changing(&site.aws.calls()), [""; 0]);

@@ -60,7 +60,7 @@ fn pull() -> PodProblem {
 #[rstest]
 #[case::complete(2, 3, counts(2, 2, 2), true, "Ready", "all 2 Pods are available")]
 #[case::one(1, 3, counts(1, 1, 1), true, "Ready", "the Pod is available")]
-#[case::none_desired(0, 3, json!({}), true, "Ready", "no Pod is wanted")]
+#[case::none_desired(0, 3, json!({}), true, "Ready", "no Pods are desired")]
 #[case::not_observed_yet(
     2,
     2,
@@ -84,7 +84,7 @@ fn pull() -> PodProblem {
     counts(3, 2, 2),
     false,
     "Progressing",
-    "Pods of before are still there: 1"
+    "outdated Pods still exist: 1"
 )]
 #[case::more_than_desired(
     1,
@@ -100,10 +100,10 @@ fn pull() -> PodProblem {
     counts(3, 1, 2),
     false,
     "Progressing",
-    "Pods of before are still there: 2"
+    "outdated Pods still exist: 2"
 )]
 #[case::quota(2, 3, both(counts(1, 1, 1), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), false, "FailedCreate", "exceeded quota")]
-#[case::paused(2, 3, both(counts(2, 0, 2), &condition("Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")), false, "DeploymentPaused", "Deployment is paused; to go on: kubectl rollout resume deployment/web -n shop")]
+#[case::paused(2, 3, both(counts(2, 0, 2), &condition("Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")), false, "DeploymentPaused", "Deployment is paused; to resume: kubectl rollout resume deployment/web -n shop")]
 #[case::resumed(2, 3, both(counts(2, 2, 1), &condition("Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")), false, "Progressing", "1 of 2 Pods are available")]
 #[case::late(2, 3, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "ProgressDeadlineExceeded", "timed out")]
 #[case::late_before(2, 2, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "Progressing", "1 of 2 Pods are available")]

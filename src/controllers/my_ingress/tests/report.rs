@@ -29,14 +29,14 @@ type Change = fn(&mut World);
 
 #[rstest]
 #[case::healthy(|_: &mut World| {}, "Ready", "web.elb is active", Ok(Requeue::OnChange))]
-#[case::provisioning(|world: &mut World| set_state(world, "provisioning"), "Provisioning", "AWS makes the load balancer", Ok(Requeue::Poll))]
+#[case::provisioning(|world: &mut World| set_state(world, "provisioning"), "Provisioning", "AWS is creating the load balancer", Ok(Requeue::Poll))]
 #[case::provisioning_comes_before_its_targets(|world: &mut World| {
     set_state(world, "provisioning");
     set_health(world, ["unhealthy"; 2]);
-}, "Provisioning", "AWS makes", Ok(Requeue::Poll))]
+}, "Provisioning", "AWS is creating", Ok(Requeue::Poll))]
 #[case::impaired(|world: &mut World| set_state(world, "active_impaired"), "ActiveImpaired", "web.elb works", Ok(Requeue::OnChange))]
-#[case::failed(|world: &mut World| set_state(world, "failed"), "ProvisioningFailed", "AWS could not make", Ok(Requeue::OnChange))]
-#[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "AWS has not yet found out", Ok(Requeue::Poll))]
+#[case::failed(|world: &mut World| set_state(world, "failed"), "ProvisioningFailed", "AWS could not create", Ok(Requeue::OnChange))]
+#[case::initial(|world: &mut World| set_health(world, ["initial"; 2]), "TargetsInitial", "the targets of port 80 are in initial health checks", Ok(Requeue::Poll))]
 #[case::unhealthy(|world: &mut World| set_health(world, ["unhealthy"; 2]), "TargetsUnhealthy", "no target of port 80 is healthy (unhealthy)",
     Ok(Requeue::Poll))]
 #[case::one_is_enough(|world: &mut World| set_health(world, ["healthy", "unhealthy"]), "Ready", "web.elb is active", Ok(Requeue::OnChange))]
@@ -44,25 +44,25 @@ type Change = fn(&mut World);
 #[case::target_added(|world: &mut World| world.nodes = Ok(vec!["i-1", "i-2", "i-3"]), "Ready", "web.elb is active", Ok(Requeue::Poll))]
 #[case::unroutable(|world: &mut World| world.services.clear(), "ServiceNotFound", "port 80: Service shop does not exist: create it", Ok(Requeue::OnChange))]
 #[case::unroutable_while_provisioning(|world: &mut World| { set_state(world, "provisioning"); world.services.clear(); }, "Provisioning",
-    "AWS makes", Ok(Requeue::Poll))]
+    "AWS is creating", Ok(Requeue::Poll))]
 #[case::listener_conflict(|world: &mut World| { world.aws.tags.insert(LISTENER.into(), tags(&[("theirs", "x")])); }, "Conflict",
-    "port 80 of the load balancer has a listener that is not ours", Ok(Requeue::OnChange))]
+    "the listener of port 80 is not owned", Ok(Requeue::OnChange))]
 #[case::group_conflict(|world: &mut World| { world.aws.tags.insert(GROUP.into(), tags(&[("theirs", "x")])); }, "Conflict",
     "target group qm-", Ok(Requeue::OnChange))]
-#[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not ours",
+#[case::unowned(|world: &mut World| { world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[])); }, "Conflict", "load balancer web-alb is not owned",
     Ok(Requeue::OnChange))]
 #[case::unowned_and_recent(|world: &mut World| {
     world.aws.tags.insert(LOAD_BALANCER.into(), tags(&[]));
     world.object["status"]["alb"]["creationRequestedAt"] = json!(ago(30));
-}, "Conflict", "load balancer web-alb is not ours", Ok(Requeue::Poll))]
-#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "Incompatible", "load balancer web-alb is internet-facing",
+}, "Conflict", "load balancer web-alb is not owned", Ok(Requeue::Poll))]
+#[case::incompatible(|world: &mut World| world.object["spec"]["scheme"] = json!("internal"), "Incompatible", "the scheme of load balancer web-alb is internet-facing",
     Ok(Requeue::OnChange))]
 #[case::other_region(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:us-1:1:web"), "RegionMismatch",
-    "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: nothing is done, and a deletion waits; give \
-     the operator region us-1 back, or", Err(Class::Slow))]
+    "arn:aws:elb:us-1:1:web is not in eu-1, the region that the operator is configured for: the operator changes nothing, and deletion waits; give \
+     the operator region us-1, or", Err(Class::Slow))]
 #[case::other_account(|world: &mut World| world.object["status"]["alb"]["arn"] = json!("arn:aws:elb:eu-1:2:web"), "AccountMismatch",
-    "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: nothing is done, and a deletion waits; give the \
-     operator credentials of account 2 back, or", Err(Class::Slow))]
+    "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: the operator changes nothing, and deletion waits; give the \
+     operator credentials of account 2, or", Err(Class::Slow))]
 #[tokio::test]
 async fn state_gives_condition_and_outcome(
     #[case] change: Change,
@@ -104,7 +104,7 @@ async fn lasting_problem_comes_first() {
         (readiness.reason, readiness.message.as_str()),
         (
             "ServiceNotFound",
-            "port 81: Service none does not exist: create it; AWS has not yet found out how the targets of port 80 are"
+            "port 81: Service none does not exist: create it; the targets of port 80 are in initial health checks"
         )
     );
     assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
@@ -142,7 +142,7 @@ async fn rejected_listener_is_reported(
         (readiness.reason, readiness.message.as_str()),
         (
             "OperationInProgress",
-            "port 81: AWS says Code: words; AWS has not yet found out how the targets of port 80 are"
+            "port 81: AWS says Code: words; the targets of port 80 are in initial health checks"
         )
     );
     // Transient states are checked again soon, unless the error is terminal.

@@ -60,7 +60,10 @@ impl Hash for FieldSelector {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
     /// The word does not exist, or not for that kind.
-    #[error("{field:?} is no field of a {kind}: write {}{A_PATH}", words_of(kind))]
+    #[error(
+        "{field:?} is not a field of a {kind}: write {}{A_PATH}",
+        words_of(kind)
+    )]
     FieldNotFound {
         /// Kind of the target.
         kind: String,

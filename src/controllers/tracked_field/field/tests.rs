@@ -162,7 +162,7 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
     "CronJob",
     "image",
     "FieldNotFound",
-    "is no field of a CronJob: write a JSONPath in braces"
+    "is not a field of a CronJob: write a JSONPath in braces"
 )]
 #[case("Deployment", "image:", "PathInvalid", "write image:NAME, or image")]
 #[case("Service", "targetPort:", "PathInvalid", "write targetPort:NAME")]
