@@ -491,7 +491,7 @@ async fn recreated_kind_is_discovered_again() {
     let message = bed
         .waiting("it", "ResourceMismatch: widgets are cluster-scoped")
         .await;
-    assert!(message.ends_with("leave target.namespace out"), "{message}");
+    assert!(message.ends_with("remove target.namespace"), "{message}");
     assert_eq!(actions_and_values(&bed.history("it").await), []);
     lies_in(None).await;
     let mut expected = vec![("Created", Some("5"))];

@@ -83,10 +83,12 @@ async fn end_state(bed: &Bed) -> Value {
         .await
         .unwrap();
     let mut status = json!(app.status);
-    status["conditions"][0]
-        .as_object_mut()
-        .unwrap()
-        .remove("lastTransitionTime");
+    for condition in status["conditions"].as_array_mut().unwrap() {
+        condition
+            .as_object_mut()
+            .unwrap()
+            .remove("lastTransitionTime");
+    }
     json!({
         "deployment": deployment.spec,
         "labels": deployment.metadata.labels.unwrap().keys().collect::<Vec<_>>(),

@@ -191,7 +191,7 @@ async fn status_watch_shows_changes() {
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
     let mut watch = run.start(&arguments);
-    watch.prints("There is nothing").await;
+    watch.prints("There are no Quartermaster resources").await;
     bed.webhook("first", "http://127.0.0.1:1").await;
     watch.prints("contactpoint/first").await;
     bed.webhook("second", "http://127.0.0.1:1").await;

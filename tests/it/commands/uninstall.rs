@@ -355,7 +355,8 @@ async fn blockers_are_named_and_can_be_removed() {
     })
     .await
     .unwrap();
-    let held = "  quartermaster.dev/load-balancer: DeletionProtected: the load balancer may not be";
+    let held =
+        "  quartermaster.dev/load-balancer: DeletionProtected: deletion protection is enabled";
     assert!(
         output.contains(held) && output.contains("modify-load-balancer-attributes"),
         "{output}"

@@ -286,27 +286,27 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "telegramAPIURL=foo",
-            "write such as https://api.telegram.org",
+            "write a URL such as https://api.telegram.org",
             &["--telegram-api-url=foo"],
         ),
         (
             "telegramAPIURL=ftp://foo",
-            "write such as https://api.telegram.org",
+            "write a URL such as https://api.telegram.org",
             &["--telegram-api-url=ftp://foo"],
         ),
         (
             "telegramAPIURL=https://",
-            "write such as https://api.telegram.org",
+            "write a URL such as https://api.telegram.org",
             &["--telegram-api-url=https://"],
         ),
         (
             "telegramAPIURL=http://a?b",
-            "write such as https://api.telegram.org",
+            "write a URL such as https://api.telegram.org",
             &["--telegram-api-url=http://a?b"],
         ),
         (
             "telegramAPIURL=http://a#b",
-            "write such as https://api.telegram.org",
+            "write a URL such as https://api.telegram.org",
             &["--telegram-api-url=http://a#b"],
         ),
         (
@@ -316,12 +316,12 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "webhook.proxy=me:sesame@foo",
-            "webhook.proxy: write such as",
+            "webhook.proxy: write a URL such as",
             &["--webhook-proxy=me:sesame@foo"],
         ),
         (
             "webhook.proxy=http://me:sesame@",
-            "webhook.proxy: write such as",
+            "webhook.proxy: write a URL such as",
             &["--webhook-proxy=http://me:sesame@"],
         ),
         (

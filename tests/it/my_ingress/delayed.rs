@@ -118,7 +118,7 @@ async fn late_tags_prove_ownership() {
     site.becomes("web", "exists", |_| true).await;
     site.bed.delete::<MyIngress>("web").await;
     let message = site.has_reason("web", "Terminating").await;
-    assert!(message.contains("whose"), "{message}");
+    assert!(message.contains("does not show the tags"), "{message}");
     site.aws.late_tags(Duration::ZERO);
     site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);

@@ -43,7 +43,7 @@ async fn operator_settings_are_corrected_and_no_others() {
     let event = site.bed.event("web", "Updated").await;
     assert!(
         event.starts_with(
-            "tags, subnets, IP address type, security groups of load balancer web-alb"
+            "Corrected tags, subnets, IP address type, security groups on load balancer web-alb"
         ),
         "{event}"
     );
@@ -104,7 +104,7 @@ async fn rejected_correction_blocks_no_other() {
     assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
     let event = site.bed.event("web", "Updated").await;
     assert!(
-        event.starts_with("security groups of load balancer web-alb"),
+        event.starts_with("Corrected security groups on load balancer web-alb"),
         "{event}"
     );
 }
