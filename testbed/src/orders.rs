@@ -1,4 +1,4 @@
-//! What is ordered to be done to requests on their way: to which of them, how often, and how often it was.
+//! Orders to intervene in requests: which requests, how often, and how often so far.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio::sync::watch;
 
 use crate::journal::lock;
 
-/// To which of the matching requests, counted from the moment of the order.
+/// Selection of matching requests, counted from the moment of the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Times {
-    /// All of them.
+    /// All requests.
     Always,
-    /// The first so many.
+    /// The first requests, as many as this.
     First(u64),
-    /// Only this one; the first is 1.
+    /// Only the request with this number, from 1.
     Nth(u64),
 }
 
@@ -29,7 +29,7 @@ impl Times {
     }
 }
 
-/// An order that stands until it is taken back, by hand: dropping this does nothing.
+/// An order that stays in force until [`Self::take_back`]; dropping the handle does nothing.
 #[derive(Clone)]
 pub struct Order {
     hits: watch::Sender<u64>,
@@ -47,12 +47,12 @@ impl Order {
         }
     }
 
-    /// How often it was carried out.
+    /// Returns how often the order applied.
     pub fn hits(&self) -> u64 {
         *self.hits.borrow()
     }
 
-    /// Waits until it was carried out so often; an error after `deadline`.
+    /// Waits until the order applied this often; fails after `deadline`.
     pub async fn wait_for_hits(&self, hits: u64, deadline: Duration) -> anyhow::Result<()> {
         let mut seen = self.hits.subscribe();
         tokio::time::timeout(deadline, seen.wait_for(|seen| *seen >= hits))
@@ -61,13 +61,13 @@ impl Order {
         Ok(())
     }
 
-    /// Takes it back: what a frozen watch held comes at once.
+    /// Cancels the order. Events that a frozen watch held arrive at once.
     pub fn take_back(&self) {
         (self.take_back)();
     }
 }
 
-/// All that is ordered: what is to match, and what is done.
+/// All orders: matchers and actions.
 pub(crate) struct Orders<M, D>(Mutex<Standing<M, D>>);
 
 struct Standing<M, D> {
@@ -113,13 +113,13 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
         })
     }
 
-    /// Takes all back; what would have been done.
+    /// Removes all orders and returns their actions.
     pub(crate) fn clear(&self) -> Vec<D> {
         let orders = std::mem::take(&mut lock(&self.0).orders);
         orders.into_iter().map(|order| order.deed).collect()
     }
 
-    /// What is done to a request that `matches`, in the order in which it was ordered.
+    /// Returns the actions for a request that `matches`, in the order in which they were added.
     pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<D> {
         let mut deeds = Vec::new();
         for order in lock(&self.0)

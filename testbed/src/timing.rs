@@ -14,14 +14,14 @@ struct Test {
 }
 
 thread_local! {
-    /// Dropped when the test ends: it has a thread of its own, of its name.
+    /// Guard that is dropped when the test ends, because each test has its own thread with its name.
     static TEST: Test = Test {
         name: thread::current().name().map(str::to_owned),
         began: Instant::now(),
     };
 }
 
-/// The time of the test that calls it runs from its first call.
+/// Starts the time of the calling test, at its first call.
 pub(crate) fn begin() {
     TEST.with(|_| ());
 }
@@ -35,7 +35,7 @@ impl Drop for Test {
         if name.contains("::") {
             let line = format!("{:7.1} s  {name}\n", self.began.elapsed().as_secs_f32());
             let file = File::options().create(true).append(true).open(path);
-            // No test fails for want of its time.
+            // A missing record must not fail a test.
             let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
         }
     }

@@ -1,4 +1,4 @@
-//! Handling of a call: orders of tests, credentials, AWS's rules, moto, the journal.
+//! Handling of a call: injected faults, credentials, AWS's rules, moto, the journal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use super::rules;
 use crate::serve::{Arrived, Reply, runtime};
 
 impl Layer {
-    /// Answers a request. It is dropped, wherever it waits, when the client closes the connection.
+    /// Responds to a request. When the client closes the connection, the caller drops this future at any await.
     pub(super) async fn handle(self: Arc<Self>, arrived: Arrived) -> Reply {
         let form = Form::parse(&arrived.body);
         if !form.is_elb() {
@@ -59,7 +59,7 @@ impl Layer {
         answer::reply(action, done)
     }
 
-    /// Does what is asked, to the end, also if nobody waits for it any more.
+    /// Performs the call to completion, even if no client waits for it any more.
     pub(super) async fn perform(self: &Arc<Self>, form: Form) -> Done {
         let layer = self.clone();
         let work = async move {
@@ -85,7 +85,7 @@ impl Layer {
             .map_err(|error| Refused::broken(&error.into()))
     }
 
-    /// A call of another API: moto's own answer.
+    /// Forwards a call of another API to moto.
     async fn pass(&self, arrived: Arrived) -> Reply {
         let path = arrived
             .uri
@@ -104,7 +104,7 @@ impl Layer {
         }
     }
 
-    /// Who calls, and whether they may. The signature itself is not checked.
+    /// Checks the caller's credentials, but not the signature itself.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let refuse = |code, words| Err(Refused::with_status(403, code, words));
         let Some(value) = headers
@@ -143,7 +143,7 @@ impl Layer {
     }
 }
 
-/// The access key, the region and the service that a signature names.
+/// Returns the access key, the region and the service of a signature.
 fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
     let (_, credential) = authorization
         .split_once("Credential=")
@@ -158,7 +158,7 @@ fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
     Ok((key, region, service))
 }
 
-/// A call's place in the journal: it is written when this is dropped, also in the midst of waiting.
+/// A journal entry, written on drop, also while the call still waits.
 struct Entry<'a> {
     layer: &'a Layer,
     call: Call,

@@ -28,10 +28,10 @@ async fn both<F: Future<Output = ()>>(test: impl Fn(reqwest::ClientBuilder) -> F
     test(reqwest::Client::builder().http2_prior_knowledge()).await;
 }
 
-/// Requests in short, each with its `Authorization`.
+/// Requests in short form, each with its `Authorization`.
 type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
-/// A small apiserver: it notes what it is asked, answers `{"items":[]}`, and streams to watches what it is told.
+/// A small apiserver that records requests, answers `{"items":[]}`, and streams the test's events to watches.
 struct Upstream {
     url: String,
     ca_pem: String,
@@ -83,7 +83,7 @@ impl Upstream {
     fn tell(&self, kind: &str, name: &str) {
         let event = json!({"type": kind, "object": {"metadata": {"name": name}}});
         let line = format!("{event}\n");
-        // In two pieces: events do not end where frames do.
+        // The event goes out in two pieces, because events do not end where frames do.
         let (first, second) = line.split_at(20);
         for piece in [first, second] {
             self.events
@@ -160,7 +160,7 @@ impl Client {
 struct Watch(reqwest::Response, Vec<u8>);
 
 impl Watch {
-    /// The next event; an error if the stream is cut, null if it ends.
+    /// Returns the next event; an error if the stream is cut, null if it ends.
     async fn next(&mut self) -> reqwest::Result<Value> {
         loop {
             if let Some(end) = self.1.iter().position(|byte| *byte == b'\n') {
@@ -197,7 +197,7 @@ fn start(builder: reqwest::ClientBuilder) -> (Upstream, Proxy, Client) {
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_spoken() {
+async fn proxy_speaks_both_http_versions() {
     let versions = Mutex::new(Vec::new());
     both(async |builder| {
         let (_upstream, _proxy, client) = start(builder);
@@ -212,7 +212,7 @@ async fn both_versions_of_http_are_spoken() {
 }
 
 #[tokio::test]
-async fn a_hook_after_the_answer_waits_for_its_last_byte() {
+async fn hook_after_response_waits_for_its_last_byte() {
     both(async |builder| {
         let (_upstream, proxy, client) = start(builder);
         let (ran, mut runs) = tokio::sync::mpsc::unbounded_channel();
@@ -223,7 +223,7 @@ async fn a_hook_after_the_answer_waits_for_its_last_byte() {
         proxy.inject(Match::any(), Times::Always, hook);
         let mut watch = client.watch().await;
         client.get(&format!("{PODS}/p")).await.unwrap();
-        // That of the watch, which came first, is not over.
+        // The watch, which came first, has no complete response yet.
         assert_eq!(
             tokio::time::timeout(SOON, runs.recv()).await.unwrap(),
             Some(Verb::Get)
@@ -239,7 +239,7 @@ async fn a_hook_after_the_answer_waits_for_its_last_byte() {
 }
 
 #[tokio::test]
-async fn requests_pass_and_are_counted() {
+async fn requests_are_forwarded_and_counted() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let answer = client.get(&format!("{PODS}?limit=5")).await.unwrap();
@@ -291,7 +291,7 @@ async fn requests_pass_and_are_counted() {
 }
 
 #[tokio::test]
-async fn the_nth_is_refused_as_the_apiserver_would() {
+async fn nth_request_is_rejected_like_the_apiserver() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let refusal = Refusal {
@@ -346,7 +346,7 @@ async fn the_nth_is_refused_as_the_apiserver_would() {
 }
 
 #[tokio::test]
-async fn cut_before_or_applied_and_lost() {
+async fn write_faults_apply_before_or_after_the_apiserver() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder.timeout(SOON));
         let path = format!("{PODS}/p");
@@ -430,7 +430,7 @@ async fn hooks_run_at_their_points() {
                 (*point, *asked)
             })
             .collect();
-        // The hook after the answer may run while the next request is on its way.
+        // The hook after the response may run while the next request is already in flight.
         let after = told
             .iter()
             .position(|(point, _)| *point == Point::AfterAnswer)
@@ -448,7 +448,7 @@ async fn hooks_run_at_their_points() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_gone_looks_like_one() {
+async fn unreachable_upstream_looks_unreachable() {
     let (upstream, proxy, client) = start(reqwest::Client::builder().pool_max_idle_per_host(0));
     let mut watch = client.watch().await;
     upstream.server.shut().await.unwrap();
@@ -463,7 +463,7 @@ async fn an_upstream_that_is_gone_looks_like_one() {
 }
 
 #[test]
-fn a_kubeconfig_leads_through_the_proxy() {
+fn kubeconfig_selects_the_proxy() {
     let upstream = Upstream::start();
     let ca = serde_json::to_value(k8s_openapi::ByteString(
         upstream.ca_pem.clone().into_bytes(),

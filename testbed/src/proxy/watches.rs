@@ -1,4 +1,4 @@
-//! The watches that run through the proxy: their events can be held back, hidden and cut, event by event.
+//! Running watches of the proxy: tests can hold back, hide and cut their events, event by event.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,7 +15,7 @@ use super::rules::{Match, Order};
 use crate::journal::lock;
 use crate::serve::Line;
 
-/// One event of a watch.
+/// An event of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchEvent {
     /// ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
@@ -26,18 +26,18 @@ pub struct WatchEvent {
     pub name: String,
 }
 
-/// How a running watch ends.
+/// End of a running watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// In good order, as after the apiserver's own timeout.
+    /// A clean end, as after the apiserver's own timeout.
     Clean,
-    /// In the middle of an event: the connection is cut (of HTTP/2, the stream).
+    /// A cut connection in the middle of an event (for HTTP/2, the stream).
     MidEvent,
-    /// With an `ERROR` event of code 410, then in good order.
+    /// An `ERROR` event with code 410, then a clean end.
     Gone,
 }
 
-/// What a watch says when its resource version is too old.
+/// Event of a watch whose resource version is too old.
 pub(super) const GONE: &[u8] =
     b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\
 \"status\":\"Failure\",\"message\":\"too old resource version: 1 (2)\",\"reason\":\"Expired\",\"code\":410}}\n";
@@ -45,7 +45,7 @@ pub(super) const GONE: &[u8] =
 #[derive(Clone)]
 enum Curb {
     Hold,
-    /// Only what ran already when this was ordered.
+    /// Applies only to watches that already ran at the time of the order.
     HoldRunning,
     Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
 }
@@ -114,7 +114,7 @@ impl Watches {
         self.changed.send_replace(());
     }
 
-    /// Ends the running watches that match, and says how many there were.
+    /// Ends the running watches that match and returns their number.
     pub(super) fn end(&self, matching: &Match, ending: Ending) -> usize {
         let mut ended = 0;
         lock(&self.state).live.retain(|_, (request, endings)| {
@@ -133,7 +133,7 @@ impl Watches {
             .count()
     }
 
-    /// Puts the proxy's hand on a watch's answer.
+    /// Wraps a watch's response.
     pub(super) fn guard(
         self: &Arc<Self>,
         request: ApiRequest,
@@ -160,7 +160,7 @@ impl Watches {
         StreamBody::new(frames).boxed_unsync()
     }
 
-    /// Whether events are held, and where they are counted.
+    /// Returns the counter of held events, if events are held.
     fn held(&self, live: &Live, request: &ApiRequest) -> Option<watch::Sender<u64>> {
         let state = lock(&self.state);
         let holds = |standing: &Standing| match standing.curb {
@@ -200,7 +200,7 @@ impl Watches {
     }
 }
 
-/// Takes a watch off the list when it ends, however it does.
+/// Removes a watch from the list on drop, however it ends.
 struct Live {
     watches: Arc<Watches>,
     id: u64,
@@ -239,7 +239,7 @@ async fn run(
             Some(ending) = endings.recv() => return end(&out, ending, flushed).await,
             Ok(()) = changed.changed() => {}
             permit = out.reserve(), if held.is_none() && !waiting.is_empty() => {
-                // It may have been frozen since.
+                // The watch may have been frozen since.
                 if watches.held(&entry, &request).is_none() && let (Ok(permit), Some(frame)) = (permit, waiting.pop_front()) {
                     permit.send(frame);
                 }
@@ -279,7 +279,7 @@ async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
             let beginning = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"object\":{\"kind\":");
             let before = *flushed.borrow_and_update();
             let _ = out.send(Ok(Frame::data(beginning))).await;
-            // An error takes along what was not yet written.
+            // An error would discard bytes that are not yet written.
             let _ =
                 tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
             let _ = out
@@ -289,7 +289,7 @@ async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
     }
 }
 
-/// Cuts a stream into its lines.
+/// Splits a stream into lines.
 #[derive(Default)]
 struct Lines(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! What a receiver does with the next request.
+//! Choice of a receiver's next reply.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use http::{HeaderValue, StatusCode, header};
 
 use super::Reply;
 
-/// How much a receiver takes.
+/// Rate limit of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// So many requests in any second; the others are answered 429 with `Retry-After`.
+    /// Number of requests in any second; further requests get 429 with `Retry-After`.
     PerSecond(usize),
-    /// One request at a time, each of which takes so long.
+    /// Duration of each request, one at a time.
     OneAtATime(Duration),
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Script {
     pub(super) paths: HashMap<String, Reply>,
     pub(super) texts: Vec<(String, Reply)>,
     pace: Option<Pace>,
-    /// When the requests of the last second came.
+    /// Arrival times of the last second's requests.
     taken: VecDeque<Instant>,
 }
 

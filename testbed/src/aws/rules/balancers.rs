@@ -1,4 +1,4 @@
-//! Balancers: made, shown, deleted.
+//! Load balancers: create, describe, delete.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,7 +16,8 @@ use crate::aws::REGION;
 pub(super) const SCHEMES: [&str; 2] = ["internet-facing", "internal"];
 pub(super) const TYPES: [&str; 3] = ["application", "network", "gateway"];
 
-/// The same call again gives the balancer that is there; another one of that name is refused.
+/// Creates a load balancer. An identical call returns the existing load balancer; a different one with the same name is
+/// rejected.
 pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     let name = required(&form, "Name")?.to_owned();
     check_name("load balancer", &name)?;
@@ -100,7 +101,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     Ok(vec![Element::with("LoadBalancers", made)])
 }
 
-/// Whether the balancer is what the form asks for.
+/// Returns whether the load balancer matches the form.
 fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) -> bool {
     let is = |param: &str, default: &str| form.get(param).unwrap_or(default) == balancer.get(param);
     let zones = balancer
@@ -158,7 +159,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let mut ask = form.clone();
         ask.remove("Marker");
         ask.set("PageSize", "1000000");
-        // moto has none that lingers.
+        // moto does not know deleted load balancers that linger.
         let live = |arn: &&String| state.balancers.contains_key(*arn);
         ask.set_list(
             "LoadBalancerArns",
@@ -185,7 +186,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     page(&state, &form, "LoadBalancers", "LoadBalancerArn", found)
 }
 
-/// What moto says of balancers, made right.
+/// Corrects moto's description of load balancers.
 pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
     for balancer in balancers {
         let Some(known) = state.balancers.get(balancer.get("LoadBalancerArn")) else {
@@ -201,8 +202,8 @@ pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
     }
 }
 
-/// Returns a DNS name that differs between load balancers of the same name, as in AWS. The number always has ten digits, so that
-/// tests can mask it.
+/// Returns a DNS name that differs between load balancers of the same name, as in AWS. The number always has ten
+/// digits, so that tests can mask it.
 fn dns(balancer: &Element) -> String {
     let (_, id) = balancer
         .get("LoadBalancerArn")
@@ -220,7 +221,8 @@ fn dns(balancer: &Element) -> String {
     )
 }
 
-/// One that is gone is deleted, also while describes still show it; one that is protected is not.
+/// Deletes a load balancer. Deleting a missing one succeeds, also while describes still show it; a protected one is
+/// rejected.
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     let arn = required(&form, "LoadBalancerArn")?;
     check_balancer_arn(arn)?;

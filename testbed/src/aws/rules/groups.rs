@@ -1,4 +1,4 @@
-//! Target groups: made, shown, changed, deleted.
+//! Target groups: create, describe, modify, delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::tags;
 
 const PROTOCOLS: [&str; 2] = ["HTTP", "HTTPS"];
 
-/// What AWS takes for what is not sent, for the protocols of an application load balancer.
+/// AWS's defaults of omitted parameters, for the protocols of an application load balancer.
 const DEFAULTS: [(&str, &str); 11] = [
     ("HealthCheckEnabled", "true"),
     ("HealthCheckIntervalSeconds", "30"),
@@ -28,7 +28,7 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("UnhealthyThresholdCount", "2"),
 ];
 
-/// What the group is to be, with what AWS takes for the rest.
+/// Returns the group's settings, with AWS's defaults.
 fn settings(form: &Form) -> BTreeMap<String, String> {
     let defaults = DEFAULTS
         .iter()
@@ -39,7 +39,8 @@ fn settings(form: &Form) -> BTreeMap<String, String> {
     settings
 }
 
-/// The same call again gives the group that is there; another one of that name is refused.
+/// Creates a target group. An identical call returns the existing group; a different one with the same name is
+/// rejected.
 pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     let name = required(&form, "Name")?.to_owned();
     check_name("target group", &name)?;
@@ -112,7 +113,8 @@ fn check_health_check(form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// What moto says of groups, made right: it forgets balancers that a listener forwards to later, and keeps others.
+/// Corrects moto's description of groups: moto misses load balancers that start to forward later, and keeps former
+/// ones.
 fn finish(state: &State, groups: &mut [Element]) {
     for group in groups {
         let balancers = state.balancers_of(group.get("TargetGroupArn"));
@@ -120,7 +122,7 @@ fn finish(state: &State, groups: &mut [Element]) {
     }
 }
 
-/// The groups that `ask` names.
+/// Returns the groups that `ask` names.
 async fn shown(layer: &Layer, ask: &Form) -> Done {
     let mut ask = ask.clone();
     ask.set("Action", "DescribeTargetGroups");
@@ -206,7 +208,7 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
     shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await
 }
 
-/// One that is gone is deleted; one that a listener or rule forwards to is not.
+/// Deletes a target group. Deleting a missing one succeeds; a group that a listener or rule forwards to is rejected.
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     let arn = match existing_group(&layer.state(), &form) {
         Err(refused) if refused.code == "TargetGroupNotFound" => return Ok(Vec::new()),

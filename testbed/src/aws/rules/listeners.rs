@@ -1,4 +1,4 @@
-//! Listeners of application load balancers: made, shown, changed, deleted.
+//! Listeners of application load balancers: create, describe, modify, delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::groups::check_port;
 use super::params::{members, missing, named, page, required};
 use super::tags;
 
-/// The target groups that the default actions forward to.
+/// Returns the target groups of the default actions.
 fn forwards(form: &Form) -> Vec<String> {
     let mut groups = Vec::new();
     for action in form.members("DefaultActions") {
@@ -28,7 +28,7 @@ fn forwards(form: &Form) -> Vec<String> {
     groups
 }
 
-/// What both making and changing a listener must keep to, given what it will then be.
+/// Checks the rules that apply to a created or modified listener, given its resulting settings.
 fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Result<u16, Refused> {
     let port = check_port(form)?;
     let protocol = required(form, "Protocol")?;
@@ -124,7 +124,7 @@ async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The same call again gives the listener that is there.
+/// Creates a listener. An identical call returns the existing listener.
 pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     check_ssl_policy(layer, &form).await?;
     let new_tags = tags::wanted(&form)?;
@@ -176,8 +176,8 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     Ok(vec![Element::with("Listeners", made)])
 }
 
-/// What moto says of a listener, made right: without TLS there is neither certificate nor policy, and a plain forward is
-/// shown in its long form too.
+/// Corrects moto's description of a listener: without TLS there is neither certificate nor policy, and a plain forward
+/// also has its long form.
 pub(in crate::aws) fn finish(listener: &mut Element) {
     if listener.get("Protocol") == "HTTP" {
         listener.remove("SslPolicy");
@@ -284,8 +284,9 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
     shown(layer, &Form::elb("", &[("ListenerArns.member.1", &arn)])).await
 }
 
-/// "If you change the protocol from HTTP to HTTPS ... you must add the security policy and default certificate
-/// properties": there is no default for the policy, as there is when a listener is made.
+/// Rejects a change from HTTP to HTTPS without policy and certificate. "If you change the protocol from HTTP to HTTPS
+/// ... you must add the security policy and default certificate properties": unlike at creation, the policy has no
+/// default.
 fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
     if former != "HTTP" || form.get("Protocol") != Some("HTTPS") {
         return Ok(());
@@ -303,8 +304,8 @@ fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// What a listener is after a change: a list that is sent takes the whole place of the former one; what only HTTPS has goes
-/// with it.
+/// Returns a listener's settings after a change. A list in the call replaces the whole former list; settings that only
+/// HTTPS has end with HTTPS.
 fn changed(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, String> {
     let mut new = form.params();
     new.remove("ListenerArn");

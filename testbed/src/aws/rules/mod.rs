@@ -1,5 +1,5 @@
-//! AWS's rules for each call, where moto has none or others. What is named here is what was looked up: the API reference's
-//! errors and limits, and the words that AWS is known to answer.
+//! AWS's rules for each call, where moto has none or others. Sources are the API reference's errors and limits, and
+//! messages that AWS is known to return.
 
 mod balancers;
 mod existing;
@@ -18,7 +18,7 @@ pub(super) use self::balancers::finish as finish_balancers;
 pub(super) use self::listeners::finish as finish_listener;
 pub(super) use self::params::members;
 
-/// Does what a call asks for.
+/// Performs a call.
 pub(super) async fn perform(layer: &Layer, mut form: Form) -> Done {
     let network = layer.state().network.clone();
     form.rename_subnets(|name| network.real(name));
@@ -45,7 +45,7 @@ pub(super) async fn perform(layer: &Layer, mut form: Form) -> Done {
         "RegisterTargets" => targets::register(layer, &form),
         "DeregisterTargets" => targets::deregister(layer, &form),
         "DescribeTargetHealth" => targets::health(layer, &form),
-        // No rule of ours: what it changes is in moto alone.
+        // moto alone handles these calls.
         "DescribeTargetGroupAttributes"
         | "ModifyTargetGroupAttributes"
         | "DescribeListenerAttributes"

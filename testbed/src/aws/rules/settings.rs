@@ -1,4 +1,4 @@
-//! What of a balancer can be changed: subnets, security groups, IP address type, attributes.
+//! Changes of a load balancer: subnets, security groups, IP address type, attributes.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::params::{missing, one_of, required};
 pub(super) const IP_ADDRESS_TYPES: [&str; 3] =
     ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
 
-/// Where a balancer stands.
+/// Network location of a load balancer.
 pub(super) struct Place {
     pub(super) vpc: String,
     pub(super) zones: BTreeSet<String>,
@@ -24,7 +24,7 @@ fn not_right(words: impl Into<String>) -> Refused {
     Refused::new("InvalidConfigurationRequest", words)
 }
 
-/// The subnets that are asked for, plainly or by mappings.
+/// Returns the desired subnets, whether sent plainly or as mappings.
 pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
     let mut subnets = form.list("Subnets");
     subnets.extend(
@@ -35,7 +35,7 @@ pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
     subnets
 }
 
-/// At least two subnets, each in a zone of its own, all in one VPC.
+/// Checks the subnets: at least two, each in a zone of its own, all in one VPC.
 pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Place, Refused> {
     let mut zones = BTreeSet::new();
     let mut vpcs = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Tags: moto allows ten and looks at no character, AWS fifty.
+//! Tags. moto allows ten and checks no characters; AWS allows fifty.
 
 use super::super::answer::{Done, Refused};
 use super::super::form::Form;
@@ -8,7 +8,7 @@ use super::super::xml::Element;
 use super::existing::{balancer_not_found, group_not_found, listener_not_found};
 use super::params::{AT_ONCE, missing};
 
-/// How many a resource may have.
+/// Limit of tags on a resource.
 const MOST: usize = 50;
 
 pub(super) fn check_count(count: usize) -> Result<(), Refused> {
@@ -19,7 +19,7 @@ pub(super) fn check_count(count: usize) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The tags that are sent.
+/// Returns the tags in the call.
 pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
     let mut tags = Tags::new();
     for mut tag in form.members("Tags") {
@@ -56,7 +56,7 @@ fn check(what: &str, text: &str, least: usize, most: usize) -> Result<(), Refuse
     )))
 }
 
-/// The resources that a call names, all of which must be there; `shown`: and be what describes show.
+/// Returns the resources that a call names, all of which must exist. With `shown`, describes must also show them.
 fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Refused> {
     let arns = form.list("ResourceArns");
     if arns.is_empty() {

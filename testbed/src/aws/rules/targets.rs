@@ -1,4 +1,5 @@
-//! Targets and their health. moto knows an instance only once in a group, whatever its port, so they are all kept here.
+//! Targets and their health. moto stores an instance only once in a group, whatever its port, so this module stores all
+//! targets.
 
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use super::super::xml::Element;
 use super::existing::existing_group;
 use super::params::missing;
 
-/// The targets that a call names; without a port it is the group's.
+/// Returns the targets that a call names; the default port is the group's.
 fn wanted(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
     let default = state
         .groups
@@ -90,7 +91,8 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
     Ok(Vec::new())
 }
 
-/// One that is not registered is deregistered. Where no listener forwards to the group, nothing has to drain.
+/// Deregisters targets. Deregistering a missing target succeeds; without a listener that forwards to the group, nothing
+/// drains.
 pub(super) fn deregister(layer: &Layer, form: &Form) -> Done {
     let mut state = layer.state();
     let arn = existing_group(&state, form)?;

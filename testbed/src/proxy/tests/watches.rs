@@ -1,9 +1,9 @@
-//! What is done to a watch.
+//! Faults in watches.
 
 use super::*;
 
 #[tokio::test]
-async fn a_watch_streams_and_can_be_frozen() {
+async fn frozen_watch_holds_events_until_thawed() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let mut watch = client.watch().await;
@@ -18,7 +18,7 @@ async fn a_watch_streams_and_can_be_frozen() {
         upstream.tell("MODIFIED", "two");
         upstream.tell("MODIFIED", "three");
         frozen.wait_for_hits(4, SOON).await.unwrap();
-        // Other requests pass meanwhile.
+        // Other requests still work.
         assert_eq!(client.get(PODS).await.unwrap().status(), 200);
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
         assert!(quiet.is_err(), "{quiet:?}");
@@ -41,7 +41,7 @@ async fn a_watch_streams_and_can_be_frozen() {
 }
 
 #[tokio::test]
-async fn events_can_be_hidden() {
+async fn hidden_events_are_dropped() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let hiding = proxy.hide(Match::watch("pods"), |event| {
@@ -69,7 +69,7 @@ async fn events_can_be_hidden() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_cleanly_midway_or_with_410() {
+async fn watch_ends_cleanly_midway_or_with_410() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let pods = Match::watch("pods");
