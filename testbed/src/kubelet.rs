@@ -61,7 +61,7 @@ pub async fn deployed(
                 .context("a Deployment without a spec")?;
             ensure!(
                 status.observed_generation == deployment.metadata.generation,
-                "its last change has not been seen yet"
+                "the controller has not observed the last change yet"
             );
             let counts = [
                 status.replicas,
@@ -70,7 +70,7 @@ pub async fn deployed(
             ];
             ensure!(
                 counts == [spec.replicas; 3],
-                "of {:?}: there, up to date, ready: {counts:?}",
+                "existing, updated and ready replicas of {:?}: {counts:?}",
                 spec.replicas
             );
             let labels = spec.selector.match_labels.unwrap_or_default();
@@ -154,17 +154,17 @@ pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Resu
     };
     ensure!(
         spec.init_containers.is_none() && container.env_from.is_none(),
-        "initContainers and envFrom are not known"
+        "initContainers and envFrom are not supported"
     );
     ensure!(
         container.command.is_none(),
-        "a command in place of the image's entrypoint is not known"
+        "a command in place of the image's entrypoint is not supported"
     );
     let mounts = container.volume_mounts.as_deref().unwrap_or_default();
     let Some(_) = mounts.iter().find(|mount| mount.mount_path == TOKEN_FOLDER) else {
-        bail!("no token is mounted: it could not talk to the apiserver");
+        bail!("no token is mounted: the process could not reach the apiserver");
     };
-    ensure!(mounts.len() == 1, "volumes are not known: {mounts:?}");
+    ensure!(mounts.len() == 1, "volumes are not supported: {mounts:?}");
     let account = spec
         .service_account_name
         .as_deref()
@@ -218,7 +218,7 @@ fn value(variable: &EnvVar, pod: &Pod) -> Result<String> {
     };
     value.with_context(|| {
         format!(
-            "{}: it comes from something that is not known: {from:?}",
+            "{}: the source of the value is not supported: {from:?}",
             variable.name
         )
     })

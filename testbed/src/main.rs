@@ -134,12 +134,12 @@ async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
         file = std::path::absolute(out)?;
     }
     eprintln!(
-        "It listens on {} and stays until Ctrl-C. In another terminal:",
+        "The control plane listens on {} and runs until Ctrl-C. In another terminal:",
         plane.server_url()
     );
     println!("export KUBECONFIG={}", file.display());
     eprintln!(
-        "kubectl, if you have none: {}",
+        "kubectl, if it is not installed: {}",
         plane.binaries().join("kubectl").display()
     );
     std::future::pending().await
@@ -151,15 +151,16 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     telegram.add_token(token);
     telegram.add_chat(Chat::new(Kind::Private, chat)?);
     telegram.on_message(|message| {
-        say(
+        print_from(
             &format!("Telegram, chat {}", message.chat_id),
             &message.text,
         );
     });
-    telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
+    telegram
+        .on_rejected(|rejected| print_from("Telegram rejected a request", &rejected.description));
     let webhook = Receiver::start()?;
     webhook.on_request(|request| {
-        say(
+        print_from(
             &format!("Webhook, {} {}", request.method, request.path),
             &shown(request),
         );
@@ -183,7 +184,7 @@ async fn start_aws(env_out: &Path, instances: &[(char, String)]) -> Result<Aws> 
     }
     stand_in.on_call(|call| {
         if !call.is_read() {
-            say(&format!("AWS, {}", call.action), &shown_call(call));
+            print_from(&format!("AWS, {}", call.action), &shown_call(call));
         }
     });
     let mut text = format!("unset {}\n", aws::FOREIGN.join(" "));
@@ -230,14 +231,14 @@ fn write_whole(file: &Path, text: &str) -> Result<()> {
 /// Returns the body, and the headers that describe the body and prove its origin. Other headers stay out, because one
 /// of them carries a token.
 fn shown(request: &Request) -> String {
-    let told = |name: &&str| {
+    let is_shown = |name: &&str| {
         name.starts_with("ce-") || name.starts_with("webhook-") || *name == "idempotency-key"
     };
     let names = request
         .headers
         .keys()
         .map(http::HeaderName::as_str)
-        .filter(told);
+        .filter(is_shown);
     let mut text: String = names
         .filter_map(|name| Some(format!("{name}: {}\n", request.header(name)?)))
         .collect();
@@ -248,8 +249,8 @@ fn shown(request: &Request) -> String {
     text
 }
 
-fn say(who: &str, text: &str) {
-    println!("{who}\n| {}", text.trim_end().replace('\n', "\n| "));
+fn print_from(source: &str, text: &str) {
+    println!("{source}\n| {}", text.trim_end().replace('\n', "\n| "));
 }
 
 /// Signals that end a long-running command.

@@ -68,43 +68,43 @@ impl Order {
 }
 
 /// All orders: matchers and actions.
-pub(crate) struct Orders<M, D>(Mutex<Standing<M, D>>);
+pub(crate) struct Orders<M, A>(Mutex<OrderList<M, A>>);
 
-struct Standing<M, D> {
+struct OrderList<M, A> {
     last_id: u64,
-    orders: Vec<Ordered<M, D>>,
+    orders: Vec<Entry<M, A>>,
 }
 
-struct Ordered<M, D> {
+struct Entry<M, A> {
     id: u64,
     matching: M,
     times: Times,
     seen: u64,
-    deed: D,
+    action: A,
     hits: watch::Sender<u64>,
 }
 
-impl<M, D> Default for Orders<M, D> {
+impl<M, A> Default for Orders<M, A> {
     fn default() -> Self {
-        Self(Mutex::new(Standing {
+        Self(Mutex::new(OrderList {
             last_id: 0,
             orders: Vec::new(),
         }))
     }
 }
 
-impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
-    pub(crate) fn order(self: &Arc<Self>, matching: M, times: Times, deed: D) -> Order {
+impl<M: Send + 'static, A: Clone + Send + 'static> Orders<M, A> {
+    pub(crate) fn order(self: &Arc<Self>, matching: M, times: Times, action: A) -> Order {
         let hits = watch::Sender::new(0);
-        let mut standing = lock(&self.0);
-        standing.last_id += 1;
-        let id = standing.last_id;
-        standing.orders.push(Ordered {
+        let mut list = lock(&self.0);
+        list.last_id += 1;
+        let id = list.last_id;
+        list.orders.push(Entry {
             id,
             matching,
             times,
             seen: 0,
-            deed,
+            action,
             hits: hits.clone(),
         });
         let all = self.clone();
@@ -114,14 +114,14 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
     }
 
     /// Removes all orders and returns their actions.
-    pub(crate) fn clear(&self) -> Vec<D> {
+    pub(crate) fn clear(&self) -> Vec<A> {
         let orders = std::mem::take(&mut lock(&self.0).orders);
-        orders.into_iter().map(|order| order.deed).collect()
+        orders.into_iter().map(|order| order.action).collect()
     }
 
     /// Returns the actions for a request that `matches`, in the order in which they were added.
-    pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<D> {
-        let mut deeds = Vec::new();
+    pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<A> {
+        let mut actions = Vec::new();
         for order in lock(&self.0)
             .orders
             .iter_mut()
@@ -130,9 +130,9 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
             order.seen += 1;
             if order.times.includes(order.seen) {
                 order.hits.send_modify(|hits| *hits += 1);
-                deeds.push(order.deed.clone());
+                actions.push(order.action.clone());
             }
         }
-        deeds
+        actions
     }
 }

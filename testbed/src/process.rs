@@ -24,10 +24,10 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::timing;
 
 /// Interval of checks for an ended child or an ended parent.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time that this process has to exit by itself once its parent ended; then it exits with code 1.
-const GRACE: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Script of a shell that dies with this process; `$0` is this process's id. The check closes the gap between the fork
 /// and the request to the kernel, in which this process may have died unnoticed.
@@ -71,7 +71,7 @@ impl Program {
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let program = program.as_ref();
         let mut command = dies_with_its_thread(program);
-        command.process_group(0); // a Ctrl-C is for the parent to act on
+        command.process_group(0); // only the parent handles Ctrl-C
         let name = Path::new(program)
             .file_name()
             .unwrap_or(program)
@@ -152,7 +152,7 @@ pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
                 .join(script),
         )
         .stdin(Stdio::null())
-        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
+        .stdout(Stdio::piped()) // `output` would also capture standard error, which shows the progress
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("running {script}"))?
@@ -187,13 +187,14 @@ fn start(command: Command) -> io::Result<std::process::Child> {
 fn serve(starts: &mpsc::Receiver<Start>) {
     let mut orphaned_at: Option<Instant> = None;
     loop {
-        if let Ok(Start { mut command, reply }) = starts.recv_timeout(LOOK_EVERY * 10) {
+        if let Ok(Start { mut command, reply }) = starts.recv_timeout(CHECK_INTERVAL * 10) {
             // If the caller no longer waits, nobody uses the child, so it is dropped.
             if let Err(mpsc::SendError(Ok(mut child))) = reply.send(command.spawn()) {
                 let _ = child.kill().and_then(|()| child.wait());
             }
         }
-        if parent_id() != *PARENT && orphaned_at.get_or_insert_with(Instant::now).elapsed() > GRACE
+        if parent_id() != *PARENT
+            && orphaned_at.get_or_insert_with(Instant::now).elapsed() > EXIT_TIMEOUT
         {
             eprintln!("testbed: the parent process ended, so this one ends too");
             std::process::exit(1);
@@ -206,7 +207,7 @@ fn serve(starts: &mpsc::Receiver<Start>) {
 pub async fn parent_ended() {
     let parent = *PARENT;
     while parent_id() == parent {
-        tokio::time::sleep(LOOK_EVERY * 10).await;
+        tokio::time::sleep(CHECK_INTERVAL * 10).await;
     }
 }
 
@@ -310,7 +311,7 @@ impl Child {
                     self.log_tail()
                 );
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 /// The environment variable that names the file to which each test adds a line: seconds and name.
-const WRITTEN_TO: &str = "TESTBED_TIMES";
+const TIMES_VARIABLE: &str = "TESTBED_TIMES";
 
 struct Test {
     name: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) fn begin() {
 
 impl Drop for Test {
     fn drop(&mut self) {
-        let Some((path, name)) = std::env::var_os(WRITTEN_TO).zip(self.name.as_ref()) else {
+        let Some((path, name)) = std::env::var_os(TIMES_VARIABLE).zip(self.name.as_ref()) else {
             return;
         };
         // Threads of a runtime have no module in their name.

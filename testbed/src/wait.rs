@@ -27,7 +27,7 @@ pub async fn until<T>(
             Ok(Ok(Some(found))) => return Ok(found),
             Ok(Ok(None)) => anyhow!("not within {deadline:?}"),
             Ok(Err(error)) => error.context(format!("not within {deadline:?}")),
-            Err(_) => anyhow!("looking takes longer than {deadline:?}"),
+            Err(_) => anyhow!("a check takes longer than {deadline:?}"),
         };
         if Instant::now() > end {
             return Err(missed.context(what.to_string()));

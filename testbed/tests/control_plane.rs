@@ -85,7 +85,10 @@ async fn deployment_becomes_available_and_is_deleted_with_its_pods() {
 #[tokio::test]
 async fn stored_objects_survive_an_apiserver_kill() {
     let (plane, _alone) = plane().await;
-    assert!(plane.start_apiserver().await.is_err(), "it is running");
+    assert!(
+        plane.start_apiserver().await.is_err(),
+        "the apiserver is running"
+    );
     plane
         .run_kubectl(&["create", "namespace", "kept"], "")
         .await
@@ -256,10 +259,10 @@ async fn audit_log_records_user_of_each_write() {
     );
 
     let requests = audit.requests(before).await.unwrap();
-    let count = |wanted: &Subject| {
+    let count = |expected: &Subject| {
         requests
             .iter()
-            .filter(|request| request.subject == *wanted)
+            .filter(|request| request.subject == *expected)
             .count()
     };
     assert_eq!(

@@ -62,14 +62,14 @@ async fn cluster(starter: Program, log: &Path) -> (Child, PathBuf) {
     (child, folder)
 }
 
-async fn all_gone(folder: &Path) {
+async fn wait_until_removed(folder: &Path) {
     wait::until(
-        "the servers and their folder to be gone",
+        "the servers to end and their folder to be removed",
         DEADLINE,
         async || {
             let left = processes_with(folder.to_str().unwrap());
             anyhow::ensure!(left.is_empty(), "{left:#?}");
-            anyhow::ensure!(!folder.exists(), "{} is there", folder.display());
+            anyhow::ensure!(!folder.exists(), "{} still exists", folder.display());
             Ok(Some(()))
         },
     )
@@ -95,7 +95,7 @@ async fn killed_command_leaves_no_server() {
     .await;
     signal_alone("KILL", child.id());
     child.wait(DEADLINE).await.unwrap();
-    all_gone(&folder).await;
+    wait_until_removed(&folder).await;
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn command_with_killed_parent_leaves_no_server() {
     let (mut child, folder) = cluster(shell, &own.path().join("log")).await;
     signal_alone("KILL", child.id());
     child.wait(DEADLINE).await.unwrap();
-    all_gone(&folder).await;
+    wait_until_removed(&folder).await;
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn ctrl_c_ends_command_and_leaves_no_server() {
     let status = child.wait(DEADLINE).await.unwrap();
     assert!(status.success(), "{status}");
     assert!(!folder.exists());
-    all_gone(folder).await;
+    wait_until_removed(folder).await;
 }
 
 /// The kernel's rule concerns the thread that starts a child, and a test's thread ends with its test.
@@ -172,7 +172,7 @@ async fn child_outlives_the_thread_that_started_it() {
     .await
     .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || {
+    wait::until("the child to stop", DEADLINE, async || {
         Ok((state(&child) == 'T').then_some(()))
     })
     .await
@@ -204,7 +204,7 @@ async fn child_obeys_freeze_thaw_terminate_and_kill() {
     .await
     .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || {
+    wait::until("the child to stop", DEADLINE, async || {
         Ok((state(&child) == 'T').then_some(()))
     })
     .await
@@ -222,7 +222,7 @@ async fn child_obeys_freeze_thaw_terminate_and_kill() {
     assert_eq!(child.log_text().unwrap(), "ready\nbye now\n");
     assert!(
         child.terminate().is_err(),
-        "its id may be somebody else's by now"
+        "another process may have its id by now"
     );
 
     let mut child = start();
@@ -238,25 +238,27 @@ async fn child_obeys_freeze_thaw_terminate_and_kill() {
 async fn dropped_child_kills_its_own_children() {
     let own = Folder::new().unwrap();
     let log = own.path().join("log");
-    let seconds = format!("6{}", std::process::id()); // to tell them from anybody else's
+    let seconds = format!("6{}", std::process::id()); // distinguishes these processes from any other
     let child = Program::new("sh")
         .args(["-c", &format!("sleep {seconds} & wait")])
         .spawn(&log)
         .unwrap();
     let sleeping = format!("sleep {seconds} ");
-    let found = async |wanted: bool| {
+    let found = async |expected: bool| {
         let seen = processes_with(&sleeping)
             .iter()
             .any(|command| command.starts_with("sleep"));
-        Ok((seen == wanted).then_some(()))
+        Ok((seen == expected).then_some(()))
     };
     wait::until("the grandchild", DEADLINE, async || found(true).await)
         .await
         .unwrap();
     drop(child);
-    wait::until("its end", DEADLINE, async || found(false).await)
-        .await
-        .unwrap();
+    wait::until("the end of the grandchild", DEADLINE, async || {
+        found(false).await
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

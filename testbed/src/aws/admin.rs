@@ -182,7 +182,7 @@ impl Aws {
         let mut known = self.layer.state();
         let mut balancers = known.balancers.iter_mut();
         let found = balancers.find(|(arn, known)| *arn == balancer || known.name == balancer);
-        let (_, found) = found.with_context(|| format!("there is no balancer {balancer}"))?;
+        let (_, found) = found.with_context(|| format!("there is no load balancer {balancer}"))?;
         found.forced = Some((state.to_owned(), reason.to_owned()));
         Ok(())
     }

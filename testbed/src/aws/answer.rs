@@ -76,7 +76,7 @@ impl Refused {
 }
 
 /// Children of the result, or the error.
-pub(super) type Done = Result<Vec<Element>, Refused>;
+pub(super) type CallResult = Result<Vec<Element>, Refused>;
 
 /// Returns the body of a successful response.
 pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String {
@@ -92,7 +92,7 @@ pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String 
 }
 
 /// Returns the whole response.
-pub(super) fn reply(action: &str, done: Done) -> Reply {
+pub(super) fn reply(action: &str, done: CallResult) -> Reply {
     let request = request_id();
     let (status, body) = match done {
         Ok(result) => (StatusCode::OK, body(action, &request, result)),

@@ -96,9 +96,9 @@ impl Fault {
 
     /// Rejects the call with 500 `InternalFailure`.
     pub fn internal_failure() -> Self {
-        let words =
+        let message =
             "The request processing has failed because of an unknown error, exception or failure.";
-        Self::Code(Refused::with_status(500, "InternalFailure", words))
+        Self::Code(Refused::with_status(500, "InternalFailure", message))
     }
 
     /// Rejects the call with 503 `ServiceUnavailable`.
@@ -107,25 +107,25 @@ impl Fault {
     }
 
     /// Returns the response of a fault that does not perform the call.
-    pub(super) fn instead(&self) -> Option<Instead> {
+    pub(super) fn response(&self) -> Option<FaultResponse> {
         let refused = match self {
             Self::Throttled => Refused::new("Throttling", "Rate exceeded"),
             Self::Expired => expired(),
             Self::Code(refused) => refused.clone(),
-            Self::Bare(status) => return Some(Instead::Bare(*status)),
+            Self::Bare(status) => return Some(FaultResponse::Bare(*status)),
             Self::CutBefore | Self::CutAfter | Self::Slow(_) | Self::Hang => return None,
         };
-        Some(Instead::Refused(refused))
+        Some(FaultResponse::Refused(refused))
     }
 }
 
 /// A response to a call that is not performed.
-pub(super) enum Instead {
+pub(super) enum FaultResponse {
     Refused(Refused),
     Bare(u16),
 }
 
-impl Instead {
+impl FaultResponse {
     pub(super) fn reply(self, action: &str) -> Reply {
         match self {
             Self::Refused(refused) => answer::reply(action, Err(refused)),
@@ -137,8 +137,8 @@ impl Instead {
 }
 
 pub(super) fn unavailable() -> Refused {
-    let words = "The request has failed due to a temporary failure of the server.";
-    Refused::with_status(503, "ServiceUnavailable", words)
+    let message = "The request has failed due to a temporary failure of the server.";
+    Refused::with_status(503, "ServiceUnavailable", message)
 }
 
 pub(super) fn expired() -> Refused {
@@ -151,18 +151,18 @@ pub(super) fn expired() -> Refused {
 
 /// An intervention in a call.
 #[derive(Clone)]
-pub(super) enum Deed {
+pub(super) enum Intervention {
     Fault(Fault),
     Gate(Point, Arc<Door>),
 }
 
 /// All interventions of a test.
-pub(super) type Plan = Orders<On, Deed>;
+pub(super) type Plan = Orders<On, Intervention>;
 
 /// Removes all interventions and releases held calls.
 pub(super) fn clear(plan: &Plan) {
-    for deed in plan.clear() {
-        if let Deed::Gate(_, door) = deed {
+    for intervention in plan.clear() {
+        if let Intervention::Gate(_, door) = intervention {
             door.open();
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::faults::Order;
 
 /// Pause of a released call, so that the server first notices a killed client's closed connection.
-const NOTICE: Duration = Duration::from_millis(20);
+const DISCONNECT_NOTICE: Duration = Duration::from_millis(20);
 
 /// Point at which a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Point {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum GateState {
     Closed,
     Open,
     Cut,
@@ -29,45 +29,45 @@ enum Way {
 
 /// The call's side of a gate.
 pub(super) struct Door {
-    way: watch::Sender<Way>,
+    state: watch::Sender<GateState>,
     held: watch::Sender<bool>,
 }
 
 impl Door {
     pub(super) fn new() -> Self {
         Self {
-            way: watch::Sender::new(Way::Closed),
+            state: watch::Sender::new(GateState::Closed),
             held: watch::Sender::new(false),
         }
     }
 
     pub(super) fn open(&self) {
-        self.set(Way::Open);
+        self.set(GateState::Open);
     }
 
-    fn set(&self, to: Way) {
-        self.way.send_if_modified(|way| {
-            let closed = *way == Way::Closed;
+    fn set(&self, to: GateState) {
+        self.state.send_if_modified(|state| {
+            let closed = *state == GateState::Closed;
             if closed {
-                *way = to;
+                *state = to;
             }
             closed
         });
     }
 
     /// Waits and returns whether the call continues. The server drops this future when the client disconnects.
-    pub(super) async fn pass(&self) -> bool {
-        let mut way = self.way.subscribe();
+    pub(super) async fn wait(&self) -> bool {
+        let mut state = self.state.subscribe();
         self.held.send_replace(true);
         // The sender lives as long as `self`.
-        let goes_on = way
-            .wait_for(|way| *way != Way::Closed)
+        let continues = state
+            .wait_for(|state| *state != GateState::Closed)
             .await
-            .is_ok_and(|way| *way == Way::Open);
-        if goes_on {
-            tokio::time::sleep(NOTICE).await;
+            .is_ok_and(|state| *state == GateState::Open);
+        if continues {
+            tokio::time::sleep(DISCONNECT_NOTICE).await;
         }
-        goes_on
+        continues
     }
 }
 
@@ -104,7 +104,7 @@ impl Gate {
     /// Cuts the connection: a call held before it is performed is not performed, a performed one gets no response.
     pub fn cut(&self) {
         self.order.take_back();
-        self.door.set(Way::Cut);
+        self.door.set(GateState::Cut);
     }
 }
 

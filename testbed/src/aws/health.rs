@@ -122,9 +122,9 @@ impl State {
         if instance.is_some_and(|instance| {
             !balancers.any(|balancer| balancer.zones.contains(&instance.zone))
         }) {
-            let words =
+            let message =
                 "Target is in an Availability Zone that is not enabled for the load balancer";
-            return Health::described("unused", "Target.NotInUse", words);
+            return Health::described("unused", "Target.NotInUse", message);
         }
         if let Some((state, reason)) = group.forced.get(&target.0) {
             return Health::new(state, reason);

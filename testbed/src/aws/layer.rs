@@ -66,7 +66,7 @@ pub(super) struct Layer {
     pub(super) journal: Journal<Call>,
     pub(super) down: AtomicBool,
     /// Lock that serializes writes and excludes reads during a write.
-    pub(super) turn: RwLock<()>,
+    pub(super) write_lock: RwLock<()>,
 }
 
 impl Layer {
@@ -77,7 +77,7 @@ impl Layer {
             plan: Arc::default(),
             journal: Journal::default(),
             down: AtomicBool::new(false),
-            turn: RwLock::default(),
+            write_lock: RwLock::default(),
         }
     }
 

@@ -17,11 +17,11 @@ mod moto;
 mod network;
 mod rules;
 mod server;
-mod sight;
 mod state;
 #[cfg(test)]
 mod tests;
 mod views;
+mod visibility;
 mod xml;
 
 pub use self::account::{ACCESS_KEY, FOREIGN, OTHER_SUBNETS, REGION, SUBNETS};

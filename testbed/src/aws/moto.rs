@@ -19,7 +19,7 @@ use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use super::REGION;
-use super::answer::{Done, Refused};
+use super::answer::{CallResult, Refused};
 use super::form::Form;
 use super::xml::Element;
 use crate::journal::lock;
@@ -27,13 +27,13 @@ use crate::process::{Child, Folder, Program, folder_of};
 use crate::wait;
 
 /// Longest start time, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 const EC2_VERSION: &str = "2016-11-15";
 
 /// The moto process, which dies with this process.
 struct Running {
-    child: Mutex<Child>, // dropped before the folder: nobody writes to it any more
+    child: Mutex<Child>, // dropped before the folder: no process writes to the folder any more
     base: String,
     client: Client<HttpConnector, Full<Bytes>>,
     folder: Folder,
@@ -67,7 +67,7 @@ impl Running {
             program = program.env(name, "/dev/null");
         }
         let mut child = program.spawn(folder.path().join("moto.log"))?;
-        let base = wait::until("moto's address in its log", PATIENCE, async || {
+        let base = wait::until("moto's address in its log", START_TIMEOUT, async || {
             child.check_running()?;
             Ok(address(&child.log_text()?))
         })
@@ -105,7 +105,7 @@ impl Moto {
     }
 
     /// Calls the `ELBv2` API and returns the children of the result.
-    pub(super) async fn elb(&self, form: &Form) -> Done {
+    pub(super) async fn elb(&self, form: &Form) -> CallResult {
         let (status, answer) = self
             .query("elasticloadbalancing", form)
             .await
@@ -140,7 +140,7 @@ impl Moto {
 
     /// Creates a certificate in moto and returns its ARN.
     pub(super) async fn certificate(&self, domain: &str) -> Result<String> {
-        let mut headers = signed("acm")?;
+        let mut headers = signed_headers("acm")?;
         headers.insert(
             "x-amz-target",
             HeaderValue::from_static("CertificateManager.RequestCertificate"),
@@ -157,7 +157,7 @@ impl Moto {
     }
 
     async fn query(&self, service: &str, form: &Form) -> Result<(StatusCode, Element)> {
-        let mut headers = signed(service)?;
+        let mut headers = signed_headers(service)?;
         headers.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/x-www-form-urlencoded"),
@@ -208,7 +208,7 @@ impl Moto {
 }
 
 /// Returns headers with a signature. moto reads only the service in the signature's scope.
-fn signed(service: &str) -> Result<HeaderMap> {
+fn signed_headers(service: &str) -> Result<HeaderMap> {
     let scope = format!(
         "{}/20260101/{REGION}/{service}/aws4_request",
         super::ACCESS_KEY

@@ -31,12 +31,12 @@ pub(super) struct Network {
     /// moto's id of each named subnet.
     aliases: BTreeMap<String, String>,
     /// Number of subnets created; each has its own address range.
-    made: u8,
+    subnet_count: u8,
 }
 
 impl Network {
     /// Creates two VPCs: one with a subnet in each of three zones and two security groups, one with two subnets.
-    pub(super) async fn make(moto: &Moto) -> Result<Self> {
+    pub(super) async fn create(moto: &Moto) -> Result<Self> {
         let mut network = Self {
             vpc: vpc(moto).await?,
             other_vpc: vpc(moto).await?,
@@ -86,7 +86,7 @@ impl Network {
     ) -> Result<()> {
         let vpc = if other { &self.other_vpc } else { &self.vpc };
         let zone = format!("{REGION}{zone}");
-        let range = format!("10.0.{}.0/24", self.made);
+        let range = format!("10.0.{}.0/24", self.subnet_count);
         let params = [
             ("VpcId", vpc.as_str()),
             ("CidrBlock", &range),
@@ -105,33 +105,33 @@ impl Network {
             },
         );
         self.aliases.insert(alias.to_owned(), id.to_owned());
-        self.made += 1;
+        self.subnet_count += 1;
         Ok(())
     }
 
     /// Renames a subnet.
     pub(super) fn alias(&mut self, alias: &str, subnet: &str) -> Result<()> {
-        let id = self.real(subnet).unwrap_or_else(|| subnet.to_owned());
+        let id = self.moto_id(subnet).unwrap_or_else(|| subnet.to_owned());
         anyhow::ensure!(
             self.subnets.contains_key(&id),
             "there is no subnet {subnet}"
         );
-        self.aliases.retain(|_, real| *real != id);
+        self.aliases.retain(|_, moto_id| *moto_id != id);
         self.aliases.insert(alias.to_owned(), id);
         Ok(())
     }
 
     /// Returns moto's id of the subnet with this name.
-    pub(super) fn real(&self, alias: &str) -> Option<String> {
+    pub(super) fn moto_id(&self, alias: &str) -> Option<String> {
         self.aliases.get(alias).cloned()
     }
 
     /// Returns the name of a subnet by moto's id.
-    pub(super) fn known_as(&self, id: &str) -> String {
+    pub(super) fn name_of(&self, id: &str) -> String {
         let alias = self
             .aliases
             .iter()
-            .find(|(_, real)| *real == id)
+            .find(|(_, moto_id)| *moto_id == id)
             .map(|(alias, _)| alias);
         alias.map_or_else(|| id.to_owned(), Clone::clone)
     }
@@ -139,7 +139,7 @@ impl Network {
     /// Replaces moto's subnet ids with names.
     pub(super) fn rename(&self, element: &mut Element) {
         if element.name == "SubnetId" {
-            element.text = self.known_as(&element.text);
+            element.text = self.name_of(&element.text);
         }
         for child in &mut element.children {
             self.rename(child);

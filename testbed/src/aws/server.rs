@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::account::{ACCESS_KEY, REGION};
-use super::faults::{self, Deed, Fault, On, Order, Times};
+use super::faults::{self, Fault, Intervention, On, Order, Times};
 use super::gate::{Door, Gate, Point};
 use super::layer::{Call, Layer};
 use super::moto::Moto;
@@ -32,7 +32,7 @@ impl Aws {
     pub async fn start() -> Result<Self> {
         let moto = Moto::start().await?;
         let (moto, network) = crate::serve::runtime()?
-            .spawn(async move { Network::make(&moto).await.map(|network| (moto, network)) })
+            .spawn(async move { Network::create(&moto).await.map(|network| (moto, network)) })
             .await??;
         let layer = Arc::new(Layer::new(moto, State::new(network)));
         let server = serve_http(None, {
@@ -63,7 +63,7 @@ impl Aws {
         let variables = [
             ("AWS_ENDPOINT_URL", self.url()),
             ("AWS_REGION", REGION.to_owned()),
-            ("AWS_DEFAULT_REGION", REGION.to_owned()), // other SDKs and the CLI ask for this one
+            ("AWS_DEFAULT_REGION", REGION.to_owned()), // read by other SDKs and the CLI
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "nobody-checks-this".to_owned()),
             ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),
@@ -102,16 +102,17 @@ impl Aws {
     /// Injects a fault into matching calls. Where several orders match, each counts the call; they apply in the order
     /// of injection, until one ends the call.
     pub fn fault(&self, on: On, times: Times, fault: Fault) -> Order {
-        self.layer.plan.order(on, times, Deed::Fault(fault))
+        self.layer.plan.order(on, times, Intervention::Fault(fault))
     }
 
     /// Holds the call with this number (from 1), counted from now among matching calls.
     pub fn gate(&self, on: On, number: u64, point: Point) -> Gate {
         let door = Arc::new(Door::new());
-        let order = self
-            .layer
-            .plan
-            .order(on, Times::Nth(number), Deed::Gate(point, door.clone()));
+        let order = self.layer.plan.order(
+            on,
+            Times::Nth(number),
+            Intervention::Gate(point, door.clone()),
+        );
         Gate::new(door, order)
     }
 

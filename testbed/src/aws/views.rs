@@ -104,7 +104,7 @@ impl Aws {
                 .read("DescribeLoadBalancers", &[("PageSize", "1000000")])
                 .await?;
             let state = layer.state();
-            rules::finish_balancers(&state, &mut found);
+            rules::correct_balancers(&state, &mut found);
             let mut balancers: Vec<Balancer> =
                 found.iter().map(|found| balancer(&state, found)).collect();
             balancers.sort_by(|one, other| one.name.cmp(&other.name));
@@ -226,7 +226,7 @@ fn balancer(state: &State, found: &Element) -> Balancer {
     let zones = found
         .members("AvailabilityZones")
         .iter()
-        .map(|zone| state.network.known_as(zone.get("SubnetId")));
+        .map(|zone| state.network.name_of(zone.get("SubnetId")));
     Balancer {
         name: get("LoadBalancerName"),
         dns: get("DNSName"),
@@ -272,7 +272,7 @@ fn group(state: &State, found: &Element) -> Result<TargetGroup> {
 
 fn listener(state: &State, found: &Element) -> Result<Listener> {
     let mut found = found.clone();
-    rules::finish_listener(&mut found);
+    rules::correct_listener(&mut found);
     let get = |name: &str| found.get(name).to_owned();
     let arn = get("ListenerArn");
     let action = found.members("DefaultActions").first();

@@ -112,7 +112,7 @@ impl Element {
             text,
             children,
         } = self;
-        let _ = write!(out, "<{name}{attributes}>"); // a String takes everything
+        let _ = write!(out, "<{name}{attributes}>"); // writing to a String cannot fail
         for character in text.chars() {
             match character {
                 '&' => out.push_str("&amp;"),

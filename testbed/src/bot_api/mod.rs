@@ -245,7 +245,7 @@ impl Shared {
             ));
             return reply;
         }
-        let right = self.judge(&sent, params.as_ref());
+        let right = self.evaluate(&sent, params.as_ref());
         if let Some(Fault::AnswerLost(reply)) = fault {
             reply
         } else {
@@ -253,10 +253,10 @@ impl Shared {
         }
     }
 
-    fn judge(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
+    fn evaluate(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
         // The lock also covers the journal, so that its order matches the message ids.
         let mut rules = lock(&self.rules);
-        let verdict = rules.judge(sent.token, params, sent.moment);
+        let verdict = rules.evaluate(sent.token, params, sent.moment);
         match verdict {
             Ok((message, result)) => {
                 self.messages.push(message);

@@ -67,17 +67,17 @@ impl Pace {
 #[derive(Default)]
 struct Meter {
     /// Arrival times of accepted messages, oldest first.
-    taken: VecDeque<Instant>,
+    accepted: VecDeque<Instant>,
     /// End of the latest `retry_after`.
-    silent_until: Option<Instant>,
+    wait_until: Option<Instant>,
 }
 
 impl Meter {
-    /// Returns when the window has room again, if it has none now. `taken` must hold at least as many messages as the
-    /// limit counts.
+    /// Returns when the window has room again, if it has none now. `accepted` must hold at least as many messages as
+    /// the limit counts.
     fn full_until(&self, limit: Limit, tolerance: Duration, now: Instant) -> Option<Instant> {
-        let oldest = self.taken.len().checked_sub(limit.count)?;
-        let room = *self.taken.get(oldest)? + limit.window.saturating_sub(tolerance);
+        let oldest = self.accepted.len().checked_sub(limit.count)?;
+        let room = *self.accepted.get(oldest)? + limit.window.saturating_sub(tolerance);
         (room > now).then_some(room)
     }
 }
@@ -105,17 +105,18 @@ impl Meters {
     }
 
     /// Rejects a message within the `retry_after` of an earlier response.
-    pub(super) fn quiet(&mut self, token: &str, chat: i64, now: Instant) -> Result<(), TooMany> {
+    pub(super) fn check_retry_after(
+        &mut self,
+        token: &str,
+        chat: i64,
+        now: Instant,
+    ) -> Result<(), TooMany> {
         let chat = self
             .chats
             .entry((token.to_owned(), chat))
             .or_default()
-            .silent_until;
-        let overall = self
-            .tokens
-            .entry(token.to_owned())
-            .or_default()
-            .silent_until;
+            .wait_until;
+        let overall = self.tokens.entry(token.to_owned()).or_default().wait_until;
         // The sender starts to count the seconds later than this server, so no tolerance applies.
         match chat.max(overall) {
             Some(until) if until > now => Err(TooMany {
@@ -127,7 +128,7 @@ impl Meters {
     }
 
     /// Counts one message, or returns how long there is no room.
-    pub(super) fn take(
+    pub(super) fn count(
         &mut self,
         token: &str,
         chat: i64,
@@ -152,12 +153,12 @@ impl Meters {
         let of_all = overall.full_until(all, tolerance, now);
         if let Some(until) = of_chat.max(of_all) {
             let retry_after = seconds(until - now);
-            let silent_until = Some(now + Duration::from_secs(retry_after));
+            let wait_until = Some(now + Duration::from_secs(retry_after));
             if of_chat.is_some() {
-                in_chat.silent_until = silent_until;
+                in_chat.wait_until = wait_until;
             }
             if of_all.is_some() {
-                overall.silent_until = silent_until;
+                overall.wait_until = wait_until;
             }
             return Err(TooMany {
                 retry_after,
@@ -169,13 +170,13 @@ impl Meters {
             (overall, all.window),
         ] {
             while meter
-                .taken
+                .accepted
                 .front()
                 .is_some_and(|first| now.saturating_duration_since(*first) > keep)
             {
-                meter.taken.pop_front();
+                meter.accepted.pop_front();
             }
-            meter.taken.push_back(now);
+            meter.accepted.push_back(now);
         }
         Ok(())
     }

@@ -147,7 +147,7 @@ pub(super) struct Rules {
 }
 
 /// Longest text, in UTF-16 code units.
-const LONGEST: usize = 4096;
+const MAX_TEXT_UNITS: usize = 4096;
 
 impl Rules {
     pub(super) fn add_chat(&mut self, chat: Chat) {
@@ -159,7 +159,7 @@ impl Rules {
     }
 
     /// Returns the accepted message and the `result` of the response, or the rejection.
-    pub(super) fn judge(
+    pub(super) fn evaluate(
         &mut self,
         token: Option<&str>,
         params: Result<&Params, &Refusal>,
@@ -179,7 +179,8 @@ impl Rules {
         }
         let thread = thread(params)?;
         let chat = self.chat(params.get("chat_id"))?;
-        self.meters.quiet(token, chat.id, moment.instant)?;
+        self.meters
+            .check_retry_after(token, chat.id, moment.instant)?;
         if let Some(id) = chat.upgraded_to {
             let refusal = Refusal::bad_request("group chat was upgraded to a supergroup chat");
             return Err(Refusal {
@@ -196,11 +197,11 @@ impl Rules {
         if thread.is_some_and(|thread| chat.closed_topics.contains(&thread)) {
             return Err(Refusal::bad_request("TOPIC_CLOSED"));
         }
-        if text.encode_utf16().count() > LONGEST {
+        if text.encode_utf16().count() > MAX_TEXT_UNITS {
             return Err(Refusal::bad_request("message is too long"));
         }
         self.meters
-            .take(token, chat.id, chat.kind.is_group(), moment.instant)?;
+            .count(token, chat.id, chat.kind.is_group(), moment.instant)?;
         let last = self.last_ids.entry(chat.id).or_default();
         *last += 1;
         let message = Message {

@@ -105,7 +105,7 @@ async fn message_is_accepted_like_the_real_api() {
     );
     let (_, answer) = send_json(&api, json!({"chat_id": "7", "text": "again"})).await;
     assert_eq!(answer["result"]["message_id"], 2);
-    let taken: Vec<_> = api
+    let accepted: Vec<_> = api
         .messages()
         .iter()
         .map(|message| (message.chat_id, message.text.clone()))
@@ -116,7 +116,7 @@ async fn message_is_accepted_like_the_real_api() {
         (-1_000_000_000_071, "to all"),
         (7, "again"),
     ];
-    assert_eq!(taken, want.map(|(chat, text)| (chat, text.to_owned())));
+    assert_eq!(accepted, want.map(|(chat, text)| (chat, text.to_owned())));
     assert_eq!(api.messages()[0].bot, "12345");
     assert!(api.messages()[0].disable_notification && !api.messages()[1].disable_notification);
     assert_eq!(api.messages()[1].message_thread_id, Some(3));
@@ -300,11 +300,11 @@ fn rate_limit_windows_slide() {
     // A chat takes one message a second, a group 20 a minute: the 21st may come 60 s after the first.
     for second in 0..20 {
         assert_eq!(
-            meters.take("t", -CHAT, true, at(begin, second * 1000)),
+            meters.count("t", -CHAT, true, at(begin, second * 1000)),
             Ok(())
         );
     }
-    let refused = meters.take("t", -CHAT, true, at(begin, 30_500));
+    let refused = meters.count("t", -CHAT, true, at(begin, 30_500));
     assert_eq!(
         refused,
         Err(TooMany {
@@ -313,36 +313,39 @@ fn rate_limit_windows_slide() {
         })
     );
     assert_eq!(
-        meters.quiet("t", -CHAT, at(begin, 60_000)),
+        meters.check_retry_after("t", -CHAT, at(begin, 60_000)),
         Err(TooMany {
             retry_after: 1,
             violation: true
         })
     );
-    assert_eq!(meters.quiet("t", -CHAT, at(begin, 60_500)), Ok(()));
-    assert_eq!(meters.take("t", -CHAT, true, at(begin, 60_500)), Ok(()));
-    assert_eq!(meters.take("t", -CHAT, true, at(begin, 61_500)), Ok(()));
-    assert!(meters.take("t", -CHAT, true, at(begin, 61_600)).is_err());
+    assert_eq!(
+        meters.check_retry_after("t", -CHAT, at(begin, 60_500)),
+        Ok(())
+    );
+    assert_eq!(meters.count("t", -CHAT, true, at(begin, 60_500)), Ok(()));
+    assert_eq!(meters.count("t", -CHAT, true, at(begin, 61_500)), Ok(()));
+    assert!(meters.count("t", -CHAT, true, at(begin, 61_600)).is_err());
     // A private chat has no limit per minute.
     for second in 0..30 {
         assert_eq!(
-            meters.take("t", CHAT, false, at(begin, 70_000 + second * 1000)),
+            meters.count("t", CHAT, false, at(begin, 70_000 + second * 1000)),
             Ok(())
         );
     }
-    assert!(meters.take("t", CHAT, false, at(begin, 99_900)).is_err());
+    assert!(meters.count("t", CHAT, false, at(begin, 99_900)).is_err());
     // Another token has limits of its own.
-    assert_eq!(meters.take("u", CHAT, false, at(begin, 99_900)), Ok(()));
+    assert_eq!(meters.count("u", CHAT, false, at(begin, 99_900)), Ok(()));
 }
 
 #[test]
 fn chats_of_a_token_share_thirty_messages_a_second() {
     let (mut meters, begin) = (Meters::default(), Instant::now());
     for chat in 0..30 {
-        assert_eq!(meters.take("t", chat, false, at(begin, 10)), Ok(()));
+        assert_eq!(meters.count("t", chat, false, at(begin, 10)), Ok(()));
     }
     assert_eq!(
-        meters.take("t", 31, false, at(begin, 20)),
+        meters.count("t", 31, false, at(begin, 20)),
         Err(TooMany {
             retry_after: 1,
             violation: false
@@ -350,14 +353,14 @@ fn chats_of_a_token_share_thirty_messages_a_second() {
     );
     // The whole token must wait, not only the chat.
     assert_eq!(
-        meters.quiet("t", 5, at(begin, 100)),
+        meters.check_retry_after("t", 5, at(begin, 100)),
         Err(TooMany {
             retry_after: 1,
             violation: true
         })
     );
-    assert_eq!(meters.quiet("u", 5, at(begin, 100)), Ok(()));
-    assert_eq!(meters.take("t", 31, false, at(begin, 1010)), Ok(()));
+    assert_eq!(meters.check_retry_after("u", 5, at(begin, 100)), Ok(()));
+    assert_eq!(meters.count("t", 31, false, at(begin, 1010)), Ok(()));
 }
 
 #[test]

@@ -28,10 +28,10 @@ rules:
 pub const KEPT_IN: &str = "TESTBED_AUDIT_LOGS";
 
 /// Replaces `log` in the name of the file that announces denials in the log of the same name.
-const REFUSES: &str = "refuses";
+const DENIALS_EXTENSION: &str = "refuses";
 
 /// Longest time until the line of an answered request is in the log.
-const PATIENCE: Duration = Duration::from_mins(1);
+const LINE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Reads a control plane's audit log.
 #[derive(Debug, Clone)]
@@ -109,7 +109,10 @@ impl Audit {
     ///
     /// The file beside the log cannot be written.
     pub fn expect_refusals(&self) -> Result<()> {
-        Ok(std::fs::write(self.path.with_extension(REFUSES), "")?)
+        Ok(std::fs::write(
+            self.path.with_extension(DENIALS_EXTENSION),
+            "",
+        )?)
     }
 
     /// Returns a mark. Marking makes one request of its own, as `admin` (a get of a non-resource path).
@@ -125,7 +128,7 @@ impl Audit {
             .await?
             .request_text(request)
             .await?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LINE_TIMEOUT;
         loop {
             let text = self.read(from, None)?;
             let (mut at, mut lines) = (
@@ -145,7 +148,7 @@ impl Audit {
             }
             if Instant::now() > until {
                 bail!(
-                    "the mark is not in the audit log {} after {PATIENCE:?}",
+                    "the mark is not in the audit log {} after {LINE_TIMEOUT:?}",
                     self.path.display()
                 );
             }
@@ -219,7 +222,7 @@ pub fn logs(folder: &Path, since: Timestamp) -> Result<Vec<PathBuf>> {
 
 /// Returns whether this log may contain denials of granted permissions: [`Audit::expect_refusals`].
 pub fn refuses(log: &Path) -> bool {
-    log.with_extension(REFUSES).exists()
+    log.with_extension(DENIALS_EXTENSION).exists()
 }
 
 /// Returns every request in this log of a stopped control plane.
@@ -374,7 +377,7 @@ mod tests {
             .unwrap()
             .set_modified(hour_ago.into())
             .unwrap();
-        std::fs::write(new.with_extension(REFUSES), "").unwrap();
+        std::fs::write(new.with_extension(DENIALS_EXTENSION), "").unwrap();
         let minute_ago = now - jiff::SignedDuration::from_mins(1);
         assert_eq!(
             logs(folder.path(), minute_ago).unwrap(),
@@ -418,7 +421,7 @@ mod tests {
             parse(&line("ResponseComplete", "watch", 403))
                 .unwrap()
                 .is_some(),
-            "one that was refused never starts"
+            "a rejected watch never starts"
         );
     }
 

@@ -64,7 +64,7 @@ pub async fn for_service_account(
     let answer = accounts
         .create_token_request(name, &PostParams::default(), &request)
         .await
-        .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
+        .with_context(|| format!("requesting a token of ServiceAccount {namespace}/{name}"))?;
     let token = answer
         .status
         .context("a TokenRequest without a status")?
@@ -114,7 +114,7 @@ pub async fn for_service_account(
 pub async fn client(config: &Kubeconfig) -> Result<Client> {
     let mut config =
         Config::from_custom_kubeconfig(config.clone(), &KubeConfigOptions::default()).await?;
-    config.proxy_url = None; // the apiserver is on loopback, whatever HTTPS_PROXY says
+    config.proxy_url = None; // the apiserver is on loopback, whatever the value of HTTPS_PROXY
     Ok(Client::try_from(config)?)
 }
 

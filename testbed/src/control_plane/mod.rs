@@ -29,13 +29,13 @@ use crate::process::{Child, Folder, dies_with_its_thread, folder_of};
 use crate::timing;
 
 /// Longest time until a server is ready, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(90);
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Timeout of one readiness check.
-const LOOK: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval of readiness checks.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Limit of running control planes: two that tests share, and two of a test's own, as many as a small machine can run.
 static SLOTS: Semaphore = Semaphore::const_new(4);
@@ -80,7 +80,7 @@ impl Options {
 
 /// A running control plane. Dropping the control plane kills every server and removes their files.
 pub struct ControlPlane {
-    running: Mutex<Running>, // dropped before the folder: nobody writes to it any more
+    running: Mutex<Running>, // dropped before the folder: no process writes to the folder any more
     servers: Servers,
     authority: Authority,
     admin: Kubeconfig,
@@ -363,7 +363,7 @@ impl ControlPlane {
         } = running.into_inner().unwrap_or_else(PoisonError::into_inner);
         drop((clients, apiserver));
         etcd.terminate()?;
-        etcd.wait(PATIENCE).await?;
+        etcd.wait(READY_TIMEOUT).await?;
         Ok(Snapshot { folder })
     }
 
@@ -387,11 +387,11 @@ impl ControlPlane {
         .await
     }
 
-    /// Repeats `look` until it returns true. On a timeout, the error has the end of the log of `server`.
-    async fn ready(&self, server: &str, look: impl AsyncFn() -> Result<bool>) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+    /// Repeats `check` until it returns true. On a timeout, the error has the end of the log of `server`.
+    async fn ready(&self, server: &str, check: impl AsyncFn() -> Result<bool>) -> Result<()> {
+        let until = Instant::now() + READY_TIMEOUT;
         loop {
-            let seen = timeout(LOOK, look()).await;
+            let seen = timeout(CHECK_TIMEOUT, check()).await;
             if matches!(seen, Ok(Ok(true))) {
                 return Ok(());
             }
@@ -403,11 +403,11 @@ impl ControlPlane {
                     .find(|child| child.name() == server)
                     .map(|child| child.log_tail());
                 bail!(
-                    "{server} is not ready after {PATIENCE:?}: {seen:?}\n{}",
+                    "{server} is not ready after {READY_TIMEOUT:?}: {seen:?}\n{}",
                     log.unwrap_or_default()
                 );
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 }

@@ -61,7 +61,7 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
         .and_then(|low| low.parse().ok())
         .unwrap_or(32_768_u16);
     let size = u128::from(end.max(LOWEST_PORT + 1_000) - LOWEST_PORT);
-    let mut held = Vec::new(); // until all are chosen, so that they differ
+    let mut held = Vec::new(); // held until all ports are chosen, so that they differ
     for _ in 0..1_000 {
         let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
         held.extend(
@@ -155,7 +155,7 @@ impl Servers {
             .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
             .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
             .arg(flag("audit-log-path", self.audit_log()))
-            .arg("--audit-log-maxsize=0") // no rotation: places in the file are kept as marks
+            .arg("--audit-log-maxsize=0") // no rotation, because marks are offsets in the file
             .args(&self.apiserver_flags)
             .spawn(self.file("kube-apiserver.log"))
     }

@@ -274,14 +274,14 @@ fn current_cluster(kubeconfig: &Kubeconfig) -> anyhow::Result<&Cluster> {
         .find(|named| named.name == current);
     let context = context
         .and_then(|named| named.context.as_ref())
-        .context("the current context is not there")?;
+        .context("the current context does not exist")?;
     let cluster = kubeconfig
         .clusters
         .iter()
         .find(|named| named.name == context.cluster);
     cluster
         .and_then(|named| named.cluster.as_ref())
-        .context("the context's cluster is not there")
+        .context("the cluster of the context does not exist")
 }
 
 async fn connection(shared: Arc<Shared>, wire: Wire, line: Arc<Line>) {

@@ -43,24 +43,24 @@ pub(super) const GONE: &[u8] =
 \"status\":\"Failure\",\"message\":\"too old resource version: 1 (2)\",\"reason\":\"Expired\",\"code\":410}}\n";
 
 #[derive(Clone)]
-enum Curb {
+enum WatchFault {
     Hold,
     /// Applies only to watches that already ran at the time of the order.
     HoldRunning,
     Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
 }
 
-struct Standing {
+struct WatchOrder {
     id: u64,
     matching: Match,
-    curb: Curb,
+    fault: WatchFault,
     hits: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     last_id: u64,
-    curbs: Vec<Standing>,
+    orders: Vec<WatchOrder>,
     live: HashMap<u64, (ApiRequest, mpsc::UnboundedSender<Ending>)>,
 }
 
@@ -72,11 +72,11 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, Curb::Hold)
+        self.order(matching, WatchFault::Hold)
     }
 
     pub(super) fn hold_running(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, Curb::HoldRunning)
+        self.order(matching, WatchFault::HoldRunning)
     }
 
     pub(super) fn hide(
@@ -84,33 +84,31 @@ impl Watches {
         matching: Match,
         hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
     ) -> Order {
-        self.order(matching, Curb::Hide(Arc::new(hidden)))
+        self.order(matching, WatchFault::Hide(Arc::new(hidden)))
     }
 
-    fn order(self: &Arc<Self>, matching: Match, curb: Curb) -> Order {
+    fn order(self: &Arc<Self>, matching: Match, fault: WatchFault) -> Order {
         let hits = watch::Sender::new(0);
         let mut state = lock(&self.state);
         state.last_id += 1;
         let id = state.last_id;
-        state.curbs.push(Standing {
+        state.orders.push(WatchOrder {
             id,
             matching,
-            curb,
+            fault,
             hits: hits.clone(),
         });
         drop(state);
         self.changed.send_replace(());
         let watches = self.clone();
         Order::new(hits, move || {
-            lock(&watches.state)
-                .curbs
-                .retain(|standing| standing.id != id);
+            lock(&watches.state).orders.retain(|order| order.id != id);
             watches.changed.send_replace(());
         })
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.state).curbs.clear();
+        lock(&self.state).orders.clear();
         self.changed.send_replace(());
     }
 
@@ -149,7 +147,7 @@ impl Watches {
             state.live.insert(id, (request.clone(), endings));
             id
         };
-        let entry = Live {
+        let entry = LiveWatch {
             watches: self.clone(),
             id,
         };
@@ -161,34 +159,34 @@ impl Watches {
     }
 
     /// Returns the counter of held events, if events are held.
-    fn held(&self, live: &Live, request: &ApiRequest) -> Option<watch::Sender<u64>> {
+    fn held(&self, live: &LiveWatch, request: &ApiRequest) -> Option<watch::Sender<u64>> {
         let state = lock(&self.state);
-        let holds = |standing: &Standing| match standing.curb {
-            Curb::Hold => true,
-            Curb::HoldRunning => live.id < standing.id,
-            Curb::Hide(_) => false,
+        let holds = |order: &WatchOrder| match order.fault {
+            WatchFault::Hold => true,
+            WatchFault::HoldRunning => live.id < order.id,
+            WatchFault::Hide(_) => false,
         };
-        let hold = |standing: &&Standing| holds(standing) && standing.matching.matches(request);
+        let hold = |order: &&WatchOrder| holds(order) && order.matching.matches(request);
         state
-            .curbs
+            .orders
             .iter()
             .find(hold)
-            .map(|standing| standing.hits.clone())
+            .map(|order| order.hits.clone())
     }
 
     fn is_hidden(&self, request: &ApiRequest, line: &[u8]) -> bool {
         let hiding: Vec<_> = {
             let state = lock(&self.state);
             let matching = state
-                .curbs
+                .orders
                 .iter()
-                .filter(|standing| standing.matching.matches(request));
+                .filter(|order| order.matching.matches(request));
             matching
-                .map(|standing| (standing.curb.clone(), standing.hits.clone()))
+                .map(|order| (order.fault.clone(), order.hits.clone()))
                 .collect()
         };
-        hiding.into_iter().any(|(curb, hits)| {
-            let Curb::Hide(hidden) = curb else {
+        hiding.into_iter().any(|(fault, hits)| {
+            let WatchFault::Hide(hidden) = fault else {
                 return false;
             };
             let hide = event(line).is_some_and(|event| hidden(&event));
@@ -201,25 +199,25 @@ impl Watches {
 }
 
 /// Removes a watch from the list on drop, however it ends.
-struct Live {
+struct LiveWatch {
     watches: Arc<Watches>,
     id: u64,
 }
 
-impl Drop for Live {
+impl Drop for LiveWatch {
     fn drop(&mut self) {
         lock(&self.watches.state).live.remove(&self.id);
     }
 }
 
-type Out = mpsc::Sender<Result<Frame<Bytes>, Error>>;
+type FrameSender = mpsc::Sender<Result<Frame<Bytes>, Error>>;
 
 async fn run(
-    entry: Live,
+    entry: LiveWatch,
     request: ApiRequest,
     mut upstream: Incoming,
     mut endings: mpsc::UnboundedReceiver<Ending>,
-    out: Out,
+    out: FrameSender,
     flushed: watch::Receiver<u64>,
 ) {
     let watches = entry.watches.clone();
@@ -269,7 +267,7 @@ async fn run(
     }
 }
 
-async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
+async fn end(out: &FrameSender, ending: Ending, mut flushed: watch::Receiver<u64>) {
     match ending {
         Ending::Clean => {}
         Ending::Gone => {

@@ -23,7 +23,7 @@ pub(super) struct Script {
     pub(super) texts: Vec<(String, Reply)>,
     pace: Option<Pace>,
     /// Arrival times of the last second's requests.
-    taken: VecDeque<Instant>,
+    accepted: VecDeque<Instant>,
 }
 
 impl Default for Script {
@@ -34,7 +34,7 @@ impl Default for Script {
             paths: HashMap::new(),
             texts: Vec::new(),
             pace: None,
-            taken: VecDeque::new(),
+            accepted: VecDeque::new(),
         }
     }
 }
@@ -44,7 +44,7 @@ const SECOND: Duration = Duration::from_secs(1);
 impl Script {
     pub(super) fn set_pace(&mut self, pace: Option<Pace>) {
         self.pace = pace;
-        self.taken.clear();
+        self.accepted.clear();
     }
 
     /// Returns the reply to a request to `path` with this body that arrived at `now`, and the duration of its turn
@@ -67,14 +67,14 @@ impl Script {
 
     fn too_many(&mut self, limit: usize, now: Instant) -> Option<Reply> {
         while self
-            .taken
+            .accepted
             .front()
             .is_some_and(|first| now.saturating_duration_since(*first) >= SECOND)
         {
-            self.taken.pop_front();
+            self.accepted.pop_front();
         }
-        if self.taken.len() < limit {
-            self.taken.push_back(now);
+        if self.accepted.len() < limit {
+            self.accepted.push_back(now);
             return None;
         }
         Some(

@@ -52,7 +52,7 @@ impl Server {
     {
         let handle = runtime()?;
         let _entered = handle.enter();
-        let listener = hold(SocketAddr::from(([127, 0, 0, 1], 0)))
+        let listener = bind_closed(SocketAddr::from(([127, 0, 0, 1], 0)))
             .and_then(|socket| socket.listen(BACKLOG))
             .context("cannot listen on 127.0.0.1")?;
         let address = listener.local_addr()?;
@@ -99,10 +99,10 @@ impl Server {
 const BACKLOG: u32 = 1024;
 
 /// Binds a port without listening: connections are refused, and no other process gets the port.
-fn hold(address: SocketAddr) -> io::Result<TcpSocket> {
+fn bind_closed(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?; // by us alone, while we still listen
+    socket.set_reuseport(true)?; // lets this process bind the port while it still listens
     socket.bind(address)?;
     Ok(socket)
 }
@@ -134,7 +134,7 @@ async fn accept<F, C>(
                 Some(Order::Open(done)) => { let _ = done.send(Ok(())); }
                 Some(Order::Shut(done)) => {
                     // Binding comes first, otherwise another process may get the port.
-                    let held = match hold(address) {
+                    let held = match bind_closed(address) {
                         Ok(held) => held,
                         Err(error) => { let _ = done.send(Err(error)); return; }
                     };

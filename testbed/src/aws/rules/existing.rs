@@ -5,8 +5,8 @@ use super::super::form::Form;
 use super::super::state::{Balancer, State};
 use super::params::required;
 
-pub(super) fn balancer_not_found(words: impl Into<String>) -> Refused {
-    Refused::new("LoadBalancerNotFound", words)
+pub(super) fn balancer_not_found(message: impl Into<String>) -> Refused {
+    Refused::new("LoadBalancerNotFound", message)
 }
 
 /// Returns the load balancer that a call names, even if describes do not show it yet.

@@ -1,6 +1,6 @@
 //! Parameters of calls and their checks, and pages of results.
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::state::State;
 use super::super::xml::Element;
@@ -33,22 +33,28 @@ pub(super) fn one_of(form: &Form, name: &str, choice: &[&str]) -> Result<(), Ref
 }
 
 /// Limit of names in one describe.
-pub(super) const AT_ONCE: usize = 20;
+pub(super) const MAX_NAMES: usize = 20;
 
-/// Returns the list's items, at most [`AT_ONCE`].
+/// Returns the list's items, at most [`MAX_NAMES`].
 pub(super) fn named(form: &Form, list: &str, what: &str) -> Result<Vec<String>, Refused> {
     let items = form.list(list);
-    if items.len() > AT_ONCE {
+    if items.len() > MAX_NAMES {
         let count = items.len();
         return Err(Refused::invalid(format!(
-            "Up to {AT_ONCE} {what} can be described at a time, but {count} were specified"
+            "Up to {MAX_NAMES} {what} can be described at a time, but {count} were specified"
         )));
     }
     Ok(items)
 }
 
 /// Returns one page of a list: the items after `Marker`, as many as `PageSize` and the server allow, and `NextMarker`.
-pub(super) fn page(state: &State, form: &Form, list: &str, key: &str, items: Vec<Element>) -> Done {
+pub(super) fn page(
+    state: &State,
+    form: &Form,
+    list: &str,
+    key: &str,
+    items: Vec<Element>,
+) -> CallResult {
     let size = match form.get("PageSize").map(str::parse::<usize>) {
         None => state.page,
         Some(Ok(size @ 1..=400)) => size.min(state.page),

@@ -27,7 +27,7 @@ async fn load_balancer_is_created_described_and_deleted() {
     assert_eq!(state_of(&aws, &arn).await, "provisioning");
     aws.keep_provisioning(false);
     let active = async || Ok((state_of(&aws, &arn).await == "active").then_some(()));
-    wait::until("it to be active", DEADLINE, active)
+    wait::until("the load balancer to be active", DEADLINE, active)
         .await
         .unwrap();
     let there = aws.balancer("nginx-alb").await.unwrap().unwrap();
@@ -180,7 +180,7 @@ async fn invalid_create_is_rejected() {
     );
     for (name, changes, code) in cases {
         let mut params = in_two(&[("Name", name)]);
-        params.extend(changes); // the last of two counts
+        params.extend(changes); // the last of two equal parameters wins
         assert_eq!(
             refused(aws, "CreateLoadBalancer", &params).await,
             code,

@@ -14,7 +14,7 @@ async fn error_fault_replaces_the_response() {
         (Fault::Throttled, 400, "Throttling"),
         (Fault::Expired, 403, "ExpiredToken"),
         (
-            Fault::code("TooManyLoadBalancers", "words"),
+            Fault::code("TooManyLoadBalancers", "message"),
             400,
             "TooManyLoadBalancers",
         ),
@@ -22,7 +22,7 @@ async fn error_fault_replaces_the_response() {
             Fault::Code(Refused::with_status(
                 429,
                 "PriorRequestNotComplete",
-                "words",
+                "message",
             )),
             429,
             "PriorRequestNotComplete",
@@ -134,7 +134,7 @@ async fn every_call_fails_during_an_outage() {
         (answer.status.as_u16(), answer.code()),
         (503, "ServiceUnavailable")
     );
-    balancer(&aws, "one").await; // the test itself is not touched
+    balancer(&aws, "one").await; // the administrator bypasses the outage
     aws.down(false);
     assert_eq!(describe(&aws).await.unwrap().get("LoadBalancerName"), "one");
 }

@@ -6,9 +6,9 @@ mod gates;
 mod listeners;
 mod network;
 mod settings;
-mod sight;
 mod tags;
 mod targets;
+mod visibility;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};

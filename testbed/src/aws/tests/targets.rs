@@ -149,7 +149,7 @@ async fn deregistered_target_drains_before_it_disappears() {
     );
     aws.create_listener(&arn, 80, &group).await.unwrap();
     with_targets(&aws, "RegisterTargets", &group, &["i-2"]).await;
-    with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never there
+    with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never registered
     let draining = "i-1:30080 draining Target.DeregistrationInProgress";
     assert_eq!(
         health(&aws, &group, &[]).await,

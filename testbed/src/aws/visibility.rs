@@ -8,7 +8,7 @@ use super::xml::Element;
 
 impl State {
     /// Records a new resource with these tags.
-    pub(super) fn made(&mut self, arn: &str, tags: Tags) {
+    pub(super) fn record(&mut self, arn: &str, tags: Tags) {
         let now = Instant::now();
         let shown = Shown {
             from: now + self.times.hidden,
@@ -19,7 +19,7 @@ impl State {
     }
 
     /// Returns whether describes show the resource.
-    pub(super) fn shows(&self, arn: &str) -> bool {
+    pub(super) fn is_shown(&self, arn: &str) -> bool {
         let shown = self
             .shown
             .get(arn)
@@ -64,7 +64,7 @@ impl State {
     }
 
     /// Lets a deleted load balancer with this description linger.
-    pub(super) fn keep_showing(&mut self, arn: &str, description: Element) {
+    pub(super) fn start_lingering(&mut self, arn: &str, description: Element) {
         let now = Instant::now();
         self.deleted.retain(|_, deleted| deleted.until > now);
         let Some(shown) = self.shown.get(arn).copied() else {

@@ -45,15 +45,15 @@ async fn new_load_balancer_is_hidden_from_describes() {
         .await?;
         Ok((answer.status == StatusCode::OK).then_some(()))
     };
-    wait::until("it to be shown", DEADLINE, shown)
+    wait::until("the load balancer to be shown", DEADLINE, shown)
         .await
         .unwrap();
 }
 
 /// Returns the error codes of these describes; empty for a success.
-async fn codes(aws: &Aws, asked: &[(&str, &str, &str)]) -> Vec<String> {
+async fn codes(aws: &Aws, queries: &[(&str, &str, &str)]) -> Vec<String> {
     let mut codes = Vec::new();
-    for (action, param, value) in asked {
+    for (action, param, value) in queries {
         let answer = call(aws, action, &[(*param, *value)]).await.unwrap();
         assert!(
             [StatusCode::OK, StatusCode::BAD_REQUEST].contains(&answer.status),
@@ -74,7 +74,7 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
     aws.hide_new(LONG);
     let new = aws.create_target_group("new", 81).await.unwrap();
     let listener = aws.create_listener(&arn, 81, &new).await.unwrap();
-    let asked = [
+    let queries = [
         ("DescribeTargetGroups", "Names.member.1", "new"),
         (
             "DescribeTargetGroups",
@@ -85,15 +85,15 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
         ("DescribeListeners", "ListenerArns.member.1", &listener),
         ("DescribeTags", "ResourceArns.member.1", &listener),
     ];
-    let (group_gone, listener_gone) = ("TargetGroupNotFound", "ListenerNotFound");
+    let (group_missing, listener_missing) = ("TargetGroupNotFound", "ListenerNotFound");
     assert_eq!(
-        codes(&aws, &asked).await,
+        codes(&aws, &queries).await,
         [
-            group_gone,
-            group_gone,
-            group_gone,
-            listener_gone,
-            listener_gone
+            group_missing,
+            group_missing,
+            group_missing,
+            listener_missing,
+            listener_missing
         ]
     );
     let both = [
@@ -102,7 +102,7 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
     ];
     assert_eq!(
         refused(&aws, "DescribeListeners", &both).await,
-        listener_gone
+        listener_missing
     );
     // Lists omit the hidden resources.
     let of_balancer = [("LoadBalancerArn", arn.as_str())];
@@ -157,7 +157,7 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
         (2, 2)
     );
     aws.hide_new(Duration::ZERO);
-    assert_eq!(codes(&aws, &asked).await, [""; 5]);
+    assert_eq!(codes(&aws, &queries).await, [""; 5]);
     assert_eq!(ok(&aws, "DescribeTargetGroups", &[]).await.items().len(), 2);
     assert_eq!(
         ok(&aws, "DescribeTargetGroups", &of_balancer)
@@ -190,7 +190,7 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
     aws.hide_new(Duration::from_millis(100));
     let late = aws.create_target_group("late", 80).await.unwrap();
     let late_listener = aws.create_listener(&arn, 84, &late).await.unwrap();
-    let asked = [
+    let queries = [
         ("DescribeTargetGroups", "Names.member.1", "late"),
         (
             "DescribeListeners",
@@ -198,8 +198,8 @@ async fn new_groups_and_listeners_are_hidden_from_describes() {
             late_listener.as_str(),
         ),
     ];
-    let shown = async || Ok((codes(&aws, &asked).await == [""; 2]).then_some(()));
-    wait::until("them to be shown", DEADLINE, shown)
+    let shown = async || Ok((codes(&aws, &queries).await == [""; 2]).then_some(()));
+    wait::until("the resources to be shown", DEADLINE, shown)
         .await
         .unwrap();
 }
@@ -303,7 +303,7 @@ async fn new_tags_are_shown_late() {
     let late = tagged(&aws, "late").await;
     let late: Vec<&str> = late.iter().map(String::as_str).collect();
     let in_time = async || Ok((tags_of(&aws, &late).await == vec![owner.clone(); 3]).then_some(()));
-    wait::until("their tags to be shown", DEADLINE, in_time)
+    wait::until("the tags to be shown", DEADLINE, in_time)
         .await
         .unwrap();
 }
@@ -328,8 +328,8 @@ async fn deleted_load_balancer_lingers_in_describes() {
     );
     aws.linger(LONG);
     ok(&aws, "DeleteLoadBalancer", &delete).await;
-    for asked in [&by_name, &by_arn] {
-        assert_eq!(*ok(&aws, "DescribeLoadBalancers", asked).await.only(), was);
+    for query in [&by_name, &by_arn] {
+        assert_eq!(*ok(&aws, "DescribeLoadBalancers", query).await.only(), was);
     }
     let all = async || {
         let shown = ok(&aws, "DescribeLoadBalancers", &[]).await;
@@ -388,9 +388,9 @@ async fn deleted_load_balancer_lingers_in_describes() {
     assert_eq!(duplicate.code, "DuplicateLoadBalancerName");
     aws.linger(Duration::ZERO);
     assert_eq!(all().await, ["other"]);
-    for asked in [&by_name, &by_arn] {
+    for query in [&by_name, &by_arn] {
         assert_eq!(
-            refused(&aws, "DescribeLoadBalancers", asked).await,
+            refused(&aws, "DescribeLoadBalancers", query).await,
             "LoadBalancerNotFound"
         );
     }
@@ -404,7 +404,9 @@ async fn deleted_load_balancer_lingers_in_describes() {
     aws.linger(Duration::from_millis(100));
     ok(&aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &again)]).await;
     let gone = async || Ok((all().await == ["other"]).then_some(()));
-    wait::until("it to be gone", DEADLINE, gone).await.unwrap();
+    wait::until("the load balancer to disappear", DEADLINE, gone)
+        .await
+        .unwrap();
     assert_ne!(balancer(&aws, "old").await, again);
 }
 
