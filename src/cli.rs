@@ -322,7 +322,7 @@ enum LogFormatArg {
     Auto,
     /// Text for people
     Human,
-    /// One JSON object per line
+    /// JSON, one object per line
     Json,
 }
 

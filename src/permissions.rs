@@ -8,13 +8,13 @@ pub const CRD_VERBS: &[&str] = &["list", "watch"];
 /// Reads the admission policies and their bindings, by name.
 pub const POLICY_VERBS: &[&str] = &["get"];
 
-/// What leader election needs in the operator's own namespace: to make the Lease, a right that cannot be by name,
+/// Permission of leader election in the operator's own namespace to create the Lease, which cannot be limited by name.
 pub const LEASES: Permission =
     Permission::namespaced("coordination.k8s.io", &["leases"], &["create"]);
-/// and this of the one Lease whose name `--leader-election-id` gives.
+/// Verbs of leader election on the Lease that `--leader-election-id` names.
 pub const LEASE_VERBS: &[&str] = &["get", "update"];
 
-/// What it takes to ask who reads the metrics, and whether that one may.
+/// Permissions to authenticate and authorize readers of the metrics.
 pub const METRICS_RIGHTS: &[Permission] = &[
     Permission::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
     Permission::cluster_scoped(

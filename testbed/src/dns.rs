@@ -1,4 +1,4 @@
-//! A DNS server on loopback that answers, ignores or loses queries as the test says, and records them.
+//! A fake DNS server on loopback that answers, ignores or loses queries on request, and records them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

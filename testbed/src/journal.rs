@@ -1,4 +1,4 @@
-//! What reached a server, in order: tests wait on it, the demo prints it.
+//! Journal of the requests to a server, in order: tests wait for entries, the demo prints them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl<T> Default for Journal<T> {
 impl<T> Journal<T> {
     pub(crate) fn push(&self, item: T) {
         let item = Arc::new(item);
-        // Held while the item is added, so that listeners see the order of the list.
+        // The lock is held while the item is added, so that listeners see the order of the list.
         let listeners = lock(&self.listeners);
         let length = {
             let mut items = lock(&self.items);
@@ -54,7 +54,7 @@ impl<T> Journal<T> {
         lock(&self.listeners).push(Box::new(listener));
     }
 
-    /// Everything so far, once `enough` says yes to it; an error after `deadline`.
+    /// Returns all items once `enough` accepts them; fails after `deadline`.
     pub(crate) async fn wait_for(
         &self,
         deadline: Duration,
@@ -76,7 +76,7 @@ impl<T> Journal<T> {
     }
 }
 
-/// A lock that outlives a panic of another test's predicate: what it guards is whole between any two statements.
+/// Locks a mutex even if another test's predicate panicked: the guarded value is consistent between any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,8 @@
-//! What a kubelet would start: kwok says that Pods run, and runs nothing.
+//! A kubelet's work of starting containers, because kwok reports Pods as running but runs nothing.
 //!
-//! A container of ours becomes a process of this machine with the arguments, the environment and the `ServiceAccount` of its
-//! Pod, as the apiserver stored it. What a process cannot have is refused, so that no test passes for want of it.
+//! A container of the operator becomes a process of this machine with the arguments, the environment and the
+//! `ServiceAccount` of its Pod, as the apiserver stored it. Container settings that a process cannot have are rejected,
+//! so that no test succeeds without them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,28 +16,30 @@ use kube::{Api, ResourceExt};
 use crate::ControlPlane;
 use crate::wait::until;
 
-/// Where a Pod that may talk to the apiserver finds its token.
+/// Folder of the token in a Pod that may reach the apiserver.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A container, as a process needs it.
+/// A container's settings for a process.
 #[derive(Debug, Clone)]
 pub struct Container {
     /// The Pod's name.
     pub pod: String,
     /// The image.
     pub image: String,
-    /// The arguments of the image's entrypoint. Every `--...-bind-address` is a free port of loopback.
+    /// Arguments of the image's entrypoint. Every `--...-bind-address` is a free port of loopback.
     pub args: Vec<String>,
     /// The environment.
     pub env: Vec<(String, String)>,
-    /// Reaches the apiserver as the Pod's `ServiceAccount`.
+    /// Kubeconfig of the Pod's `ServiceAccount`.
     pub kubeconfig: PathBuf,
 }
 
-/// The one container of each Pod of a Deployment, once all of them are ready and those of former templates are gone.
+/// Returns the only container of each Pod of a Deployment, once all Pods are ready and those of former templates are
+/// deleted.
 ///
 /// # Errors
-/// That does not come about within `deadline`, or a container cannot be a process.
+///
+/// The Pods are not ready within `deadline`, or a container cannot be a process.
 pub async fn deployed(
     plane: &ControlPlane,
     namespace: &str,
@@ -58,7 +61,7 @@ pub async fn deployed(
                 .context("a Deployment without a spec")?;
             ensure!(
                 status.observed_generation == deployment.metadata.generation,
-                "its last change has not been seen yet"
+                "the controller has not observed the last change yet"
             );
             let counts = [
                 status.replicas,
@@ -67,7 +70,7 @@ pub async fn deployed(
             ];
             ensure!(
                 counts == [spec.replicas; 3],
-                "of {:?}: there, up to date, ready: {counts:?}",
+                "existing, updated and ready replicas of {:?}: {counts:?}",
                 spec.replicas
             );
             let labels = spec.selector.match_labels.unwrap_or_default();
@@ -96,10 +99,11 @@ pub async fn deployed(
     Ok(containers)
 }
 
-/// The one container of the Pod of a Job, once there is one.
+/// Returns the only container of the Pod of a Job, once the Pod exists.
 ///
 /// # Errors
-/// There is none within `deadline`, or it cannot be a process.
+///
+/// There is no Pod within `deadline`, or its container cannot be a process.
 pub async fn job(
     plane: &ControlPlane,
     namespace: &str,
@@ -124,10 +128,11 @@ pub async fn job(
     container(plane, namespace, &pod.await?).await
 }
 
-/// Says what came of the process of a Pod that is to come to an end.
+/// Sets the result of a Pod whose process ended.
 ///
 /// # Errors
-/// The apiserver refuses.
+///
+/// The apiserver rejects the request.
 pub async fn end(plane: &ControlPlane, namespace: &str, pod: &str, well: bool) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(plane.client().await?, namespace);
     let phase = if well { "Succeeded" } else { "Failed" };
@@ -137,10 +142,11 @@ pub async fn end(plane: &ControlPlane, namespace: &str, pod: &str, well: bool) -
     Ok(())
 }
 
-/// The one container of a Pod.
+/// Returns the only container of a Pod.
 ///
 /// # Errors
-/// The Pod has more of them, or its container has something that a process cannot have.
+///
+/// The Pod has several containers, or a setting that a process cannot have.
 pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Result<Container> {
     let spec = pod.spec.as_ref().context("no spec")?;
     let [container] = &*spec.containers else {
@@ -148,17 +154,17 @@ pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Resu
     };
     ensure!(
         spec.init_containers.is_none() && container.env_from.is_none(),
-        "initContainers and envFrom are not known"
+        "initContainers and envFrom are not supported"
     );
     ensure!(
         container.command.is_none(),
-        "a command in place of the image's entrypoint is not known"
+        "a command in place of the image's entrypoint is not supported"
     );
     let mounts = container.volume_mounts.as_deref().unwrap_or_default();
     let Some(_) = mounts.iter().find(|mount| mount.mount_path == TOKEN_FOLDER) else {
-        bail!("no token is mounted: it could not talk to the apiserver");
+        bail!("no token is mounted: the process could not reach the apiserver");
     };
-    ensure!(mounts.len() == 1, "volumes are not known: {mounts:?}");
+    ensure!(mounts.len() == 1, "volumes are not supported: {mounts:?}");
     let account = spec
         .service_account_name
         .as_deref()
@@ -184,7 +190,7 @@ pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Resu
     })
 }
 
-/// What a variable is in this Pod.
+/// Returns a variable's value in this Pod.
 fn value(variable: &EnvVar, pod: &Pod) -> Result<String> {
     let Some(from) = &variable.value_from else {
         return Ok(variable.value.clone().unwrap_or_default());
@@ -212,7 +218,7 @@ fn value(variable: &EnvVar, pod: &Pod) -> Result<String> {
     };
     value.with_context(|| {
         format!(
-            "{}: it comes from something that is not known: {from:?}",
+            "{}: the source of the value is not supported: {from:?}",
             variable.name
         )
     })

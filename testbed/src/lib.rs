@@ -1,4 +1,4 @@
-//! A real control plane on this machine, and the outside world that the product talks to. Never ships.
+//! A real control plane on this machine, and fakes of the services that the operator talks to. Not part of any release.
 
 pub mod aws;
 pub mod bot_api;

@@ -1,4 +1,4 @@
-//! `testbed`: a real control plane on this machine, for `make cluster`, `make demo` and people.
+//! `testbed`: a real control plane on this machine, for `make cluster`, `make demo` and manual use.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use testbed::receiver::{Receiver, Request};
 use testbed::{ControlPlane, Options, process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A real control plane on this machine, and the outside world that Quartermaster talks to.
+/// A real control plane on this machine, and fakes of the services that Quartermaster talks to.
 #[derive(Parser)]
 #[command(name = "testbed")]
 struct Arguments {
@@ -28,8 +28,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         kubeconfig_out: Option<PathBuf>,
     },
-    /// Start a Bot API stand-in and a webhook receiver that print what reaches them, until Ctrl-C, SIGTERM or the end of
-    /// the parent process.
+    /// Start a fake Bot API and a webhook receiver that print each request, until Ctrl-C, SIGTERM or the end of the
+    /// parent process.
     Receivers {
         /// A bot token that the Bot API knows.
         #[arg(long)]
@@ -41,23 +41,23 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         urls_out: PathBuf,
     },
-    /// Start a stand-in for AWS's load balancers that prints the calls that change something, until Ctrl-C, SIGTERM or the
+    /// Start a fake of AWS's load balancers that prints the calls that change something, until Ctrl-C, SIGTERM or the
     /// end of the parent process.
     Aws {
-        /// Write the environment of a process that is to use it to this file, as shell text: source it.
+        /// Write the environment of a process that uses the fake to this file, as shell text to source.
         #[arg(long, value_name = "FILE")]
         env_out: PathBuf,
-        /// An instance that can be a target, and the zone it runs in; repeatable. The subnets are in a, b and c.
+        /// An instance that can be a target, and its zone; repeatable. The subnets are in a, b and c.
         #[arg(long, value_name = "ZONE:ID", value_parser = instance)]
         instance: Vec<(char, String)>,
     },
-    /// Write a kubeconfig that has a `ServiceAccount`'s rights, with a token good for 24 hours.
+    /// Write a kubeconfig with a `ServiceAccount`'s permissions and a token valid for 24 hours.
     ServiceAccountKubeconfig {
         /// The `ServiceAccount`'s namespace.
         namespace: String,
         /// The `ServiceAccount`'s name.
         name: String,
-        /// A kubeconfig that may ask for the token.
+        /// A kubeconfig that may request the token.
         #[arg(long, value_name = "FILE")]
         kubeconfig: PathBuf,
         /// The file to write.
@@ -68,7 +68,7 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // Two TLS providers may be compiled in; this is the first use of one, so the choice cannot fail.
+    // The build may contain two TLS providers; this is the first use of one, so the choice cannot fail.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match Arguments::parse().command {
         Command::Cluster { kubeconfig_out } => cluster(kubeconfig_out.as_deref()).await,
@@ -116,10 +116,10 @@ async fn cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Runs until it is dropped, and the control plane with it.
+/// Runs a control plane until this future is dropped.
 async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
     if let Some(file) = kubeconfig_out {
-        // Whoever waits for it must not find the one of a former control plane.
+        // Programs that wait for the file must not find that of a former control plane.
         if let Err(error) = std::fs::remove_file(file)
             && error.kind() != std::io::ErrorKind::NotFound
         {
@@ -134,32 +134,33 @@ async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
         file = std::path::absolute(out)?;
     }
     eprintln!(
-        "It listens on {} and stays until Ctrl-C. In another terminal:",
+        "The control plane listens on {} and runs until Ctrl-C. In another terminal:",
         plane.server_url()
     );
     println!("export KUBECONFIG={}", file.display());
     eprintln!(
-        "kubectl, if you have none: {}",
+        "kubectl, if it is not installed: {}",
         plane.binaries().join("kubectl").display()
     );
     std::future::pending().await
 }
 
-/// They run until they are dropped.
+/// Starts the receivers, which run until they are dropped.
 fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, Receiver)> {
     let telegram = BotApi::start()?;
     telegram.add_token(token);
     telegram.add_chat(Chat::new(Kind::Private, chat)?);
     telegram.on_message(|message| {
-        say(
+        print_from(
             &format!("Telegram, chat {}", message.chat_id),
             &message.text,
         );
     });
-    telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
+    telegram
+        .on_rejected(|rejected| print_from("Telegram rejected a request", &rejected.description));
     let webhook = Receiver::start()?;
     webhook.on_request(|request| {
-        say(
+        print_from(
             &format!("Webhook, {} {}", request.method, request.path),
             &shown(request),
         );
@@ -175,7 +176,7 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     Ok((telegram, webhook))
 }
 
-/// It runs until it is dropped.
+/// Starts the fake, which runs until it is dropped.
 async fn start_aws(env_out: &Path, instances: &[(char, String)]) -> Result<Aws> {
     let stand_in = Aws::start().await?;
     for (zone, id) in instances {
@@ -183,11 +184,11 @@ async fn start_aws(env_out: &Path, instances: &[(char, String)]) -> Result<Aws> 
     }
     stand_in.on_call(|call| {
         if !call.is_read() {
-            say(&format!("AWS, {}", call.action), &shown_call(call));
+            print_from(&format!("AWS, {}", call.action), &shown_call(call));
         }
     });
     let mut text = format!("unset {}\n", aws::FOREIGN.join(" "));
-    // No value of ours has a quote in it.
+    // None of these values has a quote in it.
     text.extend(
         stand_in
             .env()
@@ -219,7 +220,7 @@ fn shown_call(call: &Call) -> String {
     params.chain([answer]).collect()
 }
 
-/// Whoever waits for the file finds all of it.
+/// Writes a file so that programs that wait for it find all of its text.
 fn write_whole(file: &Path, text: &str) -> Result<()> {
     let part = file.with_extension("part");
     std::fs::write(&part, text)
@@ -227,17 +228,17 @@ fn write_whole(file: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("writing {}", file.display()))
 }
 
-/// The headers that say what a webhook's body is and prove where it is from, and the body. Other headers stay out: one
+/// Returns the body, and the headers that describe the body and prove its origin. Other headers stay out, because one
 /// of them carries a token.
 fn shown(request: &Request) -> String {
-    let told = |name: &&str| {
+    let is_shown = |name: &&str| {
         name.starts_with("ce-") || name.starts_with("webhook-") || *name == "idempotency-key"
     };
     let names = request
         .headers
         .keys()
         .map(http::HeaderName::as_str)
-        .filter(told);
+        .filter(is_shown);
     let mut text: String = names
         .filter_map(|name| Some(format!("{name}: {}\n", request.header(name)?)))
         .collect();
@@ -248,11 +249,11 @@ fn shown(request: &Request) -> String {
     text
 }
 
-fn say(who: &str, text: &str) {
-    println!("{who}\n| {}", text.trim_end().replace('\n', "\n| "));
+fn print_from(source: &str, text: &str) {
+    println!("{source}\n| {}", text.trim_end().replace('\n', "\n| "));
 }
 
-/// What ends a command that stays.
+/// Signals that end a long-running command.
 struct Signals([Signal; 3]);
 
 impl Signals {

@@ -1,4 +1,4 @@
-//! What is ordered to be done to requests on their way: to which of them, how often, and how often it was.
+//! Orders to intervene in requests: which requests, how often, and how often so far.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio::sync::watch;
 
 use crate::journal::lock;
 
-/// To which of the matching requests, counted from the moment of the order.
+/// Selection of matching requests, counted from the moment of the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Times {
-    /// All of them.
+    /// All requests.
     Always,
-    /// The first so many.
+    /// The first requests, as many as this.
     First(u64),
-    /// Only this one; the first is 1.
+    /// Only the request with this number, from 1.
     Nth(u64),
 }
 
@@ -29,7 +29,7 @@ impl Times {
     }
 }
 
-/// An order that stands until it is taken back, by hand: dropping this does nothing.
+/// An order that stays in force until [`Self::take_back`]; dropping the handle does nothing.
 #[derive(Clone)]
 pub struct Order {
     hits: watch::Sender<u64>,
@@ -47,12 +47,12 @@ impl Order {
         }
     }
 
-    /// How often it was carried out.
+    /// Returns how often the order applied.
     pub fn hits(&self) -> u64 {
         *self.hits.borrow()
     }
 
-    /// Waits until it was carried out so often; an error after `deadline`.
+    /// Waits until the order applied this often; fails after `deadline`.
     pub async fn wait_for_hits(&self, hits: u64, deadline: Duration) -> anyhow::Result<()> {
         let mut seen = self.hits.subscribe();
         tokio::time::timeout(deadline, seen.wait_for(|seen| *seen >= hits))
@@ -61,50 +61,50 @@ impl Order {
         Ok(())
     }
 
-    /// Takes it back: what a frozen watch held comes at once.
+    /// Cancels the order. Events that a frozen watch held arrive at once.
     pub fn take_back(&self) {
         (self.take_back)();
     }
 }
 
-/// All that is ordered: what is to match, and what is done.
-pub(crate) struct Orders<M, D>(Mutex<Standing<M, D>>);
+/// All orders: matchers and actions.
+pub(crate) struct Orders<M, A>(Mutex<OrderList<M, A>>);
 
-struct Standing<M, D> {
+struct OrderList<M, A> {
     last_id: u64,
-    orders: Vec<Ordered<M, D>>,
+    orders: Vec<Entry<M, A>>,
 }
 
-struct Ordered<M, D> {
+struct Entry<M, A> {
     id: u64,
     matching: M,
     times: Times,
     seen: u64,
-    deed: D,
+    action: A,
     hits: watch::Sender<u64>,
 }
 
-impl<M, D> Default for Orders<M, D> {
+impl<M, A> Default for Orders<M, A> {
     fn default() -> Self {
-        Self(Mutex::new(Standing {
+        Self(Mutex::new(OrderList {
             last_id: 0,
             orders: Vec::new(),
         }))
     }
 }
 
-impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
-    pub(crate) fn order(self: &Arc<Self>, matching: M, times: Times, deed: D) -> Order {
+impl<M: Send + 'static, A: Clone + Send + 'static> Orders<M, A> {
+    pub(crate) fn order(self: &Arc<Self>, matching: M, times: Times, action: A) -> Order {
         let hits = watch::Sender::new(0);
-        let mut standing = lock(&self.0);
-        standing.last_id += 1;
-        let id = standing.last_id;
-        standing.orders.push(Ordered {
+        let mut list = lock(&self.0);
+        list.last_id += 1;
+        let id = list.last_id;
+        list.orders.push(Entry {
             id,
             matching,
             times,
             seen: 0,
-            deed,
+            action,
             hits: hits.clone(),
         });
         let all = self.clone();
@@ -113,15 +113,15 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
         })
     }
 
-    /// Takes all back; what would have been done.
-    pub(crate) fn clear(&self) -> Vec<D> {
+    /// Removes all orders and returns their actions.
+    pub(crate) fn clear(&self) -> Vec<A> {
         let orders = std::mem::take(&mut lock(&self.0).orders);
-        orders.into_iter().map(|order| order.deed).collect()
+        orders.into_iter().map(|order| order.action).collect()
     }
 
-    /// What is done to a request that `matches`, in the order in which it was ordered.
-    pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<D> {
-        let mut deeds = Vec::new();
+    /// Returns the actions for a request that `matches`, in the order in which they were added.
+    pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<A> {
+        let mut actions = Vec::new();
         for order in lock(&self.0)
             .orders
             .iter_mut()
@@ -130,9 +130,9 @@ impl<M: Send + 'static, D: Clone + Send + 'static> Orders<M, D> {
             order.seen += 1;
             if order.times.includes(order.seen) {
                 order.hits.send_modify(|hits| *hits += 1);
-                deeds.push(order.deed.clone());
+                actions.push(order.action.clone());
             }
         }
-        deeds
+        actions
     }
 }

@@ -1,11 +1,12 @@
 //! Long-lived child processes that cannot outlive this one.
 //!
-//! A child dies with this process however this process ends, SIGKILL included: the kernel is asked for it
+//! A child dies with this process however this process ends, even after SIGKILL, because the kernel kills it
 //! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and
-//! the thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
-//! That thread also ends this process when *its* parent is gone (a test binary whose `cargo test` was killed).
+//! the thread of a test ends with its test. Therefore a starter thread that lives as long as the process starts every
+//! child. The starter thread also ends this process when *its* parent ends (a test binary whose `cargo test` was
+//! killed).
 //!
-//! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and they outlive it.
+//! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and children outlive it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,14 +23,14 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::timing;
 
-/// How often an ended child, or an ended parent, is looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Interval of checks for an ended child or an ended parent.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What this process may take to end by itself once its parent is gone; then it exits with code 1.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time that this process has to exit by itself once its parent ended; then it exits with code 1.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Run by a shell that will be killed with this process: `$0` is this process's id. The check closes the gap between
-/// the fork and the moment the kernel was asked, in which this process may have died unnoticed.
+/// Script of a shell that dies with this process; `$0` is this process's id. The check closes the gap between the fork
+/// and the request to the kernel, in which this process may have died unnoticed.
 const IF_PARENT_LIVES: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
 
 static PARENT: LazyLock<u32> = LazyLock::new(parent_id);
@@ -40,7 +41,8 @@ struct Start {
     reply: mpsc::SyncSender<io::Result<std::process::Child>>,
 }
 
-/// A command whose process is killed when the thread that starts it ends: for short work that the thread waits for.
+/// Returns a command whose process is killed when the thread that starts it ends: for short work that the thread waits
+/// for.
 pub(crate) fn dies_with_its_thread(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command
@@ -57,7 +59,7 @@ pub(crate) fn dies_with_its_thread(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A program to start, in the manner of [`std::process::Command`].
+/// A program to start, similar to [`std::process::Command`].
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -65,11 +67,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// `program` is a path, or a name that is looked up in the child's `PATH`.
+    /// Returns a program. `program` is a path, or a name that is looked up in the child's `PATH`.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let program = program.as_ref();
         let mut command = dies_with_its_thread(program);
-        command.process_group(0); // a Ctrl-C is for the parent to act on
+        command.process_group(0); // only the parent handles Ctrl-C
         let name = Path::new(program)
             .file_name()
             .unwrap_or(program)
@@ -78,7 +80,7 @@ impl Program {
         Self { name, command }
     }
 
-    /// Adds one argument.
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.command.arg(arg);
@@ -92,7 +94,7 @@ impl Program {
         self
     }
 
-    /// Sets an environment variable; the others are this process's own.
+    /// Sets an environment variable; the others are inherited.
     #[must_use]
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.command.env(key, value);
@@ -106,17 +108,18 @@ impl Program {
         self
     }
 
-    /// Sets the working folder.
+    /// Sets the working directory.
     #[must_use]
     pub fn current_dir(mut self, folder: impl AsRef<Path>) -> Self {
         self.command.current_dir(folder);
         self
     }
 
-    /// Starts it. Standard output and error are appended to the file `log`; standard input is empty.
-    /// A program that cannot be executed is a child that ends at once with code 126 or 127, and says why in its log.
+    /// Starts the program. Standard output and error are appended to the file `log`; standard input is empty. A program
+    /// that cannot be executed is a child that ends at once with code 126 or 127 and has the reason in its log.
     ///
     /// # Errors
+    ///
     /// The log cannot be opened, or there is no `setpriv`.
     pub fn spawn(mut self, log: impl Into<PathBuf>) -> anyhow::Result<Child> {
         let log = log.into();
@@ -139,8 +142,8 @@ impl Program {
     }
 }
 
-/// What a script of the project prints as its one line, once it has done its work: a folder. Its progress goes to standard
-/// error.
+/// Returns the folder that a script of the project prints as its only line when its work is done. The script's progress
+/// goes to standard error.
 pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
     let output = tokio::process::Command::new("bash")
         .arg(
@@ -149,7 +152,7 @@ pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
                 .join(script),
         )
         .stdin(Stdio::null())
-        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
+        .stdout(Stdio::piped()) // `output` would also capture standard error, which shows the progress
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("running {script}"))?
@@ -163,12 +166,12 @@ pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
     Ok(String::from_utf8(output.stdout)?.trim_end().into())
 }
 
-/// Has the lasting thread start `command`.
+/// Lets the long-lived thread start `command`.
 fn start(command: Command) -> io::Result<std::process::Child> {
     let starter = STARTER.get_or_init(|| {
         let (sender, starts) = mpsc::channel();
         LazyLock::force(&PARENT);
-        // Should the thread not start, its end of the channel is dropped, and that is told below.
+        // If the thread does not start, its end of the channel is dropped, which the receive below reports.
         let _ = thread::Builder::new()
             .name("starter".into())
             .spawn(move || serve(&starts));
@@ -184,13 +187,14 @@ fn start(command: Command) -> io::Result<std::process::Child> {
 fn serve(starts: &mpsc::Receiver<Start>) {
     let mut orphaned_at: Option<Instant> = None;
     loop {
-        if let Ok(Start { mut command, reply }) = starts.recv_timeout(LOOK_EVERY * 10) {
-            // Nobody takes the answer: the child is dropped, and as its caller is gone, so is its use.
+        if let Ok(Start { mut command, reply }) = starts.recv_timeout(CHECK_INTERVAL * 10) {
+            // If the caller no longer waits, nobody uses the child, so it is dropped.
             if let Err(mpsc::SendError(Ok(mut child))) = reply.send(command.spawn()) {
                 let _ = child.kill().and_then(|()| child.wait());
             }
         }
-        if parent_id() != *PARENT && orphaned_at.get_or_insert_with(Instant::now).elapsed() > GRACE
+        if parent_id() != *PARENT
+            && orphaned_at.get_or_insert_with(Instant::now).elapsed() > EXIT_TIMEOUT
         {
             eprintln!("testbed: the parent process ended, so this one ends too");
             std::process::exit(1);
@@ -198,16 +202,16 @@ fn serve(starts: &mpsc::Receiver<Start>) {
     }
 }
 
-/// Ends when this process's parent has ended (call it early: who the parent is, is looked up at the first call).
-/// 5 s later a process that has started any child exits by itself.
+/// Waits until this process's parent ends. Call this function early, because the first call looks up the parent. A
+/// process that has started any child exits by itself 5 s after its parent.
 pub async fn parent_ended() {
     let parent = *PARENT;
     while parent_id() == parent {
-        tokio::time::sleep(LOOK_EVERY * 10).await;
+        tokio::time::sleep(CHECK_INTERVAL * 10).await;
     }
 }
 
-/// A running child, in a process group of its own. Dropping it kills the group with SIGKILL.
+/// A running child in its own process group. Dropping the child kills the group with SIGKILL.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -216,40 +220,43 @@ pub struct Child {
 }
 
 impl Child {
-    /// The program's file name.
+    /// Returns the program's file name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The process id of the program itself.
+    /// Returns the process id of the program itself.
     pub fn id(&self) -> u32 {
         self.inner.id()
     }
 
-    /// The file that holds its standard output and error.
+    /// Returns the path of the log, which holds standard output and error.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// What its log holds so far.
+    /// Returns the log's content so far.
     ///
     /// # Errors
+    ///
     /// The file cannot be read.
     pub fn log_text(&self) -> io::Result<String> {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// How it ended, if it did.
+    /// Returns the exit status, if the child ended.
     ///
     /// # Errors
+    ///
     /// As [`std::process::Child::try_wait`].
     pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.inner.try_wait()
     }
 
-    /// SIGKILL to its whole group; returns once it is dead. Nothing happens when it ended before.
+    /// Sends SIGKILL to the whole group and returns once the child is dead. Does nothing if the child ended before.
     ///
     /// # Errors
+    ///
     /// The signal cannot be sent.
     pub fn kill(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.ended()? {
@@ -259,34 +266,38 @@ impl Child {
         self.inner.wait()
     }
 
-    /// SIGTERM: asks it to end.
+    /// Sends SIGTERM.
     ///
     /// # Errors
-    /// It has ended already.
+    ///
+    /// The child has already ended.
     pub fn terminate(&mut self) -> io::Result<()> {
         self.signal(Signal::TERM)
     }
 
-    /// SIGSTOP: it stands still until [`Child::thaw`].
+    /// Stops the child with SIGSTOP until [`Child::thaw`].
     ///
     /// # Errors
-    /// It has ended already.
+    ///
+    /// The child has already ended.
     pub fn freeze(&mut self) -> io::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// SIGCONT: it goes on after [`Child::freeze`].
+    /// Continues the child with SIGCONT after [`Child::freeze`].
     ///
     /// # Errors
-    /// It has ended already.
+    ///
+    /// The child has already ended.
     pub fn thaw(&mut self) -> io::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the child ends by itself.
     ///
     /// # Errors
-    /// It has not ended within `deadline`; the last lines of its log are in the error.
+    ///
+    /// The child does not end within `deadline`; the error has the last lines of its log.
     pub async fn wait(&mut self, deadline: Duration) -> anyhow::Result<ExitStatus> {
         let until = Instant::now() + deadline;
         loop {
@@ -300,12 +311,15 @@ impl Child {
                     self.log_tail()
                 );
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
+    /// Checks that the child is running.
+    ///
     /// # Errors
-    /// It has ended; how, and the last lines of its log, are in the error.
+    ///
+    /// The child has ended; the error has the exit status and the last lines of its log.
     pub fn check_running(&mut self) -> anyhow::Result<()> {
         match self.ended()? {
             None => Ok(()),
@@ -313,7 +327,7 @@ impl Child {
         }
     }
 
-    /// The last lines of its log, for an error message.
+    /// Returns the last lines of the log, for an error message.
     pub fn log_tail(&self) -> String {
         let text = self.log_text().unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -321,7 +335,7 @@ impl Child {
     }
 
     fn signal(&mut self, signal: Signal) -> io::Result<()> {
-        // An ended child's id may by now be somebody else's.
+        // The id of an ended child may belong to another process by now.
         if self.ended()?.is_some() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -341,12 +355,12 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // A failure to kill can only mean that it is gone.
+        // Killing fails only if the child has already ended.
         let _ = self.kill();
     }
 }
 
-/// A folder of this process's own that is removed when it is dropped, and also when this process is killed.
+/// A folder of this process that is removed when it is dropped, and also when this process is killed.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -354,17 +368,18 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes an empty folder under the system's temporary folder, readable by this user only.
+    /// Creates an empty folder under the system's temporary folder, readable by this user only.
     ///
     /// # Errors
-    /// The folder cannot be made.
+    ///
+    /// The folder cannot be created.
     pub fn new() -> anyhow::Result<Self> {
         timing::begin();
         let path = tempfile::Builder::new()
             .prefix("quartermaster-")
             .tempdir()?
             .keep();
-        // Its standard input ends when this process does. Servers that are dying at that moment may still be writing.
+        // The janitor's standard input ends when this process does. Dying servers may still be writing at that moment.
         let janitor = Command::new("/bin/sh")
             .args(["-c", r#"read -r _; for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$0" && exit; sleep 0.2; done"#])
             .arg(&path)
@@ -376,7 +391,7 @@ impl Folder {
         Ok(Self { path, janitor })
     }
 
-    /// Where it is.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -384,7 +399,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // `wait` closes the janitor's standard input first.
+        // `wait` first closes the janitor's standard input.
         let _ = self.janitor.wait();
     }
 }

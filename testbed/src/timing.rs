@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 /// The environment variable that names the file to which each test adds a line: seconds and name.
-const WRITTEN_TO: &str = "TESTBED_TIMES";
+const TIMES_VARIABLE: &str = "TESTBED_TIMES";
 
 struct Test {
     name: Option<String>,
@@ -14,28 +14,28 @@ struct Test {
 }
 
 thread_local! {
-    /// Dropped when the test ends: it has a thread of its own, of its name.
+    /// Guard that is dropped when the test ends, because each test has its own thread with its name.
     static TEST: Test = Test {
         name: thread::current().name().map(str::to_owned),
         began: Instant::now(),
     };
 }
 
-/// The time of the test that calls it runs from its first call.
+/// Starts the time of the calling test, at its first call.
 pub(crate) fn begin() {
     TEST.with(|_| ());
 }
 
 impl Drop for Test {
     fn drop(&mut self) {
-        let Some((path, name)) = std::env::var_os(WRITTEN_TO).zip(self.name.as_ref()) else {
+        let Some((path, name)) = std::env::var_os(TIMES_VARIABLE).zip(self.name.as_ref()) else {
             return;
         };
         // Threads of a runtime have no module in their name.
         if name.contains("::") {
             let line = format!("{:7.1} s  {name}\n", self.began.elapsed().as_secs_f32());
             let file = File::options().create(true).append(true).open(path);
-            // No test fails for want of its time.
+            // A missing record must not fail a test.
             let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
         }
     }

@@ -1,4 +1,4 @@
-//! Certificates for tests: an authority of one's own and what it issues.
+//! Certificates for tests: a certificate authority and its certificates.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ pub struct Authority {
 pub struct Identity {
     /// The certificate.
     pub cert_pem: String,
-    /// Its private key.
+    /// The private key.
     pub key_pem: String,
 }
 
 impl Authority {
-    /// A new authority called `name`.
+    /// Returns a new authority with this name.
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -42,17 +42,17 @@ impl Authority {
         })
     }
 
-    /// The authority's own certificate, PEM.
+    /// Returns the authority's own certificate, PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// An identity for a server known by these DNS names and IP addresses.
+    /// Issues an identity for a server with these DNS names and IP addresses.
     pub fn server(&self, names: &[&str]) -> anyhow::Result<Identity> {
         self.issue(names, "server", ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// An identity for a client.
+    /// Issues an identity for a client.
     pub fn client(&self, common_name: &str) -> anyhow::Result<Identity> {
         self.issue(&[], common_name, ExtendedKeyUsagePurpose::ClientAuth)
     }
@@ -96,7 +96,7 @@ fn roots(ca_pem: &str) -> anyhow::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// A server's side; with `client_ca_pem`, only clients with a certificate of that authority come in.
+/// Returns a server's configuration; with `client_ca_pem`, clients need a certificate of that authority.
 pub(crate) fn server_config(
     identity: &Identity,
     client_ca_pem: Option<&str>,
@@ -125,7 +125,7 @@ pub(crate) fn server_config(
     Ok(config)
 }
 
-/// A client's side that trusts this authority only.
+/// Returns a client's configuration that trusts only this authority.
 pub(crate) fn client_config(ca_pem: &str) -> anyhow::Result<ClientConfig> {
     Ok(ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?

@@ -1,4 +1,4 @@
-//! What a process uses, and since when, as `/proc` says (<https://man7.org/linux/man-pages/man5/proc.5.html>).
+//! Resource usage and start time of a process, from `/proc` (<https://man7.org/linux/man-pages/man5/proc.5.html>).
 
 use anyhow::{Context as _, Result};
 use jiff::{SignedDuration, Timestamp};
@@ -6,14 +6,14 @@ use jiff::{SignedDuration, Timestamp};
 /// Memory, in MiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// Memory that no file stands behind.
+    /// Anonymous memory, which no file backs.
     pub anonymous: f64,
-    /// All that is resident, pages of the program's file and libraries among it.
+    /// Resident memory, including pages of the program and its libraries.
     pub resident: f64,
 }
 
 impl Memory {
-    /// Of the process with this id.
+    /// Returns the memory of the process with this id.
     pub fn of(process: u32) -> Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
         let field = |name: &str| {
@@ -34,13 +34,13 @@ impl Memory {
     }
 }
 
-/// CPU time that a process has used so far, in user space and in the kernel, in seconds.
+/// Returns the CPU time that a process has used so far, in user space and in the kernel, in seconds.
 pub fn cpu_seconds(process: u32) -> Result<f64> {
     let [user, kernel] = ticks(process, [14, 15])?;
     Ok((user + kernel) / TICKS)
 }
 
-/// When a process started, to the second.
+/// Returns when a process started, to the second.
 pub fn started(process: u32) -> Result<Timestamp> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let boot = stat
@@ -52,13 +52,13 @@ pub fn started(process: u32) -> Result<Timestamp> {
         + SignedDuration::try_from_secs_f64(since_boot / TICKS)?)
 }
 
-/// Linux counts in hundredths of a second, whatever its own clock does.
+/// Ticks a second: the unit of `/proc`, whatever the kernel's own clock rate.
 const TICKS: f64 = 100.0;
 
-/// These fields of `/proc/PID/stat`, by their number in proc(5), the fourth or a later one.
+/// Returns these fields of `/proc/PID/stat`, by their number in proc(5), from the fourth on.
 fn ticks<const N: usize>(process: u32, fields: [usize; N]) -> Result<[f64; N]> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The second field is the name in parentheses, and may hold anything.
+    // The second field is the name in parentheses, and may contain any character.
     let (_, rest) = stat.rsplit_once(')').context("no name")?;
     let rest: Vec<_> = rest.split_whitespace().collect();
     let mut all = [0.0; N];
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_started_when_it_was_started() {
+    fn started_returns_time_of_process_start() {
         let second = SignedDuration::from_secs(1);
         let before = Timestamp::now() - second;
         let mut child = std::process::Command::new("sleep")

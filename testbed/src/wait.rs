@@ -5,16 +5,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-/// Pause before the second look at a state. Each further pause is a quarter longer, so that a long wait costs little.
+/// Pause before the second check of a state. Each further pause is a quarter longer, so that a long wait costs little.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Looks until `look` has something to show. An error of `look` is looked past, and told if it was the last.
+/// Repeats `look` until it returns a value. Errors of `look` are ignored, except that a timeout reports the last one.
 ///
 /// # Errors
-/// Nothing to show within `deadline`; `what` was waited for.
+///
+/// `look` returns no value within `deadline`; the error names `what`.
 pub async fn until<T>(
     what: impl Display,
     deadline: Duration,
@@ -26,7 +27,7 @@ pub async fn until<T>(
             Ok(Ok(Some(found))) => return Ok(found),
             Ok(Ok(None)) => anyhow!("not within {deadline:?}"),
             Ok(Err(error)) => error.context(format!("not within {deadline:?}")),
-            Err(_) => anyhow!("looking takes longer than {deadline:?}"),
+            Err(_) => anyhow!("a check takes longer than {deadline:?}"),
         };
         if Instant::now() > end {
             return Err(missed.context(what.to_string()));

@@ -1,11 +1,11 @@
-//! The control plane does what tests of the product rely on.
+//! The control plane behaves as tests of the operator expect.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use testbed::control_plane::audit::Subject;
 use testbed::{ControlPlane, Options};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-/// One test at a time: one of them kills the apiserver.
+/// Returns the shared control plane for one test at a time, because one test kills the apiserver.
 async fn plane() -> (&'static ControlPlane, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::const_new(());
     static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
@@ -29,7 +29,7 @@ fn subject(user: &str, verb: &str, resource: &str, namespace: &str, name: &str) 
 }
 
 #[tokio::test]
-async fn a_deployment_becomes_available_and_goes_with_its_pods() {
+async fn deployment_becomes_available_and_is_deleted_with_its_pods() {
     let (plane, _alone) = plane().await;
     plane
         .run_kubectl(&["create", "namespace", "deploys"], "")
@@ -83,9 +83,12 @@ async fn a_deployment_becomes_available_and_goes_with_its_pods() {
 }
 
 #[tokio::test]
-async fn what_is_stored_outlives_the_apiserver() {
+async fn stored_objects_survive_an_apiserver_kill() {
     let (plane, _alone) = plane().await;
-    assert!(plane.start_apiserver().await.is_err(), "it is running");
+    assert!(
+        plane.start_apiserver().await.is_err(),
+        "the apiserver is running"
+    );
     plane
         .run_kubectl(&["create", "namespace", "kept"], "")
         .await
@@ -124,7 +127,7 @@ async fn what_is_stored_outlives_the_apiserver() {
         .await
         .unwrap();
     assert_eq!(value, "b");
-    // The others have found it again too.
+    // The other servers have reconnected too.
     plane
         .run_kubectl(
             &["-n=kept", "create", "deployment", "web", "--image=web:1"],
@@ -148,7 +151,7 @@ async fn what_is_stored_outlives_the_apiserver() {
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_who_wrote_what() {
+async fn audit_log_records_user_of_each_write() {
     let (plane, _alone) = plane().await;
     plane
         .run_kubectl(&["create", "namespace", "audited"], "")
@@ -256,10 +259,10 @@ async fn the_audit_log_tells_who_wrote_what() {
     );
 
     let requests = audit.requests(before).await.unwrap();
-    let count = |wanted: &Subject| {
+    let count = |expected: &Subject| {
         requests
             .iter()
-            .filter(|request| request.subject == *wanted)
+            .filter(|request| request.subject == *expected)
             .count()
     };
     assert_eq!(
@@ -267,7 +270,7 @@ async fn the_audit_log_tells_who_wrote_what() {
         1,
         "{requests:#?}"
     );
-    // One for the list, one with which the watch begins.
+    // A request for the list, and one for the start of the watch.
     assert_eq!(
         count(&subject("alice", "list", "configmaps", "audited", "")),
         2,
@@ -281,7 +284,7 @@ async fn the_audit_log_tells_who_wrote_what() {
 }
 
 #[tokio::test]
-async fn a_service_account_has_its_own_rights_only() {
+async fn service_account_has_only_its_own_permissions() {
     let (plane, _alone) = plane().await;
     let setup = r"
 apiVersion: v1
@@ -309,7 +312,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: accounts}]
         .await
         .unwrap();
     let reader = format!("--kubeconfig={}", file.display());
-    // Its own namespace is where the kubeconfig points.
+    // The kubeconfig selects the account's own namespace.
     plane
         .run_kubectl(&[&reader, "get", "configmaps"], "")
         .await

@@ -1,4 +1,4 @@
-//! Nothing outlives whoever started it.
+//! No process outlives its parent.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 const DEADLINE: Duration = Duration::from_secs(20);
 const STARTING: Duration = Duration::from_mins(2);
 
-/// The processes whose command line holds `text`.
+/// Returns the processes whose command line contains `text`.
 fn processes_with(text: &str) -> Vec<String> {
     let commands = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let bytes = fs::read(entry.ok()?.path().join("cmdline")).ok()?;
@@ -22,7 +22,7 @@ fn processes_with(text: &str) -> Vec<String> {
     commands.filter(|command| command.contains(text)).collect()
 }
 
-/// To that process alone; [`Child::kill`] takes its group too.
+/// Signals only this process; [`Child::kill`] signals its group too.
 fn signal_alone(signal: &str, id: u32) {
     assert!(
         Command::new("/bin/sh")
@@ -33,7 +33,7 @@ fn signal_alone(signal: &str, id: u32) {
     );
 }
 
-/// Starts `testbed cluster` by way of `starter`; returns it and the control plane's folder, once it is ready.
+/// Starts `testbed cluster` through `starter`; returns the child and the control plane's folder, once ready.
 async fn cluster(starter: Program, log: &Path) -> (Child, PathBuf) {
     let mut child = starter.spawn(log).unwrap();
     let kubeconfig = wait::until("a control plane", STARTING, async || {
@@ -62,14 +62,14 @@ async fn cluster(starter: Program, log: &Path) -> (Child, PathBuf) {
     (child, folder)
 }
 
-async fn all_gone(folder: &Path) {
+async fn wait_until_removed(folder: &Path) {
     wait::until(
-        "the servers and their folder to be gone",
+        "the servers to end and their folder to be removed",
         DEADLINE,
         async || {
             let left = processes_with(folder.to_str().unwrap());
             anyhow::ensure!(left.is_empty(), "{left:#?}");
-            anyhow::ensure!(!folder.exists(), "{} is there", folder.display());
+            anyhow::ensure!(!folder.exists(), "{} still exists", folder.display());
             Ok(Some(()))
         },
     )
@@ -81,11 +81,11 @@ fn testbed() -> &'static str {
     env!("CARGO_BIN_EXE_testbed")
 }
 
-/// One control plane at a time.
+/// Lock that allows one control plane at a time.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 #[tokio::test]
-async fn a_killed_command_leaves_no_server() {
+async fn killed_command_leaves_no_server() {
     let _alone = ALONE.lock().await;
     let own = Folder::new().unwrap();
     let (mut child, folder) = cluster(
@@ -95,22 +95,22 @@ async fn a_killed_command_leaves_no_server() {
     .await;
     signal_alone("KILL", child.id());
     child.wait(DEADLINE).await.unwrap();
-    all_gone(&folder).await;
+    wait_until_removed(&folder).await;
 }
 
 #[tokio::test]
-async fn a_command_whose_parent_is_killed_leaves_no_server() {
+async fn command_with_killed_parent_leaves_no_server() {
     let _alone = ALONE.lock().await;
     let own = Folder::new().unwrap();
     let shell = Program::new("/bin/sh").args(["-c", "\"$0\" cluster & wait", testbed()]);
     let (mut child, folder) = cluster(shell, &own.path().join("log")).await;
     signal_alone("KILL", child.id());
     child.wait(DEADLINE).await.unwrap();
-    all_gone(&folder).await;
+    wait_until_removed(&folder).await;
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_a_command_well_and_leaves_no_server() {
+async fn ctrl_c_ends_command_and_leaves_no_server() {
     let _alone = ALONE.lock().await;
     let own = Folder::new().unwrap();
     let out = own.path().join("kubeconfig");
@@ -147,18 +147,18 @@ async fn ctrl_c_ends_a_command_well_and_leaves_no_server() {
     let status = child.wait(DEADLINE).await.unwrap();
     assert!(status.success(), "{status}");
     assert!(!folder.exists());
-    all_gone(folder).await;
+    wait_until_removed(folder).await;
 }
 
-/// The kernel's rule is about the thread that starts a child, and a test's thread ends with its test.
+/// The kernel's rule concerns the thread that starts a child, and a test's thread ends with its test.
 #[tokio::test]
-async fn a_child_outlives_the_thread_that_asked_for_it() {
+async fn child_outlives_the_thread_that_started_it() {
     let own = Folder::new().unwrap();
     let log = own.path().join("log");
     let thread = std::thread::spawn(move || {
         let child = Program::new("sleep").arg("60").spawn(log).unwrap();
         let command = format!("/proc/{}/comm", child.id());
-        // By then the kernel has been asked.
+        // The shell has made its request to the kernel before it executes `sleep`.
         while fs::read_to_string(&command).unwrap().trim_end() != "sleep" {
             std::thread::yield_now();
         }
@@ -172,7 +172,7 @@ async fn a_child_outlives_the_thread_that_asked_for_it() {
     .await
     .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || {
+    wait::until("the child to stop", DEADLINE, async || {
         Ok((state(&child) == 'T').then_some(()))
     })
     .await
@@ -180,14 +180,14 @@ async fn a_child_outlives_the_thread_that_asked_for_it() {
     child.check_running().unwrap();
 }
 
-/// As in `proc_pid_stat(5)`: R, S, T ...
+/// Returns the state as in `proc_pid_stat(5)`: R, S, T ...
 fn state(child: &Child) -> char {
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
     stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
 }
 
 #[tokio::test]
-async fn a_child_can_be_frozen_thawed_ended_and_killed() {
+async fn child_obeys_freeze_thaw_terminate_and_kill() {
     let own = Folder::new().unwrap();
     let script = "trap 'echo bye $WORD; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
     let start = || {
@@ -204,7 +204,7 @@ async fn a_child_can_be_frozen_thawed_ended_and_killed() {
     .await
     .unwrap();
     child.freeze().unwrap();
-    wait::until("it to stand still", DEADLINE, async || {
+    wait::until("the child to stop", DEADLINE, async || {
         Ok((state(&child) == 'T').then_some(()))
     })
     .await
@@ -222,7 +222,7 @@ async fn a_child_can_be_frozen_thawed_ended_and_killed() {
     assert_eq!(child.log_text().unwrap(), "ready\nbye now\n");
     assert!(
         child.terminate().is_err(),
-        "its id may be somebody else's by now"
+        "another process may have its id by now"
     );
 
     let mut child = start();
@@ -235,32 +235,34 @@ async fn a_child_can_be_frozen_thawed_ended_and_killed() {
 }
 
 #[tokio::test]
-async fn a_dropped_child_takes_its_own_children_along() {
+async fn dropped_child_kills_its_own_children() {
     let own = Folder::new().unwrap();
     let log = own.path().join("log");
-    let seconds = format!("6{}", std::process::id()); // to tell them from anybody else's
+    let seconds = format!("6{}", std::process::id()); // distinguishes these processes from any other
     let child = Program::new("sh")
         .args(["-c", &format!("sleep {seconds} & wait")])
         .spawn(&log)
         .unwrap();
     let sleeping = format!("sleep {seconds} ");
-    let found = async |wanted: bool| {
+    let found = async |expected: bool| {
         let seen = processes_with(&sleeping)
             .iter()
             .any(|command| command.starts_with("sleep"));
-        Ok((seen == wanted).then_some(()))
+        Ok((seen == expected).then_some(()))
     };
     wait::until("the grandchild", DEADLINE, async || found(true).await)
         .await
         .unwrap();
     drop(child);
-    wait::until("its end", DEADLINE, async || found(false).await)
-        .await
-        .unwrap();
+    wait::until("the end of the grandchild", DEADLINE, async || {
+        found(false).await
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_says_so() {
+async fn missing_program_is_named_in_the_log() {
     let own = Folder::new().unwrap();
     let mut child = Program::new("no-such-program")
         .spawn(own.path().join("log"))

@@ -57,7 +57,7 @@ async fn each_endpoint_gets_one_test_message() {
         suspended.status.as_ref().unwrap().observed_generation,
         suspended.metadata.generation
     );
-    // The same after a restart.
+    // A suspended contact point can be resumed after a restart.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -425,7 +425,7 @@ async fn changed_secret_takes_effect_within_a_second() {
     bed.secret("late", TOKEN).await;
     let since = Instant::now();
     bed.ready("late").await;
-    // One to two seconds by the rule; the rest is for a slow machine, and less than the longest wait.
+    // The rule allows one to two seconds; the rest is for a slow machine, and less than the longest wait.
     assert!(
         since.elapsed() < Duration::from_secs(25),
         "{:?}",

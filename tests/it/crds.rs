@@ -23,7 +23,7 @@ mod printed;
 mod tracked_field;
 mod upgrade;
 
-/// One case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the text;
+/// A case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the text;
 /// the first part is the field.
 type Case = (String, &'static str);
 

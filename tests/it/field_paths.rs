@@ -188,7 +188,7 @@ fn config_map() -> Value {
     })
 }
 
-/// One object in a file that kubectl reads without any server.
+/// An object in a file that kubectl reads without any server.
 struct Subject {
     kubectl: PathBuf,
     file: PathBuf,

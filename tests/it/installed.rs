@@ -258,8 +258,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: NAME}
 subjects: [{kind: ServiceAccount, name: lean}]
 ";
 
-/// One namespace, with Roles there and no cluster-wide object but the two CRDs; each missing permission is named, and used
-/// once it is granted.
+/// Runs in a single namespace, with Roles there and no cluster-wide object but the two CRDs. The operator names each
+/// missing permission, and uses it once granted.
 async fn few_permissions(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
@@ -336,7 +336,8 @@ async fn few_permissions(owner: &Bed, receiver: &Receiver) {
 /// The operator retries a forbidden watch after half a minute at the latest.
 const RETRIED: Duration = Duration::from_secs(90);
 
-/// One of two namespaces grants no permissions: the operator serves the other, and `/readyz` names what is missing where.
+/// If one of two namespaces grants no permissions, the operator serves the other, and `/readyz` names the missing
+/// permissions and their namespace.
 #[tokio::test]
 async fn namespace_without_permissions_blocks_no_other() {
     let bed = Bed::shared("gives").await;

@@ -187,7 +187,7 @@ async fn forged_managed_fields_hide_nothing() {
         bed.ready(name).await;
     }
 
-    // The same through the watches.
+    // The watches deliver such objects too.
     forge_managed_fields::<ContactPoint>(&bed, "hook").await;
     forge_managed_fields::<TrackedField>(&bed, "web").await;
     bed.scale("web", 2).await;

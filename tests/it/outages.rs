@@ -101,7 +101,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     assert!(changes(&slow).is_empty());
     let hung = slow.requests();
     assert!(hung.iter().all(|request| request.answered.is_none()));
-    // One request at a time, each as long as its timeout, and each the same: not one for every change.
+    // Requests come one at a time, each as long as its timeout and identical, not one for every change.
     let most = began.elapsed().as_secs() / 2 + 1;
     assert!(
         u64::try_from(hung.len()).unwrap() <= most,
@@ -188,7 +188,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     }
 }
 
-/// The same for any number of hanging receivers, and any time.
+/// Hanging receivers delay no other, however many there are and however long they hang.
 #[tokio::test]
 async fn many_hanging_receivers_delay_no_other() {
     const POINTS: usize = 20;

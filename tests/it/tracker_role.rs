@@ -163,7 +163,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
         bed.scale("web", value.parse().unwrap()).await;
     }
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
-    // One net change: nobody observed the changes meanwhile.
+    // A single net change, because nobody observed the changes meanwhile.
     bed.delivered(
         "map",
         &[

@@ -189,7 +189,7 @@ async fn every_reason_is_reported_and_cleared() {
     })
     .await;
 
-    // One Event when the reason appeared, one when it disappeared.
+    // An Event when the reason appeared, and another when it disappeared.
     let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let mut writes = BTreeMap::<String, usize>::new();
     for (subject, count) in bed.plane.audit().writes(since).await.unwrap() {
@@ -573,7 +573,7 @@ async fn event_of_a_wait_is_renewed_while_it_lasts() {
     })
     .await
     .unwrap();
-    // One write may have been in flight.
+    // A write may have been in flight.
     assert!(count().await <= last + 1);
     bed.delete::<Deployment>("web").await;
     bed.delivered("it", &[("Created", Some("1")), ("Deleted", None)])

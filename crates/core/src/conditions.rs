@@ -11,7 +11,7 @@ pub const STALLED: &str = "Stalled";
 /// Longest message, in bytes: the API allows 32 KiB, but people read messages in a table.
 pub const MAX_MESSAGE: usize = 1024;
 
-/// What the operator does about an object that is not ready, as
+/// Activity of the operator for an object that is not ready, as
 /// [kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md) has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activity {
@@ -33,7 +33,7 @@ pub struct ReadyCondition<'a> {
     pub reason: &'a str,
     /// Message for people.
     pub message: &'a str,
-    /// What the operator does about an object that is not ready.
+    /// Activity of the operator if the object is not ready.
     pub activity: Activity,
 }
 

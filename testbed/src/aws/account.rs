@@ -1,19 +1,19 @@
-//! The account: its region, its key, its subnets.
+//! The fake account: region, access key and subnets.
 
-/// The only region there is.
+/// The only region.
 pub const REGION: &str = "us-east-1";
 
-/// The access key that is good from the start.
+/// The access key that is valid from the start.
 pub const ACCESS_KEY: &str = "AKIATESTBED000000000";
 
-/// Subnets of the first VPC, one in each of three zones (a, b, c); the first two are those of the document.
+/// Subnets of the first VPC, one in each of three zones (a, b, c); the first two are the document's.
 pub const SUBNETS: [&str; 3] = ["subnet-abc", "subnet-def", "subnet-ghi"];
 
-/// Subnets of the other VPC, in the zones a and b.
+/// Subnets of the second VPC, in zones a and b.
 pub const OTHER_SUBNETS: [&str; 2] = ["subnet-uvw", "subnet-xyz"];
 
-/// Variables by which a process could get credentials or an endpoint elsewhere: they are to be removed for one that is to
-/// use this.
+/// Variables that could give a process other credentials or another endpoint; remove them from a process that uses this
+/// server.
 pub const FOREIGN: [&str; 13] = [
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",

@@ -1,4 +1,5 @@
-//! Somebody else with rights in the account: calls under the same rules, past faults and journal, and what no call can do.
+//! An account administrator, who calls under the same rules but bypasses faults and journal, and controls that no AWS
+//! call has.
 
 use std::sync::Arc;
 
@@ -11,10 +12,11 @@ use super::state::{Instance, State};
 use super::{Aws, REGION};
 
 impl Aws {
-    /// A call of somebody else: the body of its answer.
+    /// Calls the API as the administrator and returns the response body.
     ///
     /// # Errors
-    /// AWS's own.
+    ///
+    /// AWS rejects the call.
     pub async fn ask(&self, action: &str, params: &[(&str, &str)]) -> Result<String, Refused> {
         let result = self.layer.perform(Form::elb(action, params)).await?;
         Ok(answer::body(action, &answer::request_id(), result))
@@ -40,7 +42,7 @@ impl Aws {
         Ok(arn.unwrap_or_default().to_owned())
     }
 
-    /// Makes a balancer; its ARN.
+    /// Creates a load balancer and returns its ARN.
     pub async fn create(
         &self,
         name: &str,
@@ -67,14 +69,14 @@ impl Aws {
             .await
     }
 
-    /// Deletes a balancer.
+    /// Deletes a load balancer.
     pub async fn delete(&self, arn: &str) -> Result<(), Refused> {
         self.call("DeleteLoadBalancer", &[("LoadBalancerArn", arn)], &[])
             .await
             .map(drop)
     }
 
-    /// Sets a tag of anything.
+    /// Sets a tag of any resource.
     pub async fn tag(&self, arn: &str, key: &str, value: &str) -> Result<(), Refused> {
         let tag = [("Tags.member.1.Key", key), ("Tags.member.1.Value", value)];
         self.call("AddTags", &tag, &[("ResourceArns", &[arn])])
@@ -82,7 +84,7 @@ impl Aws {
             .map(drop)
     }
 
-    /// Removes a tag of anything.
+    /// Removes a tag of any resource.
     pub async fn untag(&self, arn: &str, key: &str) -> Result<(), Refused> {
         self.call(
             "RemoveTags",
@@ -93,7 +95,7 @@ impl Aws {
         .map(drop)
     }
 
-    /// Switches a balancer's protection from deletion.
+    /// Sets deletion protection of a load balancer.
     pub async fn protect(&self, arn: &str, protected: bool) -> Result<(), Refused> {
         let params = [
             ("LoadBalancerArn", arn),
@@ -108,7 +110,7 @@ impl Aws {
             .map(drop)
     }
 
-    /// Puts a balancer into these subnets.
+    /// Sets a load balancer's subnets.
     pub async fn set_subnets(&self, arn: &str, subnets: &[&str]) -> Result<(), Refused> {
         self.call(
             "SetSubnets",
@@ -119,7 +121,7 @@ impl Aws {
         .map(drop)
     }
 
-    /// Gives a balancer these security groups.
+    /// Sets a load balancer's security groups.
     pub async fn set_security_groups(&self, arn: &str, groups: &[&str]) -> Result<(), Refused> {
         self.call(
             "SetSecurityGroups",
@@ -130,7 +132,7 @@ impl Aws {
         .map(drop)
     }
 
-    /// Sets a balancer's IP address type.
+    /// Sets a load balancer's IP address type.
     pub async fn set_ip_address_type(&self, arn: &str, kind: &str) -> Result<(), Refused> {
         self.call(
             "SetIpAddressType",
@@ -141,7 +143,7 @@ impl Aws {
         .map(drop)
     }
 
-    /// Makes a target group of instances in the first VPC that speaks HTTP; its ARN.
+    /// Creates a target group of instances in the first VPC with protocol HTTP, and returns its ARN.
     pub async fn create_target_group(&self, name: &str, port: u16) -> Result<String, Refused> {
         let (vpc, port) = (self.vpc(), port.to_string());
         let params = [
@@ -153,7 +155,7 @@ impl Aws {
         self.call("CreateTargetGroup", &params, &[]).await
     }
 
-    /// Makes a listener that speaks HTTP and forwards to a group; its ARN.
+    /// Creates an HTTP listener that forwards to a target group, and returns its ARN.
     pub async fn create_listener(
         &self,
         balancer: &str,
@@ -171,24 +173,26 @@ impl Aws {
         self.call("CreateListener", &params, &[]).await
     }
 
-    /// Says how a balancer (by name or ARN) is, such as `failed` or `active_impaired`, and why.
+    /// Overrides the state of a load balancer (by name or ARN), such as `failed` or `active_impaired`, and the reason.
     ///
     /// # Errors
-    /// There is none.
+    ///
+    /// The load balancer does not exist.
     pub fn set_state(&self, balancer: &str, state: &str, reason: &str) -> Result<()> {
         let mut known = self.layer.state();
         let mut balancers = known.balancers.iter_mut();
         let found = balancers.find(|(arn, known)| *arn == balancer || known.name == balancer);
-        let (_, found) = found.with_context(|| format!("there is no balancer {balancer}"))?;
+        let (_, found) = found.with_context(|| format!("there is no load balancer {balancer}"))?;
         found.forced = Some((state.to_owned(), reason.to_owned()));
         Ok(())
     }
 
-    /// Says how a target of a group (by name or ARN) is as long as a listener forwards to it, such as `unhealthy`, and
-    /// AWS's reason, such as `Target.FailedHealthChecks`.
+    /// Overrides the health of a target in a group (by name or ARN), such as `unhealthy`, with AWS's reason, such as
+    /// `Target.FailedHealthChecks`. The override applies while a listener forwards to the group.
     ///
     /// # Errors
-    /// There is no such group.
+    ///
+    /// The group does not exist.
     pub fn health(&self, group: &str, target: &str, health: &str, reason: &str) -> Result<()> {
         let mut state = self.layer.state();
         let found = state
@@ -202,7 +206,8 @@ impl Aws {
         Ok(())
     }
 
-    /// A running instance of this id, in a zone (`a`, `b`, `c` ...) of the first VPC. Only what is known can be a target.
+    /// Adds a running instance with this id in a zone (`a`, `b`, `c` ...) of the first VPC. Only known instances can be
+    /// targets.
     pub fn add_instance(&self, id: &str, zone: char) {
         let zone = format!("{REGION}{zone}");
         self.layer.state().instances.insert(
@@ -214,7 +219,7 @@ impl Aws {
         );
     }
 
-    /// The instance is terminated: it leaves the target groups that it is in.
+    /// Terminates the instance, which leaves its target groups.
     pub fn end_instance(&self, id: &str) {
         let mut state = self.layer.state();
         let State {
@@ -228,7 +233,7 @@ impl Aws {
         }
     }
 
-    /// A certificate that listeners can have; its ARN.
+    /// Creates a certificate for listeners and returns its ARN.
     pub async fn certificate(&self) -> Result<String> {
         let layer = Arc::clone(&self.layer);
         let arn = self
@@ -239,22 +244,22 @@ impl Aws {
         Ok(arn)
     }
 
-    /// The first VPC's id.
+    /// Returns the id of the first VPC.
     pub fn vpc(&self) -> String {
         self.layer.state().network.vpc.clone()
     }
 
-    /// The other VPC's id.
+    /// Returns the id of the second VPC.
     pub fn other_vpc(&self) -> String {
         self.layer.state().network.other_vpc.clone()
     }
 
-    /// The ids of two security groups of the first VPC.
+    /// Returns the ids of two security groups of the first VPC.
     pub fn security_groups(&self) -> Vec<String> {
         self.layer.state().network.own_groups.clone()
     }
 
-    /// The id of the security group that a balancer of the first VPC gets which names none.
+    /// Returns the id of the first VPC's default security group, for load balancers that name none.
     pub fn default_security_group(&self) -> String {
         let state = self.layer.state();
         state
@@ -265,7 +270,7 @@ impl Aws {
             .unwrap_or_default()
     }
 
-    /// The same of the other VPC.
+    /// Returns the id of the second VPC's default security group.
     pub fn foreign_security_group(&self) -> String {
         let state = self.layer.state();
         state
@@ -276,7 +281,7 @@ impl Aws {
             .unwrap_or_default()
     }
 
-    /// One more subnet of this name in the first VPC.
+    /// Adds a subnet with this name to the first VPC.
     pub async fn add_subnet(&self, name: &str, zone: char) -> Result<()> {
         let (layer, name) = (Arc::clone(&self.layer), name.to_owned());
         let made = async move {
@@ -288,10 +293,11 @@ impl Aws {
         self.layer.run(made).await
     }
 
-    /// Another name for a subnet.
+    /// Gives a subnet another name.
     ///
     /// # Errors
-    /// There is no such subnet.
+    ///
+    /// The subnet does not exist.
     pub fn alias(&self, name: &str, subnet: &str) -> Result<()> {
         self.layer.state().network.alias(name, subnet)
     }

@@ -1,4 +1,4 @@
-//! What AWS answers, and its form.
+//! AWS responses and their encoding.
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
@@ -7,14 +7,14 @@ use crate::serve::Reply;
 
 const NAMESPACE: &str = r#" xmlns="http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/""#;
 
-/// An error that AWS answers.
+/// An error response of AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The HTTP status.
     pub http: u16,
     /// The error code, such as `LoadBalancerNotFound`.
     pub code: String,
-    /// What it says to people.
+    /// The message.
     pub message: String,
 }
 
@@ -27,12 +27,12 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// HTTP 400.
+    /// Returns an error with HTTP status 400.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Self::with_status(400, code, message)
     }
 
-    /// With an HTTP status of its own.
+    /// Returns an error with this HTTP status.
     pub fn with_status(http: u16, code: &str, message: impl Into<String>) -> Self {
         Self {
             http,
@@ -41,12 +41,12 @@ impl Refused {
         }
     }
 
-    /// A parameter that is wrong in itself.
+    /// Returns a `ValidationError`, for an invalid parameter.
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::new("ValidationError", message)
     }
 
-    /// What stands in for AWS is broken: no test should meet this.
+    /// Returns the error of a broken fake, which no test should meet.
     pub(super) fn broken(error: &anyhow::Error) -> Self {
         Self::with_status(500, "InternalFailure", format!("the testbed: {error:#}"))
     }
@@ -75,10 +75,10 @@ impl Refused {
     }
 }
 
-/// The children of the result, or why there is none.
-pub(super) type Done = Result<Vec<Element>, Refused>;
+/// Children of the result, or the error.
+pub(super) type CallResult = Result<Vec<Element>, Refused>;
 
-/// The body of a good answer.
+/// Returns the body of a successful response.
 pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String {
     let metadata = Element::with(
         "ResponseMetadata",
@@ -91,8 +91,8 @@ pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String 
     body
 }
 
-/// The whole answer.
-pub(super) fn reply(action: &str, done: Done) -> Reply {
+/// Returns the whole response.
+pub(super) fn reply(action: &str, done: CallResult) -> Reply {
     let request = request_id();
     let (status, body) = match done {
         Ok(result) => (StatusCode::OK, body(action, &request, result)),

@@ -1,4 +1,4 @@
-//! Handling of a call: orders of tests, credentials, AWS's rules, moto, the journal.
+//! Handling of a call: injected faults, credentials, AWS's rules, moto, the journal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result};
 use http::{HeaderMap, StatusCode, header};
 
 use super::account::REGION;
-use super::answer::{self, Done, Refused};
-use super::faults::{self, Deed, Fault, Instead};
+use super::answer::{self, CallResult, Refused};
+use super::faults::{self, Fault, FaultResponse, Intervention};
 use super::form::Form;
 use super::gate::Point;
 use super::layer::{Call, Layer, Outcome};
@@ -17,41 +17,45 @@ use super::rules;
 use crate::serve::{Arrived, Reply, runtime};
 
 impl Layer {
-    /// Answers a request. It is dropped, wherever it waits, when the client closes the connection.
+    /// Responds to a request. When the client closes the connection, the caller drops this future at any await.
     pub(super) async fn handle(self: Arc<Self>, arrived: Arrived) -> Reply {
         let form = Form::parse(&arrived.body);
         if !form.is_elb() {
-            return self.pass(arrived).await;
+            return self.forward(arrived).await;
         }
         let mut entry = Entry::new(&self, arrived.moment.instant, &form);
         let action = form.action();
         let mut after = Vec::new();
-        for deed in self.plan.decide(|on| on.matches(action)) {
-            match deed {
-                Deed::Gate(Point::Before, door) if !door.pass().await => return Reply::reset(),
-                Deed::Gate(Point::Before, _) => {}
-                Deed::Gate(Point::After, _) | Deed::Fault(Fault::CutAfter) => after.push(deed),
-                Deed::Fault(Fault::CutBefore) => return Reply::reset(),
-                Deed::Fault(Fault::Slow(time)) => tokio::time::sleep(time).await,
-                Deed::Fault(Fault::Hang) => std::future::pending().await,
-                Deed::Fault(fault) => {
-                    if let Some(instead) = fault.instead() {
-                        return entry.instead(instead);
+        for intervention in self.plan.decide(|on| on.matches(action)) {
+            match intervention {
+                Intervention::Gate(Point::Before, door) if !door.wait().await => {
+                    return Reply::reset();
+                }
+                Intervention::Gate(Point::Before, _) => {}
+                Intervention::Gate(Point::After, _) | Intervention::Fault(Fault::CutAfter) => {
+                    after.push(intervention);
+                }
+                Intervention::Fault(Fault::CutBefore) => return Reply::reset(),
+                Intervention::Fault(Fault::Slow(time)) => tokio::time::sleep(time).await,
+                Intervention::Fault(Fault::Hang) => std::future::pending().await,
+                Intervention::Fault(fault) => {
+                    if let Some(response) = fault.response() {
+                        return entry.respond_with(response);
                     }
                 }
             }
         }
         if self.down.load(Ordering::SeqCst) {
-            return entry.instead(Instead::Refused(faults::unavailable()));
+            return entry.respond_with(FaultResponse::Refused(faults::unavailable()));
         }
-        if let Err(refused) = self.admit(&arrived.headers) {
-            return entry.instead(Instead::Refused(refused));
+        if let Err(refused) = self.check_credentials(&arrived.headers) {
+            return entry.respond_with(FaultResponse::Refused(refused));
         }
         entry.call.done = true;
         let done = self.perform(form.clone()).await;
-        for deed in after {
-            match deed {
-                Deed::Gate(_, door) if door.pass().await => {}
+        for intervention in after {
+            match intervention {
+                Intervention::Gate(_, door) if door.wait().await => {}
                 _ => return Reply::reset(),
             }
         }
@@ -59,15 +63,15 @@ impl Layer {
         answer::reply(action, done)
     }
 
-    /// Does what is asked, to the end, also if nobody waits for it any more.
-    pub(super) async fn perform(self: &Arc<Self>, form: Form) -> Done {
+    /// Performs the call to completion, even if no client waits for it any more.
+    pub(super) async fn perform(self: &Arc<Self>, form: Form) -> CallResult {
         let layer = self.clone();
         let work = async move {
             if faults::is_read(form.action()) {
-                let _turn = layer.turn.read().await;
+                let _guard = layer.write_lock.read().await;
                 rules::perform(&layer, form).await
             } else {
-                let _turn = layer.turn.write().await;
+                let _guard = layer.write_lock.write().await;
                 rules::perform(&layer, form).await
             }
         };
@@ -85,8 +89,8 @@ impl Layer {
             .map_err(|error| Refused::broken(&error.into()))
     }
 
-    /// A call of another API: moto's own answer.
-    async fn pass(&self, arrived: Arrived) -> Reply {
+    /// Forwards a call of another API to moto.
+    async fn forward(&self, arrived: Arrived) -> Reply {
         let path = arrived
             .uri
             .path_and_query()
@@ -104,9 +108,9 @@ impl Layer {
         }
     }
 
-    /// Who calls, and whether they may. The signature itself is not checked.
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        let refuse = |code, words| Err(Refused::with_status(403, code, words));
+    /// Checks the caller's credentials, but not the signature itself.
+    fn check_credentials(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        let refuse = |code, message| Err(Refused::with_status(403, code, message));
         let Some(value) = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -123,8 +127,8 @@ impl Layer {
             );
         };
         if service != "elasticloadbalancing" {
-            let words = "Credential should be scoped to correct service: 'elasticloadbalancing'.";
-            return refuse("SignatureDoesNotMatch", words);
+            let message = "Credential should be scoped to correct service: 'elasticloadbalancing'.";
+            return refuse("SignatureDoesNotMatch", message);
         }
         if region != REGION {
             return refuse(
@@ -143,7 +147,7 @@ impl Layer {
     }
 }
 
-/// The access key, the region and the service that a signature names.
+/// Returns the access key, the region and the service of a signature.
 fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
     let (_, credential) = authorization
         .split_once("Credential=")
@@ -158,7 +162,7 @@ fn scope(authorization: &str) -> Result<(&str, &str, &str)> {
     Ok((key, region, service))
 }
 
-/// A call's place in the journal: it is written when this is dropped, also in the midst of waiting.
+/// A journal entry, written on drop, also while the call still waits.
 struct Entry<'a> {
     layer: &'a Layer,
     call: Call,
@@ -179,7 +183,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    fn answered(&mut self, done: &Done) {
+    fn answered(&mut self, done: &CallResult) {
         self.call.answer = match done {
             Ok(_) => Outcome::Answered {
                 http: 200,
@@ -192,19 +196,19 @@ impl<'a> Entry<'a> {
         };
     }
 
-    fn instead(mut self, instead: Instead) -> Reply {
-        self.call.answer = match &instead {
-            Instead::Refused(refused) => Outcome::Answered {
+    fn respond_with(mut self, response: FaultResponse) -> Reply {
+        self.call.answer = match &response {
+            FaultResponse::Refused(refused) => Outcome::Answered {
                 http: refused.http,
                 code: Some(refused.code.clone()),
             },
-            Instead::Bare(http) => Outcome::Answered {
+            FaultResponse::Bare(http) => Outcome::Answered {
                 http: *http,
                 code: None,
             },
         };
         let action = self.call.action.clone();
-        instead.reply(&action)
+        response.reply(&action)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which calls something is done to, and what.
+//! Matchers for calls, and the faults to inject into them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::orders::Orders;
 pub use crate::orders::{Order, Times};
 use crate::serve::Reply;
 
-/// Calls that have something in common.
+/// Matches calls.
 #[derive(Clone, Debug)]
 pub struct On(Kind);
 
@@ -24,27 +24,27 @@ enum Kind {
 }
 
 impl On {
-    /// Every call of the `ELBv2` API.
+    /// Matches every call of the `ELBv2` API.
     pub fn all() -> Self {
         Self(Kind::All)
     }
 
-    /// Calls that change nothing.
+    /// Matches calls that change nothing.
     pub fn reads() -> Self {
         Self(Kind::Reads)
     }
 
-    /// Calls that may change something.
+    /// Matches calls that may change something.
     pub fn writes() -> Self {
         Self(Kind::Writes)
     }
 
-    /// Calls of one action, such as `CreateLoadBalancer`.
+    /// Matches calls of one action, such as `CreateLoadBalancer`.
     pub fn action(action: &str) -> Self {
         Self::actions(&[action])
     }
 
-    /// Calls of one of these actions.
+    /// Matches calls of any of these actions.
     pub fn actions(actions: &[&str]) -> Self {
         Self(Kind::Actions(
             actions.iter().map(|action| (*action).to_owned()).collect(),
@@ -61,70 +61,71 @@ impl On {
     }
 }
 
-/// Whether calls of this action change nothing.
+/// Returns whether calls of this action change nothing.
 pub(super) fn is_read(action: &str) -> bool {
     action.starts_with("Describe") || action.starts_with("Get")
 }
 
-/// What happens to a call instead of what is right.
+/// A fault in place of the correct response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Not done: 400 `Throttling`.
+    /// Rejects the call with 400 `Throttling`.
     Throttled,
-    /// Not done: this error.
+    /// Rejects the call with this error.
     Code(Refused),
-    /// Not done: this HTTP status with no body that means anything, as a load balancer before AWS's own servers has it.
+    /// Rejects the call with this HTTP status and a meaningless body, as a load balancer in front of AWS's servers
+    /// does.
     Bare(u16),
-    /// Not done: 403 `ExpiredToken`.
+    /// Rejects the call with 403 `ExpiredToken`.
     Expired,
-    /// Not done: the connection is cut.
+    /// Cuts the connection without performing the call.
     CutBefore,
-    /// Done; then the connection is cut without an answer.
+    /// Performs the call, then cuts the connection without a response.
     CutAfter,
-    /// Done after this time.
+    /// Performs the call after this time.
     Slow(Duration),
-    /// Not done, and never answered.
+    /// Never performs the call or responds.
     Hang,
 }
 
 impl Fault {
-    /// Not done: HTTP 400 with this error code.
+    /// Rejects the call with HTTP 400 and this error code.
     pub fn code(code: &str, message: &str) -> Self {
         Self::Code(Refused::new(code, message))
     }
 
-    /// Not done: 500 `InternalFailure`.
+    /// Rejects the call with 500 `InternalFailure`.
     pub fn internal_failure() -> Self {
-        let words =
+        let message =
             "The request processing has failed because of an unknown error, exception or failure.";
-        Self::Code(Refused::with_status(500, "InternalFailure", words))
+        Self::Code(Refused::with_status(500, "InternalFailure", message))
     }
 
-    /// Not done: 503 `ServiceUnavailable`.
+    /// Rejects the call with 503 `ServiceUnavailable`.
     pub fn unavailable() -> Self {
         Self::Code(unavailable())
     }
 
-    /// The answer of a call that is not done.
-    pub(super) fn instead(&self) -> Option<Instead> {
+    /// Returns the response of a fault that does not perform the call.
+    pub(super) fn response(&self) -> Option<FaultResponse> {
         let refused = match self {
             Self::Throttled => Refused::new("Throttling", "Rate exceeded"),
             Self::Expired => expired(),
             Self::Code(refused) => refused.clone(),
-            Self::Bare(status) => return Some(Instead::Bare(*status)),
+            Self::Bare(status) => return Some(FaultResponse::Bare(*status)),
             Self::CutBefore | Self::CutAfter | Self::Slow(_) | Self::Hang => return None,
         };
-        Some(Instead::Refused(refused))
+        Some(FaultResponse::Refused(refused))
     }
 }
 
-/// An answer without a deed.
-pub(super) enum Instead {
+/// A response to a call that is not performed.
+pub(super) enum FaultResponse {
     Refused(Refused),
     Bare(u16),
 }
 
-impl Instead {
+impl FaultResponse {
     pub(super) fn reply(self, action: &str) -> Reply {
         match self {
             Self::Refused(refused) => answer::reply(action, Err(refused)),
@@ -136,8 +137,8 @@ impl Instead {
 }
 
 pub(super) fn unavailable() -> Refused {
-    let words = "The request has failed due to a temporary failure of the server.";
-    Refused::with_status(503, "ServiceUnavailable", words)
+    let message = "The request has failed due to a temporary failure of the server.";
+    Refused::with_status(503, "ServiceUnavailable", message)
 }
 
 pub(super) fn expired() -> Refused {
@@ -148,20 +149,20 @@ pub(super) fn expired() -> Refused {
     )
 }
 
-/// What is done to a call on its way.
+/// An intervention in a call.
 #[derive(Clone)]
-pub(super) enum Deed {
+pub(super) enum Intervention {
     Fault(Fault),
     Gate(Point, Arc<Door>),
 }
 
-/// All that is ordered.
-pub(super) type Plan = Orders<On, Deed>;
+/// All interventions of a test.
+pub(super) type Plan = Orders<On, Intervention>;
 
-/// Takes all back: what is held goes on.
+/// Removes all interventions and releases held calls.
 pub(super) fn clear(plan: &Plan) {
-    for deed in plan.clear() {
-        if let Deed::Gate(_, door) = deed {
+    for intervention in plan.clear() {
+        if let Intervention::Gate(_, door) = intervention {
             door.open();
         }
     }

@@ -1,11 +1,11 @@
-//! The parameters of a call of AWS's query protocol: flat names such as `Tags.member.1.Key`.
+//! Parameters of a call in AWS's query protocol: flat names such as `Tags.member.1.Key`.
 
 use std::collections::BTreeMap;
 
 /// The version of the `ELBv2` API.
 pub(super) const ELB_VERSION: &str = "2015-12-01";
 
-/// The parameters, `Action` and `Version` among them.
+/// Parameters, including `Action` and `Version`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Form(BTreeMap<String, String>);
 
@@ -14,12 +14,12 @@ impl Form {
         Self(form_urlencoded::parse(body).into_owned().collect())
     }
 
-    /// A call of the `ELBv2` API.
+    /// Returns a call of the `ELBv2` API.
     pub(super) fn elb(action: &str, params: &[(&str, &str)]) -> Self {
         Self::of(ELB_VERSION, action, params)
     }
 
-    /// A call of the API of this version.
+    /// Returns a call of the API with this version.
     pub(super) fn of(version: &str, action: &str, params: &[(&str, &str)]) -> Self {
         let head = [("Action", action), ("Version", version)];
         Self(
@@ -44,7 +44,7 @@ impl Form {
         self.get("Version") == Some(ELB_VERSION)
     }
 
-    /// The value of a parameter that is there and not empty.
+    /// Returns the value of a parameter, if present and not empty.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0
             .get(name)
@@ -52,7 +52,7 @@ impl Form {
             .filter(|value| !value.is_empty())
     }
 
-    /// The items of a list of plain values.
+    /// Returns the items of a list of plain values.
     pub(super) fn list(&self, name: &str) -> Vec<String> {
         self.members(name)
             .into_iter()
@@ -60,7 +60,7 @@ impl Form {
             .collect()
     }
 
-    /// The items of a list, in order, each with its own parameters; a plain value's name is empty.
+    /// Returns the items of a list in order, each with its own parameters; the name of a plain value is empty.
     pub(super) fn members(&self, name: &str) -> Vec<BTreeMap<String, String>> {
         let prefix = format!("{name}.member.");
         let mut members: BTreeMap<u32, BTreeMap<String, String>> = BTreeMap::new();
@@ -79,7 +79,7 @@ impl Form {
         members.into_values().collect()
     }
 
-    /// Whether anything of this list was sent.
+    /// Returns whether the list has any item.
     pub(super) fn has_list(&self, name: &str) -> bool {
         !self.members(name).is_empty()
     }
@@ -88,7 +88,7 @@ impl Form {
         self.0.insert(name.to_owned(), value.to_owned());
     }
 
-    /// Removes the parameter and, of a list or structure, all of its parts.
+    /// Removes the parameter and all parts of a list or structure.
     pub(super) fn remove(&mut self, name: &str) {
         let prefix = format!("{name}.");
         self.0
@@ -102,7 +102,7 @@ impl Form {
         }
     }
 
-    /// Changes the subnets that are named.
+    /// Renames the subnets in the parameters.
     pub(super) fn rename_subnets(&mut self, change: impl Fn(&str) -> Option<String>) {
         for (key, value) in &mut self.0 {
             if (key.starts_with("Subnets.") || key.ends_with(".SubnetId"))
@@ -113,7 +113,7 @@ impl Form {
         }
     }
 
-    /// All but `Action` and `Version`.
+    /// Returns all parameters except `Action` and `Version`.
     pub(super) fn params(&self) -> BTreeMap<String, String> {
         let own = |name: &str| name != "Action" && name != "Version";
         self.0

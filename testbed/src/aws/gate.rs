@@ -1,4 +1,4 @@
-//! A call that is held on its way, so that something can be done at that very moment.
+//! Gates, which hold a call at a point so that a test can act at that moment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,70 +8,70 @@ use tokio::sync::watch;
 
 use super::faults::Order;
 
-/// What a call that was let go waits for, so that the end of a client that was killed meanwhile is noticed first.
-const NOTICE: Duration = Duration::from_millis(20);
+/// Pause of a released call, so that the server first notices a killed client's closed connection.
+const DISCONNECT_NOTICE: Duration = Duration::from_millis(20);
 
-/// Where on its way a call is held.
+/// Point at which a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// It arrived, and nothing of it is done.
+    /// After the call arrived, before anything of it is performed.
     Before,
-    /// It is done; the client knows nothing of it.
+    /// After the call is performed, before the response.
     After,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum GateState {
     Closed,
     Open,
     Cut,
 }
 
-/// The side of a gate that a call comes to.
+/// The call's side of a gate.
 pub(super) struct Door {
-    way: watch::Sender<Way>,
+    state: watch::Sender<GateState>,
     held: watch::Sender<bool>,
 }
 
 impl Door {
     pub(super) fn new() -> Self {
         Self {
-            way: watch::Sender::new(Way::Closed),
+            state: watch::Sender::new(GateState::Closed),
             held: watch::Sender::new(false),
         }
     }
 
     pub(super) fn open(&self) {
-        self.set(Way::Open);
+        self.set(GateState::Open);
     }
 
-    fn set(&self, to: Way) {
-        self.way.send_if_modified(|way| {
-            let closed = *way == Way::Closed;
+    fn set(&self, to: GateState) {
+        self.state.send_if_modified(|state| {
+            let closed = *state == GateState::Closed;
             if closed {
-                *way = to;
+                *state = to;
             }
             closed
         });
     }
 
-    /// Waits, and says whether the call goes on. The caller is dropped here when its client is gone.
-    pub(super) async fn pass(&self) -> bool {
-        let mut way = self.way.subscribe();
+    /// Waits and returns whether the call continues. The server drops this future when the client disconnects.
+    pub(super) async fn wait(&self) -> bool {
+        let mut state = self.state.subscribe();
         self.held.send_replace(true);
         // The sender lives as long as `self`.
-        let goes_on = way
-            .wait_for(|way| *way != Way::Closed)
+        let continues = state
+            .wait_for(|state| *state != GateState::Closed)
             .await
-            .is_ok_and(|way| *way == Way::Open);
-        if goes_on {
-            tokio::time::sleep(NOTICE).await;
+            .is_ok_and(|state| *state == GateState::Open);
+        if continues {
+            tokio::time::sleep(DISCONNECT_NOTICE).await;
         }
-        goes_on
+        continues
     }
 }
 
-/// Holds one call. Dropping it lets the call go on, and any that would still have come to it.
+/// Holds one call. Dropping the gate releases the call and lets later matching calls through.
 pub struct Gate {
     door: Arc<Door>,
     order: Order,
@@ -82,7 +82,7 @@ impl Gate {
         Self { door, order }
     }
 
-    /// Waits until the call is held; an error after `deadline`.
+    /// Waits until the call is held; fails after `deadline`.
     pub async fn reached(&self, deadline: Duration) -> anyhow::Result<()> {
         let mut held = self.door.held.subscribe();
         let waited = tokio::time::timeout(deadline, held.wait_for(|held| *held)).await;
@@ -90,21 +90,21 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether the call came.
+    /// Returns whether the call arrived.
     pub fn was_reached(&self) -> bool {
         *self.door.held.borrow()
     }
 
-    /// Lets the call go on. If its client is gone by then, a call held before it is done is not done.
+    /// Releases the call. A call held before it is performed is not performed if its client has disconnected.
     pub fn release(&self) {
         self.order.take_back();
         self.door.open();
     }
 
-    /// Cuts the connection: a call held before it is done is not done, one held after it is not answered.
+    /// Cuts the connection: a call held before it is performed is not performed, a performed one gets no response.
     pub fn cut(&self) {
         self.order.take_back();
-        self.door.set(Way::Cut);
+        self.door.set(GateState::Cut);
     }
 }
 

@@ -1,9 +1,9 @@
-//! How targets are.
+//! Health of targets.
 
 use super::state::{Listener, State, Target};
 
-/// What AWS says beside each reason: the User Guide for Application Load Balancers, "Health check reason codes". Of those
-/// that can be said in several ways, the first.
+/// AWS's description of each reason, from the User Guide for Application Load Balancers, "Health check reason codes".
+/// Where the guide lists several descriptions, the first.
 pub(super) const DESCRIPTIONS: [(&str, &str); 12] = [
     (
         "Elb.InitialHealthChecking",
@@ -43,7 +43,7 @@ pub(super) const DESCRIPTIONS: [(&str, &str); 12] = [
     ("Target.Timeout", "Request timed out"),
 ];
 
-/// A target's health, in AWS's words.
+/// A target's health, in AWS's terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Health {
     pub(super) state: String,
@@ -52,7 +52,7 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// With the description that AWS gives beside this reason.
+    /// Returns health with AWS's description of this reason.
     fn new(state: &str, reason: &str) -> Self {
         let known = DESCRIPTIONS.iter().find(|(known, _)| *known == reason);
         Self::described(
@@ -74,7 +74,7 @@ impl Health {
 }
 
 impl State {
-    /// The group's targets and their health; those that have left are forgotten.
+    /// Returns the group's targets and their health, and forgets drained targets.
     pub(super) fn targets(&mut self, group: &str) -> Vec<(Target, Health)> {
         let drained = self.times.draining;
         if let Some(group) = self.groups.get_mut(group) {
@@ -122,9 +122,9 @@ impl State {
         if instance.is_some_and(|instance| {
             !balancers.any(|balancer| balancer.zones.contains(&instance.zone))
         }) {
-            let words =
+            let message =
                 "Target is in an Availability Zone that is not enabled for the load balancer";
-            return Health::described("unused", "Target.NotInUse", words);
+            return Health::described("unused", "Target.NotInUse", message);
         }
         if let Some((state, reason)) = group.forced.get(&target.0) {
             return Health::new(state, reason);

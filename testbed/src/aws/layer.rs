@@ -1,4 +1,4 @@
-//! State of the layer in front of moto, and the journal of the calls.
+//! State of the layer in front of moto, and the journal of calls.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -17,26 +17,26 @@ use crate::serve::runtime;
 /// A call of the `ELBv2` API that reached the server.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// When its first bytes were read.
+    /// Arrival time of the first bytes.
     pub at: Instant,
-    /// Such as `CreateLoadBalancer`.
+    /// The action, such as `CreateLoadBalancer`.
     pub action: String,
     /// The other parameters, flat, such as `Tags.member.1.Key`.
     pub params: BTreeMap<String, String>,
-    /// What was answered.
+    /// The response.
     pub answer: Outcome,
-    /// It went through to AWS's rules, whatever they said. A call that hangs, is cut before, or is answered by a fault did
-    /// not.
+    /// Whether AWS's rules evaluated the call, whatever their result. A call that hangs, is cut beforehand, or gets a
+    /// fault as response never reaches the rules.
     pub done: bool,
 }
 
 impl Call {
-    /// Whether it can change nothing.
+    /// Returns whether the call can change nothing.
     pub fn is_read(&self) -> bool {
         faults::is_read(&self.action)
     }
 
-    /// The error code of its answer.
+    /// Returns the error code of the response.
     pub fn code(&self) -> Option<&str> {
         match &self.answer {
             Outcome::Answered { code, .. } => code.as_deref(),
@@ -45,17 +45,17 @@ impl Call {
     }
 }
 
-/// What a client got.
+/// Outcome of a call for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// An answer, or at least it was on its way.
+    /// A response, possibly still being sent.
     Answered {
         /// The HTTP status.
         http: u16,
         /// AWS's error code.
         code: Option<String>,
     },
-    /// No answer: the connection was cut, by a fault or by the client itself.
+    /// No response: a fault or the client cut the connection.
     Cut,
 }
 
@@ -65,8 +65,8 @@ pub(super) struct Layer {
     pub(super) plan: Arc<Plan>,
     pub(super) journal: Journal<Call>,
     pub(super) down: AtomicBool,
-    /// Calls that change something are done one at a time, and none is read meanwhile.
-    pub(super) turn: RwLock<()>,
+    /// Lock that serializes writes and excludes reads during a write.
+    pub(super) write_lock: RwLock<()>,
 }
 
 impl Layer {
@@ -77,7 +77,7 @@ impl Layer {
             plan: Arc::default(),
             journal: Journal::default(),
             down: AtomicBool::new(false),
-            turn: RwLock::default(),
+            write_lock: RwLock::default(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Layer {
         lock(&self.state)
     }
 
-    /// Runs something of this module's own on the servers' runtime, whatever runtime the caller has.
+    /// Runs a future of this module on the servers' runtime, whatever the caller's runtime.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,8 +1,8 @@
-//! A stand-in for AWS's Elastic Load Balancing (the `ELBv2` API), as strict as the real one.
+//! A fake of AWS's Elastic Load Balancing (the `ELBv2` API), as strict as the real API.
 //!
-//! moto's server keeps what there is. In front of it stands a layer that adds what moto leaves out: AWS's rules and limits,
-//! states that take their time, the faults that a test orders, and a journal of what was called. What the layer says in
-//! moto's place is in `rules`: the API reference (2015-12-01) and the words that AWS is known to answer.
+//! moto's server stores the resources. A layer in front of moto adds AWS's rules and limits, states that take time, the
+//! faults that a test injects, and a journal of calls. Module `rules` holds the layer's own responses, taken from the
+//! API reference (2015-12-01) and from messages that AWS is known to return.
 
 mod account;
 mod admin;
@@ -17,11 +17,11 @@ mod moto;
 mod network;
 mod rules;
 mod server;
-mod sight;
 mod state;
 #[cfg(test)]
 mod tests;
 mod views;
+mod visibility;
 mod xml;
 
 pub use self::account::{ACCESS_KEY, FOREIGN, OTHER_SUBNETS, REGION, SUBNETS};

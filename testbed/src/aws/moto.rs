@@ -1,6 +1,6 @@
-//! moto's server, as a child process: it keeps balancers, target groups and listeners, and the network around them.
+//! moto's server, as a child process that stores load balancers, target groups, listeners and their network.
 //!
-//! It takes a second and 200 MB, so there is one for all of this process, and an account in it for each stand-in.
+//! moto takes a second to start and 200 MB, so one server serves this whole process, with an account for each fake.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,41 +19,41 @@ use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use super::REGION;
-use super::answer::{Done, Refused};
+use super::answer::{CallResult, Refused};
 use super::form::Form;
 use super::xml::Element;
 use crate::journal::lock;
 use crate::process::{Child, Folder, Program, folder_of};
 use crate::wait;
 
-/// How long it may take to start, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest start time, on a machine that builds at the same time.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 const EC2_VERSION: &str = "2016-11-15";
 
-/// The process. It dies with this one.
+/// The moto process, which dies with this process.
 struct Running {
-    child: Mutex<Child>, // dropped before the folder: nobody writes to it any more
+    child: Mutex<Child>, // dropped before the folder: no process writes to the folder any more
     base: String,
     client: Client<HttpConnector, Full<Bytes>>,
     folder: Folder,
 }
 
-/// An account of its own.
+/// An account at the moto server.
 pub(super) struct Moto {
     running: &'static Running,
     account: HeaderValue,
 }
 
 impl Running {
-    /// Starts it on a free port of 127.0.0.1, and waits until it listens.
+    /// Starts moto on a free port of 127.0.0.1 and waits until it listens.
     async fn start() -> Result<Self> {
         let program = install().await?.join("bin").join("moto_server");
         let folder = Folder::new()?;
         let mut program = Program::new(program)
             .args(["-H", "127.0.0.1", "-p", "0"])
             .env("PYTHONUNBUFFERED", "1");
-        // Nothing of the user's own is looked at, and no account is given to all.
+        // Ignores the user's own AWS settings, and does not let all fakes share one account.
         for name in [
             "AWS_PROFILE",
             "AWS_DEFAULT_PROFILE",
@@ -67,7 +67,7 @@ impl Running {
             program = program.env(name, "/dev/null");
         }
         let mut child = program.spawn(folder.path().join("moto.log"))?;
-        let base = wait::until("moto's address in its log", PATIENCE, async || {
+        let base = wait::until("moto's address in its log", START_TIMEOUT, async || {
             child.check_running()?;
             Ok(address(&child.log_text()?))
         })
@@ -84,7 +84,7 @@ impl Running {
 }
 
 impl Moto {
-    /// A new account, and moto itself if it does not run yet.
+    /// Returns a new account, and starts moto if necessary.
     pub(super) async fn start() -> Result<Self> {
         static RUNNING: OnceCell<Running> = OnceCell::const_new();
         static LAST: AtomicU32 = AtomicU32::new(0);
@@ -99,13 +99,13 @@ impl Moto {
         })
     }
 
-    /// A folder that lives as long as this process.
+    /// Returns a folder that lives as long as this process.
     pub(super) fn folder(&self) -> &'static Path {
         self.running.folder.path()
     }
 
-    /// A call of the `ELBv2` API: the children of its result.
-    pub(super) async fn elb(&self, form: &Form) -> Done {
+    /// Calls the `ELBv2` API and returns the children of the result.
+    pub(super) async fn elb(&self, form: &Form) -> CallResult {
         let (status, answer) = self
             .query("elasticloadbalancing", form)
             .await
@@ -126,7 +126,7 @@ impl Moto {
         ))
     }
 
-    /// A call of the EC2 API: the answer.
+    /// Calls the EC2 API and returns the response.
     pub(super) async fn ec2(&self, action: &str, params: &[(&str, &str)]) -> Result<Element> {
         let (status, answer) = self
             .query("ec2", &Form::of(EC2_VERSION, action, params))
@@ -138,9 +138,9 @@ impl Moto {
         Ok(answer)
     }
 
-    /// A certificate that moto knows; its ARN.
+    /// Creates a certificate in moto and returns its ARN.
     pub(super) async fn certificate(&self, domain: &str) -> Result<String> {
-        let mut headers = signed("acm")?;
+        let mut headers = signed_headers("acm")?;
         headers.insert(
             "x-amz-target",
             HeaderValue::from_static("CertificateManager.RequestCertificate"),
@@ -157,7 +157,7 @@ impl Moto {
     }
 
     async fn query(&self, service: &str, form: &Form) -> Result<(StatusCode, Element)> {
-        let mut headers = signed(service)?;
+        let mut headers = signed_headers(service)?;
         headers.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/x-www-form-urlencoded"),
@@ -171,7 +171,7 @@ impl Moto {
         Ok((status, answer))
     }
 
-    /// Any request, as it is.
+    /// Forwards any request unchanged.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -207,8 +207,8 @@ impl Moto {
     }
 }
 
-/// moto finds the service in the signature's scope, and looks at nothing else of it.
-fn signed(service: &str) -> Result<HeaderMap> {
+/// Returns headers with a signature. moto reads only the service in the signature's scope.
+fn signed_headers(service: &str) -> Result<HeaderMap> {
     let scope = format!(
         "{}/20260101/{REGION}/{service}/aws4_request",
         super::ACCESS_KEY
@@ -220,18 +220,18 @@ fn signed(service: &str) -> Result<HeaderMap> {
     )]))
 }
 
-/// It chooses the port itself, and says so.
+/// Returns the address that moto chose and logged.
 fn address(log: &str) -> Option<String> {
     let (_, after) = log.split_once("Running on ")?;
     let (address, _) = after.split_once(char::is_whitespace)?;
     Some(address.to_owned())
 }
 
-/// The folder of the venv that has it. It is installed if it is not there yet, with progress on standard error.
-/// AWS's own model of its `ELBv2` API, as botocore has it: operations, shapes, errors.
+/// Returns AWS's own model of its `ELBv2` API, as botocore ships it: operations, shapes, errors.
 ///
 /// # Errors
-/// moto, which brings botocore, cannot be installed, or does not run.
+///
+/// moto, which brings botocore, cannot be installed or does not run.
 pub async fn api_model() -> Result<serde_json::Value> {
     let python = install().await?.join("bin").join("python");
     let print = "import botocore.loaders, json; \

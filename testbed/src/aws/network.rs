@@ -1,4 +1,4 @@
-//! The network that balancers stand in: moto's, with names of our own for its subnets.
+//! The network of the load balancers: moto's, with fixed names for its subnets.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +15,28 @@ pub(super) struct Subnet {
     pub(super) zone: String,
 }
 
-/// What there is.
+/// The network.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Network {
     pub(super) vpc: String,
     pub(super) other_vpc: String,
-    /// By moto's id.
+    /// Subnets by moto's id.
     pub(super) subnets: BTreeMap<String, Subnet>,
     /// Security groups and their VPC.
     pub(super) security_groups: BTreeMap<String, String>,
-    /// Each VPC's own security group, which a balancer gets that names none.
+    /// Default security group of each VPC, for load balancers that name none.
     pub(super) default_group: BTreeMap<String, String>,
-    /// The two that are made in the first VPC.
+    /// The two security groups created in the first VPC.
     pub(super) own_groups: Vec<String>,
-    /// Our name of a subnet -> moto's.
+    /// moto's id of each named subnet.
     aliases: BTreeMap<String, String>,
-    /// How many subnets were made: each has a range of its own.
-    made: u8,
+    /// Number of subnets created; each has its own address range.
+    subnet_count: u8,
 }
 
 impl Network {
-    /// Makes two VPCs: one with a subnet in each of three zones and two security groups, one with two subnets.
-    pub(super) async fn make(moto: &Moto) -> Result<Self> {
+    /// Creates two VPCs: one with a subnet in each of three zones and two security groups, one with two subnets.
+    pub(super) async fn create(moto: &Moto) -> Result<Self> {
         let mut network = Self {
             vpc: vpc(moto).await?,
             other_vpc: vpc(moto).await?,
@@ -76,7 +76,7 @@ impl Network {
         Ok(network)
     }
 
-    /// One more subnet, in the first VPC or in the other.
+    /// Adds a subnet to the first or the second VPC.
     pub(super) async fn add_subnet(
         &mut self,
         moto: &Moto,
@@ -86,7 +86,7 @@ impl Network {
     ) -> Result<()> {
         let vpc = if other { &self.other_vpc } else { &self.vpc };
         let zone = format!("{REGION}{zone}");
-        let range = format!("10.0.{}.0/24", self.made);
+        let range = format!("10.0.{}.0/24", self.subnet_count);
         let params = [
             ("VpcId", vpc.as_str()),
             ("CidrBlock", &range),
@@ -105,41 +105,41 @@ impl Network {
             },
         );
         self.aliases.insert(alias.to_owned(), id.to_owned());
-        self.made += 1;
+        self.subnet_count += 1;
         Ok(())
     }
 
-    /// Another name for a subnet; that subnet's former name is gone.
+    /// Renames a subnet.
     pub(super) fn alias(&mut self, alias: &str, subnet: &str) -> Result<()> {
-        let id = self.real(subnet).unwrap_or_else(|| subnet.to_owned());
+        let id = self.moto_id(subnet).unwrap_or_else(|| subnet.to_owned());
         anyhow::ensure!(
             self.subnets.contains_key(&id),
             "there is no subnet {subnet}"
         );
-        self.aliases.retain(|_, real| *real != id);
+        self.aliases.retain(|_, moto_id| *moto_id != id);
         self.aliases.insert(alias.to_owned(), id);
         Ok(())
     }
 
-    /// moto's id of the subnet that we call so.
-    pub(super) fn real(&self, alias: &str) -> Option<String> {
+    /// Returns moto's id of the subnet with this name.
+    pub(super) fn moto_id(&self, alias: &str) -> Option<String> {
         self.aliases.get(alias).cloned()
     }
 
-    /// Our name of moto's subnet.
-    pub(super) fn known_as(&self, id: &str) -> String {
+    /// Returns the name of a subnet by moto's id.
+    pub(super) fn name_of(&self, id: &str) -> String {
         let alias = self
             .aliases
             .iter()
-            .find(|(_, real)| *real == id)
+            .find(|(_, moto_id)| *moto_id == id)
             .map(|(alias, _)| alias);
         alias.map_or_else(|| id.to_owned(), Clone::clone)
     }
 
-    /// Puts our names in the place of moto's.
+    /// Replaces moto's subnet ids with names.
     pub(super) fn rename(&self, element: &mut Element) {
         if element.name == "SubnetId" {
-            element.text = self.known_as(&element.text);
+            element.text = self.name_of(&element.text);
         }
         for child in &mut element.children {
             self.rename(child);

@@ -1,5 +1,5 @@
-//! What moto does not know, or gets wrong: since when a balancer is there and how it is, tags, targets and their
-//! health, which listener forwards to which group.
+//! State that moto does not know or gets wrong: age and state of load balancers, tags, targets and their health, and
+//! which listener forwards to which group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use super::xml::Element;
 
 pub(super) type Tags = BTreeMap<String, String>;
 
-/// A target: its id and port.
+/// Id and port of a target.
 pub(super) type Target = (String, u16);
 
 pub(super) struct State {
     pub(super) network: Network,
-    /// All by ARN.
+    /// Load balancers by ARN, like the maps below.
     pub(super) balancers: BTreeMap<String, Balancer>,
     pub(super) groups: BTreeMap<String, Group>,
     pub(super) listeners: BTreeMap<String, Listener>,
@@ -22,30 +22,30 @@ pub(super) struct State {
     pub(super) shown: BTreeMap<String, Shown>,
     pub(super) deleted: BTreeMap<String, Deleted>,
     pub(super) certificates: BTreeSet<String>,
-    /// Instance id -> where it runs.
+    /// Location of each instance, by id.
     pub(super) instances: BTreeMap<String, Instance>,
     pub(super) times: Times,
-    /// How many items a describe answers at once, at most.
+    /// Largest number of items in one describe.
     pub(super) page: usize,
-    /// Subnets have IPv6 ranges.
+    /// Whether the subnets have IPv6 ranges.
     pub(super) ipv6: bool,
-    /// Access keys -> whether they are expired.
+    /// Whether each access key is expired.
     pub(super) keys: BTreeMap<String, bool>,
 }
 
-/// How long things take.
+/// Durations of states.
 pub(super) struct Times {
-    /// A new balancer; none: until it is released.
+    /// Age at which a load balancer becomes active; `None` until the test releases it.
     pub(super) provisioning: Option<Duration>,
-    /// Until describes show what is new.
+    /// Age at which describes show new resources.
     pub(super) hidden: Duration,
-    /// Until `DescribeTags` shows the tags of what is new.
+    /// Age at which `DescribeTags` shows tags of new resources.
     pub(super) late_tags: Duration,
-    /// Until describes do not show a deleted balancer any more.
+    /// Time until describes stop showing a deleted load balancer.
     pub(super) linger: Duration,
-    /// Until a new target has passed its health checks.
+    /// Time until a new target finishes its initial health checks.
     pub(super) initial: Duration,
-    /// Until a target that was deregistered is gone.
+    /// Time until a deregistered target disappears.
     pub(super) draining: Duration,
 }
 
@@ -54,17 +54,17 @@ pub(super) struct Balancer {
     pub(super) vpc: String,
     pub(super) zones: BTreeSet<String>,
     pub(super) created: Instant,
-    /// What a test says: the state, and its reason.
+    /// State and reason that a test sets.
     pub(super) forced: Option<(String, String)>,
     pub(super) protected: bool,
 }
 
 pub(super) struct Group {
     pub(super) name: String,
-    /// Its parameters with their defaults, as they would be sent.
+    /// The group's parameters with their defaults, as in a call.
     pub(super) settings: BTreeMap<String, String>,
     pub(super) targets: BTreeMap<Target, Registered>,
-    /// What a test says of a target's health: the state, and its reason.
+    /// State and reason of a target's health that a test sets.
     pub(super) forced: BTreeMap<String, (String, String)>,
 }
 
@@ -78,9 +78,9 @@ pub(super) struct Listener {
     pub(super) port: u16,
     pub(super) protocol: String,
     pub(super) groups: Vec<String>,
-    /// All that it was made of, but the tags, as it was sent.
+    /// Parameters of the listener except tags, as in the call.
     pub(super) settings: BTreeMap<String, String>,
-    /// Since when it forwards to its groups.
+    /// Time since which the listener forwards to its groups.
     pub(super) since: Instant,
 }
 
@@ -90,17 +90,17 @@ pub(super) struct Instance {
     pub(super) running: bool,
 }
 
-/// From when on describes show what was made.
+/// Time from which describes show a new resource.
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) from: Instant,
     pub(super) tags_from: Instant,
 }
 
-/// A balancer that was deleted, as it was.
+/// A deleted load balancer, before its deletion.
 pub(super) struct Deleted {
     pub(super) name: String,
-    /// As moto and the rules described it.
+    /// Description by moto and the rules.
     pub(super) description: Element,
     pub(super) tags: Tags,
     pub(super) shown: Shown,
@@ -139,7 +139,7 @@ impl State {
             .find(|(_, balancer)| balancer.name == name)
     }
 
-    /// A balancer's state, and its reason.
+    /// Returns a load balancer's state and reason.
     pub(super) fn balancer_state(&self, balancer: &Balancer) -> (String, String) {
         if let Some(forced) = &balancer.forced {
             return forced.clone();
@@ -154,7 +154,7 @@ impl State {
         )
     }
 
-    /// The balancers whose listeners forward to this group.
+    /// Returns the load balancers whose listeners forward to this group.
     pub(super) fn balancers_of(&self, group: &str) -> BTreeSet<String> {
         let forwarding = self
             .listeners
@@ -169,7 +169,7 @@ impl State {
         self.tags.entry(arn.to_owned()).or_default().extend(tags);
     }
 
-    /// A balancer is gone, and its listeners with it.
+    /// Forgets a load balancer and its listeners.
     pub(super) fn forget_balancer(&mut self, arn: &str) {
         self.balancers.remove(arn);
         self.forget(arn);

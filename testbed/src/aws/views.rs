@@ -1,4 +1,4 @@
-//! What there is, past rules, faults and journal.
+//! The stored resources, bypassing rules, faults and journal.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use super::rules;
 use super::state::State;
 use super::xml::Element;
 
-/// A balancer.
+/// A load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancer {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its ARN.
+    /// The ARN.
     pub arn: String,
-    /// Its DNS name.
+    /// The DNS name.
     pub dns: String,
     /// `internet-facing` or `internal`.
     pub scheme: String,
@@ -26,7 +26,7 @@ pub struct Balancer {
     pub state: String,
     /// The VPC's id.
     pub vpc: String,
-    /// Subnets by our names, sorted.
+    /// Subnets by name, sorted.
     pub subnets: Vec<String>,
     /// Security groups, sorted.
     pub security_groups: Vec<String>,
@@ -34,49 +34,49 @@ pub struct Balancer {
     pub ip_address_type: String,
     /// Tags.
     pub tags: BTreeMap<String, String>,
-    /// Whether it is protected from deletion.
+    /// Whether deletion protection is on.
     pub deletion_protection: bool,
 }
 
 /// A target group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetGroup {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its ARN.
+    /// The ARN.
     pub arn: String,
     /// `HTTP` or `HTTPS`.
     pub protocol: String,
-    /// The port of targets that name none.
+    /// Port of targets without a port of their own.
     pub port: u16,
     /// The VPC's id.
     pub vpc: String,
     /// `instance` or `ip`.
     pub target_type: String,
-    /// The path that is asked for when health is checked.
+    /// Path of health checks.
     pub health_check_path: String,
-    /// The port that is asked when health is checked; `traffic-port` is the target's own.
+    /// Port of health checks; `traffic-port` is the target's own.
     pub health_check_port: String,
     /// Tags.
     pub tags: BTreeMap<String, String>,
-    /// The ARNs of the balancers whose listeners forward to it.
+    /// ARNs of the load balancers whose listeners forward to the group.
     pub balancers: Vec<String>,
 }
 
 /// A listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Its ARN.
+    /// The ARN.
     pub arn: String,
-    /// The port it listens on.
+    /// The port.
     pub port: u16,
     /// `HTTP` or `HTTPS`.
     pub protocol: String,
-    /// The ARN of its certificate.
+    /// ARN of the certificate.
     pub certificates: Vec<String>,
-    /// With HTTPS: the TLS policy's name.
+    /// Name of the TLS policy, with HTTPS.
     pub ssl_policy: String,
-    /// The ARN of the target group that its default action forwards to; empty if it does not.
+    /// ARN of the target group of the default action; empty without a forward.
     pub target_group: String,
     /// Tags.
     pub tags: BTreeMap<String, String>,
@@ -85,18 +85,18 @@ pub struct Listener {
 /// A target in a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
-    /// The instance's id, or an IP address.
+    /// Instance id or IP address.
     pub id: String,
     /// The port.
     pub port: u16,
     /// `healthy`, `unhealthy`, `initial`, `unused` or `draining`.
     pub health: String,
-    /// AWS's reason for it, such as `Target.FailedHealthChecks`.
+    /// AWS's reason of the health, such as `Target.FailedHealthChecks`.
     pub reason: String,
 }
 
 impl Aws {
-    /// All balancers, by name.
+    /// Returns all load balancers, by name.
     pub async fn balancers(&self) -> Result<Vec<Balancer>> {
         let layer = self.layer.clone();
         let read = async move {
@@ -104,7 +104,7 @@ impl Aws {
                 .read("DescribeLoadBalancers", &[("PageSize", "1000000")])
                 .await?;
             let state = layer.state();
-            rules::finish_balancers(&state, &mut found);
+            rules::correct_balancers(&state, &mut found);
             let mut balancers: Vec<Balancer> =
                 found.iter().map(|found| balancer(&state, found)).collect();
             balancers.sort_by(|one, other| one.name.cmp(&other.name));
@@ -113,7 +113,7 @@ impl Aws {
         self.layer.run(read).await
     }
 
-    /// The balancer of this name, if there is one.
+    /// Returns the load balancer with this name, if any.
     pub async fn balancer(&self, name: &str) -> Result<Option<Balancer>> {
         Ok(self
             .balancers()
@@ -122,7 +122,7 @@ impl Aws {
             .find(|balancer| balancer.name == name))
     }
 
-    /// All target groups, by name.
+    /// Returns all target groups, by name.
     pub async fn target_groups(&self) -> Result<Vec<TargetGroup>> {
         let layer = self.layer.clone();
         let read = async move {
@@ -138,7 +138,7 @@ impl Aws {
         self.layer.run(read).await
     }
 
-    /// The listeners of a balancer, by port; none if the balancer is gone.
+    /// Returns the listeners of a load balancer, by port; none if the load balancer does not exist.
     pub async fn listeners(&self, balancer: &str) -> Result<Vec<Listener>> {
         if !self.layer.state().balancers.contains_key(balancer) {
             return Ok(Vec::new());
@@ -159,7 +159,7 @@ impl Aws {
         self.layer.run(read).await
     }
 
-    /// The targets of a group, those that drain among them, sorted.
+    /// Returns the targets of a group, including draining ones, sorted.
     pub fn targets(&self, group: &str) -> Vec<Target> {
         let targets = self.layer.state().targets(group).into_iter();
         targets
@@ -172,9 +172,9 @@ impl Aws {
             .collect()
     }
 
-    /// Where a request to this port of a balancer (its name or ARN) may arrive: the targets of the group that the listener
-    /// there forwards to; the healthy ones, or all that are `unhealthy` if none is healthy, as AWS has it. None if nobody
-    /// listens, or the balancer is not yet active.
+    /// Returns the targets that a request to this port of a load balancer (by name or ARN) may reach. These are the
+    /// healthy targets of the listener's group, or as in AWS all `unhealthy` ones if none is healthy. Empty without a
+    /// listener, or before the load balancer is active.
     pub fn route(&self, balancer: &str, port: u16) -> Vec<(String, u16)> {
         let mut state = self.layer.state();
         let found = state
@@ -226,7 +226,7 @@ fn balancer(state: &State, found: &Element) -> Balancer {
     let zones = found
         .members("AvailabilityZones")
         .iter()
-        .map(|zone| state.network.known_as(zone.get("SubnetId")));
+        .map(|zone| state.network.name_of(zone.get("SubnetId")));
     Balancer {
         name: get("LoadBalancerName"),
         dns: get("DNSName"),
@@ -272,7 +272,7 @@ fn group(state: &State, found: &Element) -> Result<TargetGroup> {
 
 fn listener(state: &State, found: &Element) -> Result<Listener> {
     let mut found = found.clone();
-    rules::finish_listener(&mut found);
+    rules::correct_listener(&mut found);
     let get = |name: &str| found.get(name).to_owned();
     let arn = get("ListenerArn");
     let action = found.members("DefaultActions").first();

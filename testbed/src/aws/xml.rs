@@ -1,4 +1,4 @@
-//! XML as AWS's query protocol has it: elements with text or with children, and no attribute that matters.
+//! XML of AWS's query protocol: elements with text or with children, without significant attributes.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ pub(super) struct Element {
 }
 
 impl Element {
-    /// One that holds text.
+    /// Returns an element with text.
     pub(super) fn text(name: &str, text: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),
@@ -20,7 +20,7 @@ impl Element {
         }
     }
 
-    /// One that holds others.
+    /// Returns an element with children.
     pub(super) fn with(name: &str, children: Vec<Self>) -> Self {
         Self {
             name: name.to_owned(),
@@ -29,7 +29,7 @@ impl Element {
         }
     }
 
-    /// A list: each item is a `member`.
+    /// Returns a list whose items are `member` elements.
     pub(super) fn list(name: &str, items: impl IntoIterator<Item = Vec<Self>>) -> Self {
         Self::with(
             name,
@@ -40,7 +40,7 @@ impl Element {
         )
     }
 
-    /// A list of plain values.
+    /// Returns a list of plain values.
     pub(super) fn texts(name: &str, items: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self::with(
             name,
@@ -75,21 +75,21 @@ impl Element {
         self.children.iter_mut().find(|child| child.name == name)
     }
 
-    /// The text of a child; empty if there is none.
+    /// Returns the text of a child; empty if there is none.
     pub(super) fn get(&self, name: &str) -> &str {
         self.child(name)
             .map(|child| child.text.as_str())
             .unwrap_or_default()
     }
 
-    /// The children of a child.
+    /// Returns the children of a child.
     pub(super) fn members(&self, name: &str) -> &[Self] {
         self.child(name)
             .map(|child| child.children.as_slice())
             .unwrap_or_default()
     }
 
-    /// Puts a child in the place of the one with its name, or at the end.
+    /// Replaces the child with the same name, or appends it.
     pub(super) fn put(&mut self, child: Self) {
         match self.child_mut(&child.name) {
             Some(former) => *former = child,
@@ -105,14 +105,14 @@ impl Element {
         self.render_with(out, "");
     }
 
-    /// `attributes` start with a blank.
+    /// Renders the element; `attributes` start with a space.
     pub(super) fn render_with(&self, out: &mut String, attributes: &str) {
         let Self {
             name,
             text,
             children,
         } = self;
-        let _ = write!(out, "<{name}{attributes}>"); // a String takes everything
+        let _ = write!(out, "<{name}{attributes}>"); // writing to a String cannot fail
         for character in text.chars() {
             match character {
                 '&' => out.push_str("&amp;"),

@@ -1,4 +1,4 @@
-//! A stand-in for the Telegram Bot API's `sendMessage`, as strict as the real one.
+//! A fake of the Telegram Bot API's `sendMessage`, as strict as the real API.
 //!
 //! Sources: <https://core.telegram.org/bots/api#sendmessage>, <https://core.telegram.org/bots/api#responseparameters>,
 //! <https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>.
@@ -28,44 +28,44 @@ use crate::journal::{Journal, lock};
 pub use crate::serve::Reply;
 use crate::serve::{Arrived, Moment, Server, serve_http};
 
-/// A request that was not taken.
+/// A rejected request.
 #[derive(Clone, Debug)]
 pub struct Rejected {
-    /// When the first bytes of the request were read.
+    /// Arrival time of the request's first bytes.
     pub at: Instant,
     /// The bot's id, if the token is known.
     pub bot: Option<String>,
-    /// `chat_id` as it was sent.
+    /// `chat_id` of the request.
     pub chat_id: Option<String>,
-    /// The text as it was sent.
+    /// The text of the request.
     pub text: Option<String>,
-    /// `error_code`; none if a fault gave no whole answer.
+    /// `error_code`; `None` if a fault gave no complete response.
     pub code: Option<u16>,
-    /// `description`, or that it was a fault.
+    /// `description`, or the mention of a fault.
     pub description: String,
-    /// It came within the `retry_after` of an earlier answer.
+    /// Whether the request came within the `retry_after` of an earlier response.
     pub violation: bool,
 }
 
-/// What happens instead of the right answer.
+/// A fault in place of the correct response.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The request is not looked at.
+    /// Responds without evaluating the request.
     Instead(Reply),
-    /// No fault: the request gets the right answer.
+    /// No fault: the request gets the correct response.
     Nothing,
-    /// The message is taken, and recorded, if the rules let it pass; its right answer is lost.
+    /// Accepts and records the message if the rules allow it, but loses the correct response.
     AnswerLost(Reply),
 }
 
 impl Fault {
-    /// HTTP 200 with `ok: false`.
+    /// Responds HTTP 200 with `ok: false`.
     pub fn not_ok() -> Self {
         let body = json!({"ok": false, "error_code": 500, "description": "Internal Server Error"});
         Self::Instead(Reply::ok().json(&body))
     }
 
-    /// HTTP 200 with JSON that ends too early.
+    /// Responds HTTP 200 with truncated JSON.
     pub fn bad_json() -> Self {
         let json = HeaderValue::from_static("application/json");
         Self::Instead(
@@ -76,7 +76,8 @@ impl Fault {
     }
 }
 
-/// The server. It knows no token and no chat until it is told. Clones are the same server; it ends with the last.
+/// The fake Bot API server, initially without tokens and chats. Clones share the server, which stops with the last
+/// clone.
 #[derive(Clone)]
 pub struct BotApi {
     shared: Arc<Shared>,
@@ -124,47 +125,47 @@ impl BotApi {
         })
     }
 
-    /// The base URL: what stands before `/bot{token}/sendMessage`.
+    /// Returns the base URL: the part before `/bot{token}/sendMessage`.
     pub fn url(&self) -> String {
         format!("http://{}", self.server.address())
     }
 
-    /// Makes a token known. Every bot sees every chat.
+    /// Adds a token. Every bot sees every chat.
     pub fn add_token(&self, token: &str) {
         lock(&self.shared.rules).tokens.insert(token.to_owned());
     }
 
-    /// Makes a token unknown, as when its owner revokes it.
+    /// Removes a token, as when its owner revokes it.
     pub fn revoke_token(&self, token: &str) {
         lock(&self.shared.rules).tokens.remove(token);
     }
 
-    /// Adds a chat, or replaces the one of this id.
+    /// Adds a chat, or replaces the chat with the same id.
     pub fn add_chat(&self, chat: Chat) {
         lock(&self.shared.rules).add_chat(chat);
     }
 
-    /// Takes a chat away: `chat not found`.
+    /// Removes a chat: requests get `chat not found`.
     pub fn remove_chat(&self, id: i64) {
         lock(&self.shared.rules).chats.remove(&id);
     }
 
-    /// Sets the pace, and forgets what was sent so far.
+    /// Sets the rate limits, and forgets the messages counted so far.
     pub fn set_pace(&self, pace: Pace) {
         lock(&self.shared.rules).set_pace(pace);
     }
 
-    /// What goes wrong with the next `count` requests, after those that were ordered so before.
+    /// Injects a fault into the next `count` requests, after those of earlier orders.
     pub fn fault_next(&self, count: usize, fault: Fault) {
         lock(&self.shared.faults).next.push_back((count, fault));
     }
 
-    /// What goes wrong with every other request, until [`Self::heal`].
+    /// Injects a fault into every other request, until [`Self::heal`].
     pub fn fault_always(&self, fault: Fault) {
         lock(&self.shared.faults).always = Some(fault);
     }
 
-    /// No more faults. A listener that [`Self::refuse`] closed stays closed.
+    /// Removes all faults. A listener that [`Self::refuse`] closed stays closed.
     pub fn heal(&self) {
         *lock(&self.shared.faults) = Faults::default();
     }
@@ -179,17 +180,17 @@ impl BotApi {
         self.server.open().await
     }
 
-    /// The messages that were taken.
+    /// Returns the accepted messages.
     pub fn messages(&self) -> Vec<Arc<Message>> {
         self.shared.messages.all()
     }
 
-    /// The requests that were not.
+    /// Returns the rejected requests.
     pub fn rejected(&self) -> Vec<Arc<Rejected>> {
         self.shared.rejected.all()
     }
 
-    /// Those that came within a `retry_after` they had been told.
+    /// Returns the requests that came within the `retry_after` of an earlier response.
     pub fn violations(&self) -> Vec<Arc<Rejected>> {
         self.rejected()
             .into_iter()
@@ -197,7 +198,7 @@ impl BotApi {
             .collect()
     }
 
-    /// All messages, once `enough` says yes to them; an error after `deadline`.
+    /// Returns all messages once `enough` accepts them; fails after `deadline`.
     pub async fn wait_for(
         &self,
         deadline: Duration,
@@ -206,7 +207,7 @@ impl BotApi {
         self.shared.messages.wait_for(deadline, enough).await
     }
 
-    /// All rejected requests, once `enough` says yes to them; an error after `deadline`.
+    /// Returns all rejected requests once `enough` accepts them; fails after `deadline`.
     pub async fn wait_for_rejected(
         &self,
         deadline: Duration,
@@ -215,12 +216,12 @@ impl BotApi {
         self.shared.rejected.wait_for(deadline, enough).await
     }
 
-    /// Calls `listener` for each message from now on, before it is answered.
+    /// Calls `listener` for each later message, before the response.
     pub fn on_message(&self, listener: impl Fn(&Message) + Send + Sync + 'static) {
         self.shared.messages.listen(listener);
     }
 
-    /// Calls `listener` for each rejected request from now on, before it is answered.
+    /// Calls `listener` for each later rejected request, before the response.
     pub fn on_rejected(&self, listener: impl Fn(&Rejected) + Send + Sync + 'static) {
         self.shared.rejected.listen(listener);
     }
@@ -244,7 +245,7 @@ impl Shared {
             ));
             return reply;
         }
-        let right = self.judge(&sent, params.as_ref());
+        let right = self.evaluate(&sent, params.as_ref());
         if let Some(Fault::AnswerLost(reply)) = fault {
             reply
         } else {
@@ -252,10 +253,10 @@ impl Shared {
         }
     }
 
-    fn judge(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
-        // The journal is written under the lock: its order is that of the message ids.
+    fn evaluate(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
+        // The lock also covers the journal, so that its order matches the message ids.
         let mut rules = lock(&self.rules);
-        let verdict = rules.judge(sent.token, params, sent.moment);
+        let verdict = rules.evaluate(sent.token, params, sent.moment);
         match verdict {
             Ok((message, result)) => {
                 self.messages.push(message);
@@ -273,7 +274,7 @@ impl Shared {
     }
 }
 
-/// The token of `/bot{token}/sendMessage`, whatever its shape. Method names know no case.
+/// Returns the token of `/bot{token}/sendMessage`, well-formed or not. Method names ignore case.
 fn token(path: &str) -> Option<&str> {
     let (token, method) = path.strip_prefix("/bot")?.split_once('/')?;
     method.eq_ignore_ascii_case("sendMessage").then_some(token)

@@ -1,28 +1,29 @@
-//! How many messages the Bot API takes, counted in sliding windows.
+//! Rate limits of the Bot API, counted in sliding windows.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// So many messages in any `window`.
+/// A limit of messages in any `window`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// How many.
+    /// Number of messages.
     pub count: usize,
-    /// In which time.
+    /// Length of the window.
     pub window: Duration,
 }
 
-/// The documented pace of each token; tests shorten the windows. The `retry_after` of a refusal is in whole seconds
-/// at any pace, at least 1, as in the real protocol.
+/// Rate limits of each token, by default the documented ones; tests shorten the windows. The `retry_after` of a
+/// rejection is in whole seconds at any rate, at least 1, as in the real protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// In each chat: 1 in a second.
+    /// Limit of each chat: 1 a second.
     pub chat: Limit,
-    /// In each group and supergroup besides: 20 in a minute.
+    /// Further limit of each group and supergroup: 20 a minute.
     pub group: Limit,
-    /// In all chats together: 30 in a second.
+    /// Limit of all chats together: 30 a second.
     pub overall: Limit,
-    /// A message may come earlier by so much: a sender's clock starts when it sends, not when the message arrives.
+    /// Time by which a message may come early, because a sender's clock starts when it sends, not when the message
+    /// arrives.
     pub tolerance: Duration,
 }
 
@@ -47,7 +48,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// No limits.
+    /// Returns no limits.
     pub fn unlimited() -> Self {
         let none = Limit {
             count: usize::MAX,
@@ -62,25 +63,26 @@ impl Pace {
     }
 }
 
-/// What is counted for one chat of one token, or for all chats of one token.
+/// Counted messages of one chat of one token, or of all chats of one token.
 #[derive(Default)]
 struct Meter {
-    /// When the messages that were taken came, oldest first.
-    taken: VecDeque<Instant>,
-    /// The end of the `retry_after` that was last answered.
-    silent_until: Option<Instant>,
+    /// Arrival times of accepted messages, oldest first.
+    accepted: VecDeque<Instant>,
+    /// End of the latest `retry_after`.
+    wait_until: Option<Instant>,
 }
 
 impl Meter {
-    /// When the window has room again, if it has none now. `taken` holds at least as many as the limit counts.
+    /// Returns when the window has room again, if it has none now. `accepted` must hold at least as many messages as
+    /// the limit counts.
     fn full_until(&self, limit: Limit, tolerance: Duration, now: Instant) -> Option<Instant> {
-        let oldest = self.taken.len().checked_sub(limit.count)?;
-        let room = *self.taken.get(oldest)? + limit.window.saturating_sub(tolerance);
+        let oldest = self.accepted.len().checked_sub(limit.count)?;
+        let room = *self.accepted.get(oldest)? + limit.window.saturating_sub(tolerance);
         (room > now).then_some(room)
     }
 }
 
-/// The time to wait, in whole seconds, and whether an earlier wait was broken.
+/// Time to wait in whole seconds, and whether the sender ignored an earlier wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMany {
     pub(super) retry_after: u64,
@@ -102,19 +104,20 @@ impl Meters {
         }
     }
 
-    /// Refuses what comes within a time that an earlier answer asked for.
-    pub(super) fn quiet(&mut self, token: &str, chat: i64, now: Instant) -> Result<(), TooMany> {
+    /// Rejects a message within the `retry_after` of an earlier response.
+    pub(super) fn check_retry_after(
+        &mut self,
+        token: &str,
+        chat: i64,
+        now: Instant,
+    ) -> Result<(), TooMany> {
         let chat = self
             .chats
             .entry((token.to_owned(), chat))
             .or_default()
-            .silent_until;
-        let overall = self
-            .tokens
-            .entry(token.to_owned())
-            .or_default()
-            .silent_until;
-        // The sender's count of the seconds starts later than ours, so there is nothing to be lenient about.
+            .wait_until;
+        let overall = self.tokens.entry(token.to_owned()).or_default().wait_until;
+        // The sender starts to count the seconds later than this server, so no tolerance applies.
         match chat.max(overall) {
             Some(until) if until > now => Err(TooMany {
                 retry_after: seconds(until - now),
@@ -124,8 +127,8 @@ impl Meters {
         }
     }
 
-    /// Takes a place for one message, or says how long there is none.
-    pub(super) fn take(
+    /// Counts one message, or returns how long there is no room.
+    pub(super) fn count(
         &mut self,
         token: &str,
         chat: i64,
@@ -150,12 +153,12 @@ impl Meters {
         let of_all = overall.full_until(all, tolerance, now);
         if let Some(until) = of_chat.max(of_all) {
             let retry_after = seconds(until - now);
-            let silent_until = Some(now + Duration::from_secs(retry_after));
+            let wait_until = Some(now + Duration::from_secs(retry_after));
             if of_chat.is_some() {
-                in_chat.silent_until = silent_until;
+                in_chat.wait_until = wait_until;
             }
             if of_all.is_some() {
-                overall.silent_until = silent_until;
+                overall.wait_until = wait_until;
             }
             return Err(TooMany {
                 retry_after,
@@ -167,13 +170,13 @@ impl Meters {
             (overall, all.window),
         ] {
             while meter
-                .taken
+                .accepted
                 .front()
                 .is_some_and(|first| now.saturating_duration_since(*first) > keep)
             {
-                meter.taken.pop_front();
+                meter.accepted.pop_front();
             }
-            meter.taken.push_back(now);
+            meter.accepted.push_back(now);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The parameters of a method: JSON, a form, or a query, all as text, as the real server reads them.
+//! Parameters of a method: JSON, a form, or a query, all as text, as the real server reads them.
 
 use std::collections::HashMap;
 
@@ -84,7 +84,7 @@ fn form(bytes: &[u8]) -> Result<HashMap<String, String>, Refusal> {
         .collect()
 }
 
-/// Percent-decoding, with `+` for a space; a `%` that begins no escape stands for itself.
+/// Decodes percent-encoding, with `+` for a space; a `%` that begins no escape stays.
 fn decode(bytes: &[u8]) -> Result<String, Refusal> {
     let hex = |byte: Option<&u8>| {
         byte.and_then(|byte| char::from(*byte).to_digit(16))

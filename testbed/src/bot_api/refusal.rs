@@ -1,4 +1,4 @@
-//! Answers to requests that are not taken.
+//! Responses to rejected requests.
 
 use http::{StatusCode, header};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::pace::TooMany;
 use crate::serve::Reply;
 
-/// `ok: false`.
+/// A response with `ok: false`.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) code: u16,

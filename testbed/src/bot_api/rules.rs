@@ -1,4 +1,4 @@
-//! What the Bot API takes and what it refuses, in the order in which it looks.
+//! The Bot API's checks, in their order.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -11,16 +11,16 @@ use super::params::Params;
 use super::refusal::Refusal;
 use crate::serve::Moment;
 
-/// What a chat is.
+/// Type of a chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One person; the id is positive.
+    /// A private chat with a person; the id is positive.
     Private,
     /// A basic group; the id is negative.
     Group,
-    /// A supergroup; the id is -100 and more digits.
+    /// A supergroup; the id is -100 followed by digits.
     Supergroup,
-    /// A channel; the id is as a supergroup's, and it may have a name.
+    /// A channel; the id looks like a supergroup's, and the channel may have a name.
     Channel,
 }
 
@@ -44,7 +44,7 @@ impl Kind {
 pub struct Chat {
     id: i64,
     kind: Kind,
-    /// Without the `@`, in small letters.
+    /// Username without the `@`, in lower case.
     username: Option<String>,
     topics: BTreeSet<i64>,
     closed_topics: BTreeSet<i64>,
@@ -53,7 +53,7 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// A chat of this kind, open to bots. The id must have the shape that its kind has.
+    /// Returns a chat of this kind, open to bots. The id must have the format of the kind.
     pub fn new(kind: Kind, id: i64) -> anyhow::Result<Self> {
         let long = id.to_string().starts_with("-100") && id <= -1_000_000_000_000;
         let fits = match kind {
@@ -73,7 +73,7 @@ impl Chat {
         })
     }
 
-    /// Gives it a public name: `@name`.
+    /// Sets the public name: `@name`.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Self {
@@ -82,21 +82,21 @@ impl Chat {
         }
     }
 
-    /// Gives it a topic: a `message_thread_id` that exists.
+    /// Adds a topic: an existing `message_thread_id`.
     #[must_use]
     pub fn with_topic(mut self, message_thread_id: i64) -> Self {
         self.topics.insert(message_thread_id);
         self
     }
 
-    /// Adds a topic that an administrator has closed.
+    /// Adds a topic that an administrator closed.
     #[must_use]
     pub fn with_closed_topic(mut self, message_thread_id: i64) -> Self {
         self.closed_topics.insert(message_thread_id);
         self.with_topic(message_thread_id)
     }
 
-    /// The person blocked the bot; the group or channel threw it out.
+    /// Closes the chat: the person blocked the bot, or the group or channel removed it.
     #[must_use]
     pub fn closed(self) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl Chat {
         }
     }
 
-    /// The group has become the supergroup of this id.
+    /// Upgrades the group to the supergroup with this id.
     #[must_use]
     pub fn upgraded_to(self, id: i64) -> Self {
         Self {
@@ -146,8 +146,8 @@ pub(super) struct Rules {
     last_ids: HashMap<i64, i64>,
 }
 
-/// The longest text, in UTF-16 units.
-const LONGEST: usize = 4096;
+/// Longest text, in UTF-16 code units.
+const MAX_TEXT_UNITS: usize = 4096;
 
 impl Rules {
     pub(super) fn add_chat(&mut self, chat: Chat) {
@@ -158,8 +158,8 @@ impl Rules {
         self.meters = Meters::new(pace);
     }
 
-    /// The message as it was taken and the `result` of the answer, or the refusal.
-    pub(super) fn judge(
+    /// Returns the accepted message and the `result` of the response, or the rejection.
+    pub(super) fn evaluate(
         &mut self,
         token: Option<&str>,
         params: Result<&Params, &Refusal>,
@@ -179,7 +179,8 @@ impl Rules {
         }
         let thread = thread(params)?;
         let chat = self.chat(params.get("chat_id"))?;
-        self.meters.quiet(token, chat.id, moment.instant)?;
+        self.meters
+            .check_retry_after(token, chat.id, moment.instant)?;
         if let Some(id) = chat.upgraded_to {
             let refusal = Refusal::bad_request("group chat was upgraded to a supergroup chat");
             return Err(Refusal {
@@ -196,11 +197,11 @@ impl Rules {
         if thread.is_some_and(|thread| chat.closed_topics.contains(&thread)) {
             return Err(Refusal::bad_request("TOPIC_CLOSED"));
         }
-        if text.encode_utf16().count() > LONGEST {
+        if text.encode_utf16().count() > MAX_TEXT_UNITS {
             return Err(Refusal::bad_request("message is too long"));
         }
         self.meters
-            .take(token, chat.id, chat.kind.is_group(), moment.instant)?;
+            .count(token, chat.id, chat.kind.is_group(), moment.instant)?;
         let last = self.last_ids.entry(chat.id).or_default();
         *last += 1;
         let message = Message {
@@ -254,7 +255,7 @@ fn thread(params: &Params) -> Result<Option<i64>, Refusal> {
     }
 }
 
-/// `digits:characters`: anything else is no token, and its path is found nowhere.
+/// Returns whether the token is `digits:characters`; for any other token the path is not found.
 fn well_formed(token: &str) -> bool {
     let Some((id, secret)) = token.split_once(':') else {
         return false;
@@ -269,7 +270,7 @@ fn well_formed(token: &str) -> bool {
         && is_word(secret)
 }
 
-/// The part of a token that is no secret.
+/// Returns the public part of a token.
 pub(super) fn bot_id(token: &str) -> String {
     token
         .split_once(':')
@@ -279,7 +280,7 @@ pub(super) fn bot_id(token: &str) -> String {
         .to_owned()
 }
 
-/// The Message object of the answer: <https://core.telegram.org/bots/api#message>.
+/// Returns the Message object of the response: <https://core.telegram.org/bots/api#message>.
 fn shown(message: &Message, chat: &Chat) -> Value {
     let date = message
         .time
@@ -290,7 +291,7 @@ fn shown(message: &Message, chat: &Chat) -> Value {
         "message_id": message.message_id,
         "chat": chat.shown(),
         "date": date,
-        // The real one takes the white space at both ends away.
+        // The real API trims white space at both ends.
         "text": message.text.trim(),
     });
     if chat.kind == Kind::Channel {

@@ -73,7 +73,7 @@ async fn send_json(api: &BotApi, body: Value) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_message_is_taken_and_answered_as_the_real_one_does() {
+async fn message_is_accepted_like_the_real_api() {
     let api = api();
     let (code, answer) = send_json(
         &api,
@@ -105,7 +105,7 @@ async fn a_message_is_taken_and_answered_as_the_real_one_does() {
     );
     let (_, answer) = send_json(&api, json!({"chat_id": "7", "text": "again"})).await;
     assert_eq!(answer["result"]["message_id"], 2);
-    let taken: Vec<_> = api
+    let accepted: Vec<_> = api
         .messages()
         .iter()
         .map(|message| (message.chat_id, message.text.clone()))
@@ -116,14 +116,14 @@ async fn a_message_is_taken_and_answered_as_the_real_one_does() {
         (-1_000_000_000_071, "to all"),
         (7, "again"),
     ];
-    assert_eq!(taken, want.map(|(chat, text)| (chat, text.to_owned())));
+    assert_eq!(accepted, want.map(|(chat, text)| (chat, text.to_owned())));
     assert_eq!(api.messages()[0].bot, "12345");
     assert!(api.messages()[0].disable_notification && !api.messages()[1].disable_notification);
     assert_eq!(api.messages()[1].message_thread_id, Some(3));
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_refused_in_the_real_one_s_words() {
+async fn invalid_request_is_rejected_like_the_real_api() {
     let api = api();
     let longest = "\u{1F600}".repeat(2048);
     let longer = format!("{longest}x");
@@ -219,7 +219,7 @@ async fn what_is_wrong_is_refused_in_the_real_one_s_words() {
 }
 
 #[tokio::test]
-async fn tokens_are_known_unknown_or_none() {
+async fn unknown_and_malformed_tokens_are_rejected() {
     let api = api();
     let body = json!({"chat_id": 7, "text": "x"}).to_string();
     let not_found = (
@@ -251,7 +251,7 @@ async fn tokens_are_known_unknown_or_none() {
 }
 
 #[tokio::test]
-async fn too_much_is_refused_and_impatience_recorded() {
+async fn excess_messages_are_rejected_and_violations_recorded() {
     let api = api();
     api.set_pace(Pace {
         group: Limit {
@@ -295,16 +295,16 @@ fn at(begin: Instant, milliseconds: u64) -> Instant {
 }
 
 #[test]
-fn the_windows_slide() {
+fn rate_limit_windows_slide() {
     let (mut meters, begin) = (Meters::default(), Instant::now());
-    // One a second in a chat, 20 in a minute in a group: the 21st may come 60 s after the first.
+    // A chat takes one message a second, a group 20 a minute: the 21st may come 60 s after the first.
     for second in 0..20 {
         assert_eq!(
-            meters.take("t", -CHAT, true, at(begin, second * 1000)),
+            meters.count("t", -CHAT, true, at(begin, second * 1000)),
             Ok(())
         );
     }
-    let refused = meters.take("t", -CHAT, true, at(begin, 30_500));
+    let refused = meters.count("t", -CHAT, true, at(begin, 30_500));
     assert_eq!(
         refused,
         Err(TooMany {
@@ -313,55 +313,58 @@ fn the_windows_slide() {
         })
     );
     assert_eq!(
-        meters.quiet("t", -CHAT, at(begin, 60_000)),
+        meters.check_retry_after("t", -CHAT, at(begin, 60_000)),
         Err(TooMany {
             retry_after: 1,
             violation: true
         })
     );
-    assert_eq!(meters.quiet("t", -CHAT, at(begin, 60_500)), Ok(()));
-    assert_eq!(meters.take("t", -CHAT, true, at(begin, 60_500)), Ok(()));
-    assert_eq!(meters.take("t", -CHAT, true, at(begin, 61_500)), Ok(()));
-    assert!(meters.take("t", -CHAT, true, at(begin, 61_600)).is_err());
-    // A private chat has no limit of the minute.
+    assert_eq!(
+        meters.check_retry_after("t", -CHAT, at(begin, 60_500)),
+        Ok(())
+    );
+    assert_eq!(meters.count("t", -CHAT, true, at(begin, 60_500)), Ok(()));
+    assert_eq!(meters.count("t", -CHAT, true, at(begin, 61_500)), Ok(()));
+    assert!(meters.count("t", -CHAT, true, at(begin, 61_600)).is_err());
+    // A private chat has no limit per minute.
     for second in 0..30 {
         assert_eq!(
-            meters.take("t", CHAT, false, at(begin, 70_000 + second * 1000)),
+            meters.count("t", CHAT, false, at(begin, 70_000 + second * 1000)),
             Ok(())
         );
     }
-    assert!(meters.take("t", CHAT, false, at(begin, 99_900)).is_err());
-    // Another token has a pace of its own.
-    assert_eq!(meters.take("u", CHAT, false, at(begin, 99_900)), Ok(()));
+    assert!(meters.count("t", CHAT, false, at(begin, 99_900)).is_err());
+    // Another token has limits of its own.
+    assert_eq!(meters.count("u", CHAT, false, at(begin, 99_900)), Ok(()));
 }
 
 #[test]
-fn all_chats_of_a_token_share_thirty_a_second() {
+fn chats_of_a_token_share_thirty_messages_a_second() {
     let (mut meters, begin) = (Meters::default(), Instant::now());
     for chat in 0..30 {
-        assert_eq!(meters.take("t", chat, false, at(begin, 10)), Ok(()));
+        assert_eq!(meters.count("t", chat, false, at(begin, 10)), Ok(()));
     }
     assert_eq!(
-        meters.take("t", 31, false, at(begin, 20)),
+        meters.count("t", 31, false, at(begin, 20)),
         Err(TooMany {
             retry_after: 1,
             violation: false
         })
     );
-    // The whole token is asked to wait, not the one chat.
+    // The whole token must wait, not only the chat.
     assert_eq!(
-        meters.quiet("t", 5, at(begin, 100)),
+        meters.check_retry_after("t", 5, at(begin, 100)),
         Err(TooMany {
             retry_after: 1,
             violation: true
         })
     );
-    assert_eq!(meters.quiet("u", 5, at(begin, 100)), Ok(()));
-    assert_eq!(meters.take("t", 31, false, at(begin, 1010)), Ok(()));
+    assert_eq!(meters.check_retry_after("u", 5, at(begin, 100)), Ok(()));
+    assert_eq!(meters.count("t", 31, false, at(begin, 1010)), Ok(()));
 }
 
 #[test]
-fn a_chat_s_id_has_its_kind_s_shape() {
+fn chat_id_has_the_format_of_its_kind() {
     for (kind, good, bad) in [
         (Kind::Private, 5_000_000_000, -5),
         (Kind::Group, -5, 5),
@@ -377,7 +380,7 @@ fn a_chat_s_id_has_its_kind_s_shape() {
 }
 
 #[tokio::test]
-async fn faults_come_in_order_and_heal() {
+async fn faults_apply_in_order_until_heal() {
     let api = api();
     let client = reqwest::Client::builder()
         .no_proxy()

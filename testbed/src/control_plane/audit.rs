@@ -1,7 +1,8 @@
-//! The apiserver's audit log: who asked for what.
+//! The apiserver's audit log: each request and its user.
 //!
-//! One line a request (`Metadata` level, <https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/>), and a second
-//! one for a watch. Nothing is left out, so that reads can be counted as well as writes.
+//! The log has one line for each request (`Metadata` level,
+//! <https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/>), and a second one for a watch. The policy omits
+//! nothing, so that tests can count reads as well as writes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,11 +27,11 @@ rules:
 /// The environment variable that names a folder for the logs of all control planes.
 pub const KEPT_IN: &str = "TESTBED_AUDIT_LOGS";
 
-/// In place of `log`, in the name of the file that says that refusals are to be expected in the log of the same name.
-const REFUSES: &str = "refuses";
+/// Replaces `log` in the name of the file that announces denials in the log of the same name.
+const DENIALS_EXTENSION: &str = "refuses";
 
-/// How long the line of an answered request may take to stand in the log.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// Longest time until the line of an answered request is in the log.
+const LINE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Reads a control plane's audit log.
 #[derive(Debug, Clone)]
@@ -39,33 +40,34 @@ pub struct Audit {
     admin: Kubeconfig,
 }
 
-/// A place in the log, and when the apiserver was asked for it. What it received before and answered after stands behind that
-/// place, and was asked before.
+/// A place in the log, and the time when the mark was requested. A request that the apiserver received earlier and
+/// answered later has its line behind the place, but an earlier time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     at: u64,
     time: Timestamp,
 }
 
-/// What one request was about.
+/// Subject of one request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subject {
-    /// Such as `admin` or `system:serviceaccount:NAMESPACE:NAME`.
+    /// The user, such as `admin` or `system:serviceaccount:NAMESPACE:NAME`.
     pub user: String,
-    /// get, list, watch, create, update, patch, delete or deletecollection; get and post of a path that is no resource.
+    /// The verb: get, list, watch, create, update, patch, delete or deletecollection; get or post for a non-resource
+    /// path.
     pub verb: String,
-    /// Empty for core, and for a path that is no resource.
+    /// The API group; empty for core and for a non-resource path.
     pub group: String,
-    /// The plural, followed by the subresource if there is one: `deployments`, `pods/status`. Empty for other paths.
+    /// The plural, followed by the subresource if any: `deployments`, `pods/status`. Empty for other paths.
     pub resource: String,
-    /// Empty for what is cluster-scoped.
+    /// The namespace; empty for cluster-scoped resources.
     pub namespace: String,
-    /// Empty for lists and watches, and for a create that was refused before its body was read.
+    /// The name; empty for lists and watches, and for a create that was rejected before its body was read.
     pub name: String,
 }
 
 impl Subject {
-    /// Whether it asks for something to be changed. Reviews (of access, of tokens) are created but change nothing.
+    /// Returns whether the request may change something. Reviews (of access, of tokens) are created but change nothing.
     pub fn is_write(&self) -> bool {
         matches!(
             self.verb.as_str(),
@@ -77,18 +79,18 @@ impl Subject {
     }
 }
 
-/// One request. A watch is counted when it starts.
+/// A request. A watch counts when it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What it was about.
+    /// Subject of the request.
     pub subject: Subject,
-    /// The HTTP status it was answered with.
+    /// HTTP status of the response.
     pub code: u16,
-    /// Whether its user lacked the right to it. Another refusal may have the same status.
+    /// Whether the user lacked the permission. Another rejection may have the same status.
     pub lacked_right: bool,
-    /// When the apiserver received it.
+    /// Time when the apiserver received the request.
     pub time: Timestamp,
-    /// The client's name for itself.
+    /// The client's user agent.
     pub user_agent: String,
 }
 
@@ -100,18 +102,24 @@ impl Audit {
         }
     }
 
-    /// Says to whoever reads the log later that here what is granted is refused for a while: a test takes a right away.
+    /// Announces to readers of the log that the apiserver may deny granted permissions for a while, because a test
+    /// removes a permission.
     ///
     /// # Errors
+    ///
     /// The file beside the log cannot be written.
     pub fn expect_refusals(&self) -> Result<()> {
-        Ok(std::fs::write(self.path.with_extension(REFUSES), "")?)
+        Ok(std::fs::write(
+            self.path.with_extension(DENIALS_EXTENSION),
+            "",
+        )?)
     }
 
-    /// Takes a mark. It makes one request of its own, as `admin` (a get of a path that is no resource).
+    /// Returns a mark. Marking makes one request of its own, as `admin` (a get of a non-resource path).
     ///
     /// # Errors
-    /// The apiserver does not answer.
+    ///
+    /// The apiserver does not respond.
     pub async fn mark(&self) -> Result<Mark> {
         let from = std::fs::metadata(&self.path)?.len();
         let mark = Uuid::new_v4().to_string();
@@ -120,7 +128,7 @@ impl Audit {
             .await?
             .request_text(request)
             .await?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LINE_TIMEOUT;
         loop {
             let text = self.read(from, None)?;
             let (mut at, mut lines) = (
@@ -140,7 +148,7 @@ impl Audit {
             }
             if Instant::now() > until {
                 bail!(
-                    "the mark is not in the audit log {} after {PATIENCE:?}",
+                    "the mark is not in the audit log {} after {LINE_TIMEOUT:?}",
                     self.path.display()
                 );
             }
@@ -148,10 +156,12 @@ impl Audit {
         }
     }
 
-    /// Every request that was received between `since` and now, in the order in which they were answered (watches: began).
+    /// Returns every request received between `since` and now, in the order of the responses (for watches, of their
+    /// start).
     ///
     /// # Errors
-    /// The apiserver does not answer, or a line cannot be understood.
+    ///
+    /// The apiserver does not respond, or a line cannot be parsed.
     pub async fn requests(&self, since: Mark) -> Result<Vec<Request>> {
         let until = self.mark().await?;
         let text = self.read(since.at, Some(until.at))?;
@@ -165,9 +175,10 @@ impl Audit {
             .collect()
     }
 
-    /// The writes among them, counted; also those that were refused.
+    /// Returns the number of writes by subject, including rejected ones.
     ///
     /// # Errors
+    ///
     /// As [`Audit::requests`].
     pub async fn writes(&self, since: Mark) -> Result<BTreeMap<Subject, usize>> {
         let mut counts = BTreeMap::new();
@@ -189,9 +200,10 @@ impl Audit {
     }
 }
 
-/// The logs in this folder that were written to since then.
+/// Returns the logs in this folder that were written to since that time.
 ///
 /// # Errors
+///
 /// The folder cannot be read.
 pub fn logs(folder: &Path, since: Timestamp) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
@@ -208,19 +220,20 @@ pub fn logs(folder: &Path, since: Timestamp) -> Result<Vec<PathBuf>> {
     Ok(logs)
 }
 
-/// Whether what is granted may be refused in this log: [`Audit::expect_refusals`].
+/// Returns whether this log may contain denials of granted permissions: [`Audit::expect_refusals`].
 pub fn refuses(log: &Path) -> bool {
-    log.with_extension(REFUSES).exists()
+    log.with_extension(DENIALS_EXTENSION).exists()
 }
 
-/// Every request in this log of a control plane that has ended.
+/// Returns every request in this log of a stopped control plane.
 ///
 /// # Errors
-/// The file cannot be read, or a line cannot be understood.
+///
+/// The file cannot be read, or a line cannot be parsed.
 pub fn kept(log: &Path) -> Result<Vec<Request>> {
     let mut lines = BufReader::new(File::open(log)?);
     let (mut requests, mut line) = (Vec::new(), Vec::new());
-    // What a kill -9 left of the last line has no end.
+    // A kill -9 may leave a last line without an end.
     while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
         requests.extend(parse(&String::from_utf8_lossy(&line))?);
         line.clear();
@@ -266,9 +279,10 @@ struct ResponseStatus {
     code: u16,
 }
 
-/// `None` for the second line of a watch, and for what a killed apiserver left of a line.
+/// Parses a line. Returns `None` for the second line of a watch, and for the rest of a line that a killed apiserver
+/// left.
 fn parse(line: &str) -> Result<Option<Request>> {
-    // After a kill -9 in the middle of a line, the next apiserver's first line is on the same one.
+    // After a kill -9 in the middle of a line, the next apiserver appends its first line to that line.
     let Some(start) = line.rfind(r#"{"kind":"Event""#) else {
         return Ok(None);
     };
@@ -330,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_request() {
+    fn audit_line_becomes_a_request() {
         let request = parse(&line("ResponseComplete", "patch", 200))
             .unwrap()
             .unwrap();
@@ -350,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_left_is_not_counted() {
+    fn logs_of_earlier_runs_are_ignored() {
         let folder = crate::process::Folder::new().unwrap();
         let (old, new) = (folder.path().join("old.log"), folder.path().join("new.log"));
         let now = Timestamp::now();
@@ -363,7 +377,7 @@ mod tests {
             .unwrap()
             .set_modified(hour_ago.into())
             .unwrap();
-        std::fs::write(new.with_extension(REFUSES), "").unwrap();
+        std::fs::write(new.with_extension(DENIALS_EXTENSION), "").unwrap();
         let minute_ago = now - jiff::SignedDuration::from_mins(1);
         assert_eq!(
             logs(folder.path(), minute_ago).unwrap(),
@@ -373,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kill_left_of_the_last_line_is_no_request() {
+    fn truncated_last_line_is_no_request() {
         let folder = crate::process::Folder::new().unwrap();
         let log = folder.path().join("audit.log");
         let whole = line("ResponseComplete", "create", 201).replace("alice", "älice");
@@ -392,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_counts_once() {
+    fn watch_counts_once() {
         assert!(
             parse(&line("ResponseStarted", "watch", 200))
                 .unwrap()
@@ -407,12 +421,12 @@ mod tests {
             parse(&line("ResponseComplete", "watch", 403))
                 .unwrap()
                 .is_some(),
-            "one that was refused never starts"
+            "a rejected watch never starts"
         );
     }
 
     #[test]
-    fn a_line_cut_by_a_kill_hides_no_other() {
+    fn truncated_line_hides_no_other() {
         let whole = line("ResponseComplete", "create", 201);
         let joined = format!("{}{whole}", &whole[..100]);
         assert_eq!(parse(&joined).unwrap(), parse(&whole).unwrap());

@@ -1,4 +1,4 @@
-//! One certificate authority a control plane, and the keys and certificates its parts need.
+//! Certificate authority of a control plane, and the keys and certificates of its components.
 
 use anyhow::{Result, ensure};
 use rcgen::{
@@ -12,7 +12,7 @@ pub(super) struct Pair {
     pub(super) key: String,
 }
 
-/// The authority that signs the apiserver's certificate and its clients'.
+/// The authority that signs the certificates of the apiserver and its clients.
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -37,7 +37,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// The apiserver's certificate, for the names that clients reach it under.
+    /// Issues the apiserver's certificate, for the names by which clients reach the apiserver.
     pub(super) fn server(&self) -> Result<Pair> {
         let names = [
             "127.0.0.1",
@@ -54,12 +54,12 @@ impl Authority {
         self.sign(params)
     }
 
-    /// A client's certificate: the common name is the user, each organisation a group
+    /// Issues a client certificate: the common name is the user, each organisation a group
     /// (<https://kubernetes.io/docs/reference/access-authn-authz/authentication/#x509-client-certificates>).
     pub(super) fn client(&self, user: &str, groups: &[&str]) -> Result<Pair> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
-        // rcgen keeps one value a type; the same type spelled by its OID is another type to it.
+        // rcgen keeps one value for each type; the same type spelled as an OID counts as another type.
         let organisation = [
             DnType::OrganizationName,
             DnType::CustomDnType(vec![2, 5, 4, 10]),

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 
 use super::certs::Pair;
 
-/// How long a `ServiceAccount`'s token is good for: longer than any suite or demo runs.
+/// Lifetime of a `ServiceAccount`'s token: longer than any suite or demo runs.
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 
-/// A kubeconfig for `user`, who holds a client certificate.
+/// Returns a kubeconfig for `user` with a client certificate.
 pub(super) fn with_certificate(
     server: &str,
     ca: &str,
@@ -41,10 +41,12 @@ pub(super) fn with_certificate(
     Ok(serde_json::from_value(config)?)
 }
 
-/// `admin`'s cluster, as the `ServiceAccount` `namespace`/`name` sees it: with a token good for 24 h, in its namespace.
+/// Returns a kubeconfig for `admin`'s cluster as the `ServiceAccount` `namespace`/`name`, in that namespace, with a
+/// token valid for 24 h.
 ///
 /// # Errors
-/// There is no such `ServiceAccount`, or `admin` may not ask for its token.
+///
+/// The `ServiceAccount` does not exist, or `admin` may not request its token.
 pub async fn for_service_account(
     admin: &Kubeconfig,
     namespace: &str,
@@ -62,7 +64,7 @@ pub async fn for_service_account(
     let answer = accounts
         .create_token_request(name, &PostParams::default(), &request)
         .await
-        .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
+        .with_context(|| format!("requesting a token of ServiceAccount {namespace}/{name}"))?;
     let token = answer
         .status
         .context("a TokenRequest without a status")?
@@ -104,21 +106,23 @@ pub async fn for_service_account(
     Ok(config)
 }
 
-/// A client for what `config` says. It belongs to the runtime that it is made in.
+/// Returns a client for this kubeconfig. The client belongs to the runtime that calls this function.
 ///
 /// # Errors
-/// The kubeconfig is not usable.
+///
+/// The kubeconfig is invalid.
 pub async fn client(config: &Kubeconfig) -> Result<Client> {
     let mut config =
         Config::from_custom_kubeconfig(config.clone(), &KubeConfigOptions::default()).await?;
-    config.proxy_url = None; // the apiserver is on loopback, whatever HTTPS_PROXY says
+    config.proxy_url = None; // the apiserver is on loopback, whatever the value of HTTPS_PROXY
     Ok(Client::try_from(config)?)
 }
 
-/// Writes `config` to `path`, readable by this user only; a reader sees all of it or nothing.
-/// (JSON, which every reader of YAML takes.)
+/// Writes `config` to `path`, readable by this user only; a reader sees all of the file or nothing. (The format is
+/// JSON, which every YAML parser reads.)
 ///
 /// # Errors
+///
 /// The file cannot be written.
 pub fn write(config: &Kubeconfig, path: &Path) -> Result<()> {
     let part = path.with_extension("part");
@@ -134,7 +138,7 @@ pub fn write(config: &Kubeconfig, path: &Path) -> Result<()> {
     std::fs::rename(&part, path).with_context(|| format!("writing {}", path.display()))
 }
 
-/// Kubernetes' own type for binary data is written as base64.
+/// Encodes as base64, the format of Kubernetes' type for binary data.
 fn base64(pem: &str) -> Result<Value> {
     Ok(serde_json::to_value(ByteString(pem.as_bytes().to_vec()))?)
 }

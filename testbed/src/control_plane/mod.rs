@@ -1,7 +1,7 @@
 //! etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok, as child processes on loopback.
 //!
-//! The programs come from `hack/controlplane/build.sh`. All they write is in one temporary folder, which is gone, like
-//! they are, when the [`ControlPlane`] is dropped or this process ends.
+//! The programs come from `hack/controlplane/build.sh`. They write only to one temporary folder. Folder and processes
+//! end when the [`ControlPlane`] is dropped or this process ends.
 
 pub mod audit;
 mod certs;
@@ -28,33 +28,33 @@ use self::servers::{Ports, Servers};
 use crate::process::{Child, Folder, dies_with_its_thread, folder_of};
 use crate::timing;
 
-/// How long a server may take to be ready, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest time until a server is ready, on a machine that builds at the same time.
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How long one look may take.
-const LOOK: Duration = Duration::from_secs(2);
+/// Timeout of one readiness check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often something waited for is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval of readiness checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Two that tests share, and two of a test's own: what the memory and the cores of a small machine bear.
+/// Limit of running control planes: two that tests share, and two of a test's own, as many as a small machine can run.
 static SLOTS: Semaphore = Semaphore::const_new(4);
 
-/// What to run.
+/// Components to run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// kube-controller-manager: Deployments, garbage collection, the `default` `ServiceAccount` of a namespace.
     pub controller_manager: bool,
-    /// kube-scheduler: gives Pods a node.
+    /// kube-scheduler: assigns Pods to nodes.
     pub scheduler: bool,
-    /// kwok, and one Node: Pods on it are Running and Ready at once, though nothing runs.
+    /// kwok and one Node: its Pods become Running and Ready at once, though nothing runs.
     pub kwok: bool,
-    /// More flags for kube-apiserver, after the testbed's own; the last of two equal ones counts.
+    /// Further flags for kube-apiserver, after the testbed's own; the last of two equal flags wins.
     pub apiserver_flags: Vec<String>,
 }
 
 impl Default for Options {
-    /// Everything.
+    /// Returns options that run every component.
     fn default() -> Self {
         Self {
             controller_manager: true,
@@ -66,8 +66,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// etcd and kube-apiserver alone. Without the controller-manager a namespace has no `default` `ServiceAccount`, and
-    /// Pods are refused.
+    /// Returns options for etcd and kube-apiserver alone. Without the controller-manager a namespace has no `default`
+    /// `ServiceAccount`, and the apiserver rejects Pods.
     pub fn apiserver_only() -> Self {
         Self {
             controller_manager: false,
@@ -78,9 +78,9 @@ impl Options {
     }
 }
 
-/// A running control plane. Dropping it kills every server and removes all they wrote.
+/// A running control plane. Dropping the control plane kills every server and removes their files.
 pub struct ControlPlane {
-    running: Mutex<Running>, // dropped before the folder: nobody writes to it any more
+    running: Mutex<Running>, // dropped before the folder: no process writes to the folder any more
     servers: Servers,
     authority: Authority,
     admin: Kubeconfig,
@@ -88,13 +88,13 @@ pub struct ControlPlane {
     _slot: SemaphorePermit<'static>,
 }
 
-/// What etcd of a stopped control plane stored, for others to start with.
+/// Stored data of a stopped control plane's etcd, with which others can start.
 #[derive(Debug)]
 pub struct Snapshot {
     folder: Folder,
 }
 
-/// The servers, in the order in which they are to be killed.
+/// The servers, in the order in which they are killed.
 struct Running {
     clients: Vec<Child>,
     apiserver: Option<Child>,
@@ -112,24 +112,27 @@ impl Running {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. No more than four run at once in this process; a fifth waits for an end.
+    /// `default` has its `ServiceAccount`. At most four control planes run in this process; a fifth waits until another
+    /// stops.
     ///
     /// # Errors
-    /// The programs cannot be built, or a server ends or is not ready in time (the end of its log is in the error).
+    ///
+    /// The programs cannot be built, or a server exits or is not ready in time (the error has the end of its log).
     pub async fn start(options: Options) -> Result<Self> {
         Self::start_with(options, None).await
     }
 
-    /// Starts the servers as [`ControlPlane::start`] does, on a copy of what the snapshot stored.
+    /// Starts the servers as [`ControlPlane::start`] does, with a copy of the snapshot.
     ///
     /// # Errors
+    ///
     /// As [`ControlPlane::start`].
     pub async fn start_from(snapshot: &Snapshot, options: Options) -> Result<Self> {
         Self::start_with(options, Some(snapshot)).await
     }
 
     async fn start_with(options: Options, snapshot: Option<&Snapshot>) -> Result<Self> {
-        // Two TLS providers may be compiled in; somebody else may have chosen this one before.
+        // The build may contain two TLS providers; other code may already have installed this one.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let slot = SLOTS.acquire().await?;
         let binaries = binaries().await?;
@@ -196,39 +199,42 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// A client with every right. It belongs to the runtime that it is made in: each test makes its own.
+    /// Returns a client with every permission. The client belongs to the runtime that calls this function, so each test
+    /// makes its own.
     ///
     /// # Errors
+    ///
     /// TLS cannot be set up.
     pub async fn client(&self) -> Result<Client> {
         timing::begin();
         kubeconfig::client(&self.admin).await
     }
 
-    /// Where a client reaches the apiserver: `https://127.0.0.1:PORT`.
+    /// Returns the apiserver's URL for clients: `https://127.0.0.1:PORT`.
     pub fn server_url(&self) -> String {
         self.servers.url()
     }
 
-    /// The certificate that the apiserver's is signed with.
+    /// Returns the CA certificate of the apiserver's certificate.
     pub fn ca_pem(&self) -> String {
         self.authority.pem()
     }
 
-    /// The kubeconfig with every right.
+    /// Returns the path of the kubeconfig with every permission.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.servers.file("admin.kubeconfig")
     }
 
-    /// The folder with kubectl and the servers' programs.
+    /// Returns the folder of kubectl and the servers' programs.
     pub fn binaries(&self) -> &Path {
         &self.servers.binaries
     }
 
-    /// Writes a kubeconfig with a token of an existing `ServiceAccount`, good for 24 h.
+    /// Writes a kubeconfig with a token of an existing `ServiceAccount`, valid for 24 h.
     ///
     /// # Errors
-    /// There is no such `ServiceAccount`.
+    ///
+    /// The `ServiceAccount` does not exist.
     pub async fn kubeconfig_for_service_account(
         &self,
         namespace: &str,
@@ -241,7 +247,8 @@ impl ControlPlane {
     /// Writes a kubeconfig with a client certificate for a user in at most two groups.
     ///
     /// # Errors
-    /// There are more groups.
+    ///
+    /// There are more than two groups.
     pub fn kubeconfig_for_user(&self, name: &str, groups: &[&str]) -> Result<PathBuf> {
         let pair = self.authority.client(name, groups)?;
         let config = kubeconfig::with_certificate(&self.server_url(), &self.ca_pem(), name, &pair)?;
@@ -258,8 +265,8 @@ impl ControlPlane {
         Ok(file)
     }
 
-    /// kubectl as admin, to be given arguments. It is killed when its handle is dropped, or the thread that starts it
-    /// ends.
+    /// Returns kubectl as admin, without arguments. kubectl is killed when its handle is dropped, or when the thread
+    /// that starts it ends.
     pub fn kubectl(&self) -> Command {
         let mut command =
             Command::from(dies_with_its_thread(self.servers.binaries.join("kubectl")));
@@ -268,7 +275,8 @@ impl ControlPlane {
                 "--kubeconfig={}",
                 self.admin_kubeconfig().display()
             ))
-            // Not the user's own: it is kept by host and port, and a former control plane may have had this one's.
+            // The user's own cache must not be used: kubectl caches by host and port, and a former control plane may
+            // have had the same port.
             .arg(format!(
                 "--cache-dir={}",
                 self.servers.file("kubectl-cache").display()
@@ -278,10 +286,11 @@ impl ControlPlane {
         command
     }
 
-    /// Runs kubectl as admin, with `input` as standard input, and returns what it printed.
+    /// Runs kubectl as admin, with `input` as standard input, and returns its output.
     ///
     /// # Errors
-    /// It fails; what it said is the error.
+    ///
+    /// kubectl fails; the error has its output.
     pub async fn run_kubectl(&self, args: &[&str], input: &str) -> Result<String> {
         let mut command = self.kubectl();
         command
@@ -291,7 +300,7 @@ impl ControlPlane {
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("starting kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that does not read its input closes it; what it then says is the error to tell.
+            // A kubectl that does not read its input closes it; its own output then explains the failure.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -304,14 +313,15 @@ impl ControlPlane {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Who asked the apiserver for what.
+    /// Returns the audit log.
     pub fn audit(&self) -> Audit {
         Audit::new(&self.servers.audit_log(), self.admin.clone())
     }
 
-    /// Kills the apiserver with SIGKILL; returns once it is dead. What is stored stays.
+    /// Kills the apiserver with SIGKILL and returns once the process is dead. The stored data remain.
     ///
     /// # Errors
+    ///
     /// The signal cannot be sent.
     pub fn kill_apiserver(&self) -> Result<()> {
         if let Some(mut apiserver) = self.running().apiserver.take() {
@@ -324,22 +334,24 @@ impl ControlPlane {
     /// certificates, and waits until it is ready.
     ///
     /// # Errors
-    /// It is running, or it does not become ready.
+    ///
+    /// The apiserver is running, or does not become ready.
     pub async fn start_apiserver(&self) -> Result<()> {
         {
             let mut running = self.running();
             ensure!(running.apiserver.is_none(), "the apiserver is running");
-            // It answers before it has read which rights there are.
+            // The apiserver responds before it has read the permissions.
             self.audit().expect_refusals()?;
             running.apiserver = Some(self.servers.apiserver()?);
         }
         self.apiserver_ready().await
     }
 
-    /// Stops every server, and keeps what they stored.
+    /// Stops every server and keeps the stored data.
     ///
     /// # Errors
-    /// etcd does not end.
+    ///
+    /// etcd does not exit.
     pub async fn into_snapshot(self) -> Result<Snapshot> {
         let Self {
             running, folder, ..
@@ -351,11 +363,11 @@ impl ControlPlane {
         } = running.into_inner().unwrap_or_else(PoisonError::into_inner);
         drop((clients, apiserver));
         etcd.terminate()?;
-        etcd.wait(PATIENCE).await?;
+        etcd.wait(READY_TIMEOUT).await?;
         Ok(Snapshot { folder })
     }
 
-    /// Kills every server and removes what they wrote, as dropping it does.
+    /// Kills every server and removes their files, as dropping does.
     pub fn stop(self) {
         drop(self);
     }
@@ -375,11 +387,11 @@ impl ControlPlane {
         .await
     }
 
-    /// Looks until `look` says yes. `server` is whose log tells why it never did.
-    async fn ready(&self, server: &str, look: impl AsyncFn() -> Result<bool>) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+    /// Repeats `check` until it returns true. On a timeout, the error has the end of the log of `server`.
+    async fn ready(&self, server: &str, check: impl AsyncFn() -> Result<bool>) -> Result<()> {
+        let until = Instant::now() + READY_TIMEOUT;
         loop {
-            let seen = timeout(LOOK, look()).await;
+            let seen = timeout(CHECK_TIMEOUT, check()).await;
             if matches!(seen, Ok(Ok(true))) {
                 return Ok(());
             }
@@ -391,11 +403,11 @@ impl ControlPlane {
                     .find(|child| child.name() == server)
                     .map(|child| child.log_tail());
                 bail!(
-                    "{server} is not ready after {PATIENCE:?}: {seen:?}\n{}",
+                    "{server} is not ready after {READY_TIMEOUT:?}: {seen:?}\n{}",
                     log.unwrap_or_default()
                 );
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 }
@@ -414,16 +426,17 @@ impl Snapshot {
     }
 }
 
-/// The folder with the programs. They are built if they are not there yet: about six minutes, with progress on standard
-/// error.
+/// Returns the folder of the programs. Missing programs are built first: that takes about six minutes, with progress on
+/// standard error.
 ///
 /// # Errors
-/// They cannot be built.
+///
+/// The programs cannot be built.
 pub async fn binaries() -> Result<PathBuf> {
     folder_of("hack/controlplane/build.sh").await
 }
 
-/// kwok gives it 1,000 cores and room for a million Pods.
+/// Returns the Node, which kwok gives 1,000 cores and room for a million Pods.
 fn node() -> Result<Node> {
     Ok(serde_json::from_value(serde_json::json!({
         "metadata": {

@@ -1,4 +1,4 @@
-//! The servers' command lines.
+//! Command lines of the servers.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -17,7 +17,7 @@ const LOWEST_PORT: u16 = 10_000;
 /// The folder of etcd's data.
 pub(super) const DATA: &str = "etcd";
 
-/// The folder with the programs, and the folder that holds all that they write.
+/// Folder of the programs, and folder of all their files.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) binaries: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct Servers {
     pub(super) apiserver_flags: Vec<String>,
 }
 
-/// One a listening server.
+/// Ports of the listening servers.
 #[derive(Debug)]
 pub(super) struct Ports {
     etcd: u16,
@@ -49,9 +49,9 @@ impl Ports {
     }
 }
 
-/// Ports on loopback that nobody listens on, from below the range that the kernel gives to outgoing connections. From
-/// within it, a client that keeps dialling a killed apiserver's port is sooner or later given that very port, connects
-/// to itself, and the apiserver cannot come back.
+/// Returns unused ports on loopback, from below the range that the kernel assigns to outgoing connections. Within that
+/// range, a client that keeps dialling a killed apiserver's port eventually gets that very port, connects to itself,
+/// and blocks the apiserver's restart.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let range =
         std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -61,7 +61,7 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
         .and_then(|low| low.parse().ok())
         .unwrap_or(32_768_u16);
     let size = u128::from(end.max(LOWEST_PORT + 1_000) - LOWEST_PORT);
-    let mut held = Vec::new(); // until all are chosen, so that they differ
+    let mut held = Vec::new(); // held until all ports are chosen, so that they differ
     for _ in 0..1_000 {
         let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
         held.extend(
@@ -79,7 +79,8 @@ impl Servers {
         self.folder.join(name)
     }
 
-    /// Where the apiserver logs who asked for what. In the folder that [`audit::KEPT_IN`] names it outlives the servers.
+    /// Returns the path of the apiserver's audit log. In the folder that [`audit::KEPT_IN`] names, the log outlives the
+    /// servers.
     pub(super) fn audit_log(&self) -> PathBuf {
         let name = self
             .folder
@@ -96,7 +97,7 @@ impl Servers {
         format!("https://127.0.0.1:{}", self.ports.apiserver)
     }
 
-    /// Writes the files that the servers read. All keys are in the folder, which is this user's only.
+    /// Writes the files that the servers read. All keys are in the folder, which only this user can read.
     pub(super) fn write_files(&self, authority: &Authority) -> Result<()> {
         let server = authority.server()?;
         let accounts = rcgen::KeyPair::generate()?;
@@ -150,11 +151,11 @@ impl Servers {
                 "--authorization-mode=RBAC",
             ])
             .args(["--endpoint-reconciler-type=none", "--allow-privileged"])
-            // As OpenShift has it: who sets blockOwnerDeletion needs a right.
+            // OpenShift also runs this plugin: setting blockOwnerDeletion needs a permission.
             .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
             .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
             .arg(flag("audit-log-path", self.audit_log()))
-            .arg("--audit-log-maxsize=0") // no rotation: places in the file are kept as marks
+            .arg("--audit-log-maxsize=0") // no rotation, because marks are offsets in the file
             .args(&self.apiserver_flags)
             .spawn(self.file("kube-apiserver.log"))
     }
@@ -178,7 +179,7 @@ impl Servers {
                 "--kube-api-qps=400",
                 "--kube-api-burst=800",
             ])
-            // kwok's node sends no heartbeat, and would be marked not ready after 50 s.
+            // kwok's node sends no heartbeat, and would become not ready after 50 s.
             .arg("--node-monitor-grace-period=24h")
             .spawn(self.file("kube-controller-manager.log"))
     }
@@ -203,7 +204,7 @@ impl Servers {
             .spawn(self.file("kwok.log"))
     }
 
-    /// In the folder, and with it as home: no file of the user's is read or written.
+    /// Returns a program in the folder, with the folder as home: no file of the user is read or written.
     fn program(&self, name: &str) -> Program {
         Program::new(self.binaries.join(name))
             .current_dir(&self.folder)
@@ -211,7 +212,7 @@ impl Servers {
     }
 }
 
-/// A Job is not done for having begun: [`crate::kubelet::end`] says what came of it.
+/// Removes the stage that completes Jobs: a Job that started is not done, and [`crate::kubelet::end`] sets its result.
 fn without_the_end_of_jobs(stages: &str) -> String {
     stages
         .split_inclusive("---\n")

@@ -1,4 +1,4 @@
-//! Bodies on their way through the proxy.
+//! Bodies of requests and responses through the proxy.
 
 use std::time::Duration;
 
@@ -12,5 +12,5 @@ pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Body = UnsyncBoxBody<Bytes, Error>;
 pub(super) type Upstream = Client<HttpsConnector<HttpConnector>, Body>;
 
-/// How long a byte may take from the proxy to the kernel before what waits for it goes on all the same.
+/// Longest wait for a byte to get from the proxy to the kernel.
 pub(super) const FLUSHED: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! One request on its way through the proxy.
+//! Forwarding of one request.
 
 use std::io;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use super::shared::{Seen, Shared};
 use super::watches::GONE;
 use crate::serve::{Line, Moment};
 
-/// Answers a request, or fails: the connection is then cut (of HTTP/2, the stream).
+/// Responds to a request, or fails: the connection is then cut (for HTTP/2, the stream).
 pub(super) async fn serve(
     shared: Arc<Shared>,
     line: Arc<Line>,
@@ -65,7 +65,7 @@ async fn through(
                 second
             }
             Fault::Late(delay) => {
-                // Whole, before the client's connection goes.
+                // The body must be read completely before the client's connection ends.
                 let (late, _) = copies(request).await?;
                 let (client, delay) = (shared.client.clone(), *delay);
                 tokio::spawn(async move {
@@ -106,7 +106,7 @@ async fn through(
         }))
 }
 
-/// The same request twice, read whole.
+/// Reads a request completely and returns it twice.
 async fn copies(request: Request<Body>) -> Result<(Request<Body>, Request<Body>), Error> {
     let (head, body) = request.into_parts();
     let bytes = body.collect().await?.to_bytes();
@@ -114,8 +114,8 @@ async fn copies(request: Request<Body>) -> Result<(Request<Body>, Request<Body>)
     Ok((first, Request::from_parts(head, full(bytes))))
 }
 
-/// What the request is about, and the request itself. What is created is read whole, for its name; everything else
-/// streams.
+/// Returns the parsed request and the request itself. The body of a create is read completely, for the name; other
+/// bodies stream.
 async fn read(request: Request<Incoming>) -> Result<(ApiRequest, Request<Body>), Error> {
     let mut about = ApiRequest::parse(request.method(), request.uri());
     let (head, body) = request.into_parts();
@@ -143,7 +143,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
                 return Ok(Some(json_response(StatusCode::OK, GONE.into())));
             }
             Fault::Gone => return Ok(Some(refuse(StatusCode::GONE.into()))),
-            // A task of its own: the hook may kill the client, and its end would end this one.
+            // The hook has its own task: it may kill the client, whose end would cancel this one.
             Fault::Hook(Point::Before, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
             Fault::LoseAnswer(_) | Fault::Repeat | Fault::Late(_) | Fault::Hook(..) => {}
         }
@@ -197,7 +197,7 @@ fn json_response(code: StatusCode, body: Bytes) -> Response<Body> {
     response
 }
 
-/// A `Status`, as the apiserver answers.
+/// Returns a `Status`, as the apiserver does.
 fn refuse(Refusal { code, retry_after }: Refusal) -> Response<Body> {
     let mut status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -215,7 +215,7 @@ fn refuse(Refusal { code, retry_after }: Refusal) -> Response<Body> {
     response
 }
 
-/// The `StatusReason` of apimachinery's `meta/v1` for a code.
+/// Returns the `StatusReason` of apimachinery's `meta/v1` for a code.
 fn reason(code: StatusCode) -> &'static str {
     match code.as_u16() {
         400 => "BadRequest",
@@ -255,7 +255,7 @@ fn outgoing(
     Ok(request)
 }
 
-/// Takes away what belongs to one connection only (RFC 9110, section 7.6.1).
+/// Removes headers that belong to one connection only (RFC 9110, section 7.6.1).
 fn strip(headers: &mut HeaderMap) {
     const OF_THE_CONNECTION: [HeaderName; 5] = [
         header::CONNECTION,
@@ -270,7 +270,7 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove("keep-alive");
 }
 
-/// Runs `then` once the last of this body was handed to the kernel.
+/// Runs `then` once the kernel has the last byte of this body.
 fn when_answered(
     body: Body,
     line: &Arc<Line>,

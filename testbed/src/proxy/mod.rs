@@ -1,7 +1,7 @@
 //! A proxy between the operator and the apiserver that counts requests and injects faults.
 //!
-//! It ends the client's TLS with a certificate of its own authority and speaks HTTP/1.1 to the apiserver; clients
-//! authenticate by bearer token, which passes through.
+//! The proxy terminates the client's TLS with a certificate of its own authority and speaks HTTP/1.1 to the apiserver.
+//! Clients authenticate by bearer token, which the proxy forwards.
 
 mod body;
 mod forward;
@@ -38,10 +38,10 @@ use crate::journal::Journal;
 use crate::serve::{Line, Server, Wire};
 use crate::tls;
 
-/// Less than the time after which an apiserver closes an idle connection (90 s): a request must not meet that.
+/// Less than the apiserver's timeout of idle connections (90 s), which a request must not meet.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// The proxy. Clones are the same proxy; it ends with the last of them.
+/// The proxy. Clones share the proxy, which stops with the last clone.
 #[derive(Clone)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -50,7 +50,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy in front of the apiserver at `url` (https), whose certificate is of the authority in `ca_pem`.
+    /// Starts a proxy in front of the apiserver at `url` (https), whose certificate the authority in `ca_pem` signed.
     pub fn start(url: &str, ca_pem: &str) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("{url} is no URL"))?;
         let authority = uri
@@ -94,7 +94,7 @@ impl Proxy {
         })
     }
 
-    /// A proxy in front of the cluster of a kubeconfig's current context.
+    /// Starts a proxy in front of the cluster of a kubeconfig's current context.
     pub fn for_kubeconfig(kubeconfig: &str) -> anyhow::Result<Self> {
         let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
         let cluster = current_cluster(&kubeconfig)?;
@@ -121,18 +121,18 @@ impl Proxy {
         )
     }
 
-    /// Where it listens, such as `https://127.0.0.1:4711`.
+    /// Returns the proxy's URL, such as `https://127.0.0.1:4711`.
     pub fn url(&self) -> String {
         format!("https://{}", self.server.address())
     }
 
-    /// The certificate of its own authority, PEM.
+    /// Returns the certificate of the proxy's authority, PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The same kubeconfig (in JSON, which is YAML too), leading through the proxy. Its users must have tokens: a
-    /// client certificate does not pass.
+    /// Returns this kubeconfig with the proxy as server (in JSON, which is also YAML). Its users must have tokens,
+    /// because the proxy cannot forward a client certificate.
     pub fn kubeconfig(&self, kubeconfig: &str) -> anyhow::Result<String> {
         let mut kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
         for named in &kubeconfig.auth_infos {
@@ -156,7 +156,7 @@ impl Proxy {
         Ok(serde_json::to_string_pretty(&kubeconfig)?)
     }
 
-    /// Writes to `to` what [`Self::kubeconfig`] makes of the file `from`.
+    /// Writes the result of [`Self::kubeconfig`] for the file `from` to `to`.
     pub fn write_kubeconfig(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
         let original = std::fs::read_to_string(from)
             .with_context(|| format!("cannot read {}", from.display()))?;
@@ -164,24 +164,24 @@ impl Proxy {
             .with_context(|| format!("cannot write {}", to.display()))
     }
 
-    /// Does this to requests that match. Where several orders match, each counts the request; they are carried out in
-    /// the order in which they were given, until one ends it.
+    /// Injects a fault into matching requests. Where several orders match, each counts the request; they apply in the
+    /// order of injection, until one ends the request.
     pub fn inject(&self, matching: Match, times: Times, fault: Fault) -> Order {
         self.shared.rules.order(matching, times, fault)
     }
 
-    /// Holds back the events of running and later watches that match, without ending them; a hit is an event held.
-    /// When taken back, they are all sent, in order.
+    /// Holds back the events of running and later watches that match, without ending the watches; each held event is a
+    /// hit. Cancelling the order sends all held events, in order.
     pub fn freeze(&self, watches: Match) -> Order {
         self.shared.watches.hold(watches)
     }
 
-    /// Holds back the events of the watches that match and run now, not of those that follow them.
+    /// Holds back the events of matching watches that run now, but not of later ones.
     pub fn freeze_running(&self, watches: Match) -> Order {
         self.shared.watches.hold_running(watches)
     }
 
-    /// Drops events of running and later watches that match; a hit is an event dropped. Lists are not touched.
+    /// Drops events of running and later watches that match; each dropped event is a hit. Lists are unchanged.
     pub fn hide(
         &self,
         watches: Match,
@@ -190,23 +190,24 @@ impl Proxy {
         self.shared.watches.hide(watches, hidden)
     }
 
-    /// Ends the running watches that match, and says how many there were. What [`Self::freeze`] held of them is lost.
+    /// Ends the running watches that match and returns their number. Events that [`Self::freeze`] held for them are
+    /// lost.
     pub fn end_watches(&self, watches: &Match, ending: Ending) -> usize {
         self.shared.watches.end(watches, ending)
     }
 
-    /// How many watches that match are running.
+    /// Returns the number of running watches that match.
     pub fn running_watches(&self, watches: &Match) -> usize {
         self.shared.watches.live(watches)
     }
 
-    /// Takes back every order.
+    /// Cancels every order.
     pub fn behave(&self) {
         self.shared.rules.clear();
         self.shared.watches.clear();
     }
 
-    /// Cuts all connections and refuses new ones: the apiserver is out of reach.
+    /// Cuts all connections and refuses new ones: the apiserver is unreachable.
     pub async fn refuse(&self) -> anyhow::Result<()> {
         self.server.shut().await
     }
@@ -216,7 +217,7 @@ impl Proxy {
         self.server.open().await
     }
 
-    /// All requests so far, whatever became of them.
+    /// Returns all requests so far, whatever their outcome.
     pub fn requests(&self) -> Vec<Arc<Seen>> {
         self.shared.requests.all()
     }
@@ -226,7 +227,7 @@ impl Proxy {
         self.shared.requests.clear();
     }
 
-    /// How many of the requests so far match.
+    /// Returns the number of matching requests so far.
     pub fn count(&self, matching: &Match) -> usize {
         self.requests()
             .iter()
@@ -234,7 +235,7 @@ impl Proxy {
             .count()
     }
 
-    /// The requests so far by verb and resource; a subresource stands after a slash.
+    /// Returns the number of requests so far by verb and resource; a subresource follows a slash.
     pub fn counts(&self) -> BTreeMap<(Verb, String), usize> {
         let mut counts = BTreeMap::new();
         for seen in self.requests() {
@@ -252,7 +253,7 @@ impl Proxy {
         counts
     }
 
-    /// All requests, once `enough` says yes to them; an error after `deadline`.
+    /// Returns all requests once `enough` accepts them; fails after `deadline`.
     pub async fn wait_for(
         &self,
         deadline: Duration,
@@ -273,20 +274,20 @@ fn current_cluster(kubeconfig: &Kubeconfig) -> anyhow::Result<&Cluster> {
         .find(|named| named.name == current);
     let context = context
         .and_then(|named| named.context.as_ref())
-        .context("the current context is not there")?;
+        .context("the current context does not exist")?;
     let cluster = kubeconfig
         .clusters
         .iter()
         .find(|named| named.name == context.cluster);
     cluster
         .and_then(|named| named.cluster.as_ref())
-        .context("the context's cluster is not there")
+        .context("the cluster of the context does not exist")
 }
 
 async fn connection(shared: Arc<Shared>, wire: Wire, line: Arc<Line>) {
     let service = service_fn(|request| forward::serve(shared.clone(), line.clone(), request));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // No timeout: a connection of a client's pool may be idle for as long as a test likes.
+    // A timeout is wrong here: a connection of a client's pool may be idle for as long as a test likes.
     builder.http1().header_read_timeout(None);
     if let Err(error) = builder.serve_connection(TokioIo::new(wire), service).await {
         tracing::debug!(%error, "a connection ended early");

@@ -1,4 +1,4 @@
-//! What a request to the apiserver is about, read from its method and path as the apiserver itself does.
+//! Requests to the apiserver, parsed from method and path as the apiserver does.
 
 use http::{Method, Uri};
 use serde::Deserialize;
@@ -15,12 +15,12 @@ pub enum Verb {
     Patch,
     Delete,
     DeleteCollection,
-    /// No resource: `/version`, `/readyz`, discovery.
+    /// Verb of a non-resource request: `/version`, `/readyz`, discovery.
     Other,
 }
 
 impl Verb {
-    /// It may change something.
+    /// Returns whether the verb may change something.
     pub fn is_write(self) -> bool {
         matches!(
             self,
@@ -32,18 +32,18 @@ impl Verb {
 /// A request to the apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiRequest {
-    /// What it does.
+    /// The verb.
     pub verb: Verb,
     /// The API group, empty for the core group.
     pub group: String,
     /// The plural, such as `configmaps`; empty with [`Verb::Other`].
     pub resource: String,
-    /// Such as `status`; empty if there is none.
+    /// The subresource, such as `status`; empty if there is none.
     pub subresource: String,
-    /// The namespace, if it is about one.
+    /// The namespace, if any.
     pub namespace: Option<String>,
-    /// The object's name. That of a created object is read from the body (JSON only; `generateName` if there is no
-    /// name), that of a list or watch from a field selector on `metadata.name`.
+    /// The object's name. For a create the name comes from the body (JSON only; `generateName` if there is no name),
+    /// for a list or watch from a field selector on `metadata.name`.
     pub name: Option<String>,
     /// The path, without the query.
     pub path: String,
@@ -92,7 +92,7 @@ impl ApiRequest {
         }
     }
 
-    /// Fills in what only the body of a create says.
+    /// Sets the fields that only the body of a create has.
     pub(super) fn read_body(&mut self, body: &[u8]) {
         #[derive(Deserialize)]
         struct Object {
@@ -112,8 +112,8 @@ impl ApiRequest {
     }
 }
 
-/// The namespace, and the parts from the resource on. `namespaces` is a resource itself where nothing but its own
-/// subresources follows.
+/// Returns the namespace, and the path segments from the resource on. `namespaces` is itself the resource if only its
+/// own subresources follow.
 fn scope<'a, 'b>(rest: &'a [&'b str]) -> (Option<String>, &'a [&'b str]) {
     match rest {
         ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
@@ -151,7 +151,7 @@ fn selected_name(query: &str) -> Option<String> {
     let selector = query
         .split('&')
         .find_map(|pair| pair.strip_prefix("fieldSelector="))?;
-    // A name has no character that would be escaped, so only the separators are.
+    // A name has no character that needs escaping, so only the separators are escaped.
     let selector = selector
         .replace("%3D", "=")
         .replace("%3d", "=")
@@ -178,7 +178,7 @@ mod tests {
     );
 
     #[test]
-    fn paths_say_what_they_are_about() {
+    fn paths_are_parsed_like_the_apiserver() {
         let cases: [(&str, &str, Wanted); 17] = [
             (
                 "GET",
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_created_object_s_name_is_in_its_body() {
+    fn name_of_created_object_comes_from_body() {
         let mut parsed =
             ApiRequest::parse(&Method::POST, &"/api/v1/namespaces/a/pods".parse().unwrap());
         parsed.read_body(b"\x00protobuf");

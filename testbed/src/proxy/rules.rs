@@ -1,4 +1,4 @@
-//! Which requests something is done to, and what.
+//! Matchers for requests, and the faults to inject into them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub use crate::orders::{Order, Times};
 
 type Also = Arc<dyn Fn(&ApiRequest) -> bool + Send + Sync>;
 
-/// Requests that have something in common.
+/// Matches requests.
 #[derive(Clone, Default)]
 pub struct Match {
     verbs: Option<Vec<Verb>>,
@@ -27,12 +27,12 @@ pub struct Match {
 }
 
 impl Match {
-    /// Every request.
+    /// Matches every request.
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// Requests with this verb.
+    /// Matches requests with this verb.
     pub fn verb(verb: Verb) -> Self {
         Self {
             verbs: Some(vec![verb]),
@@ -40,12 +40,12 @@ impl Match {
         }
     }
 
-    /// Watches of a resource.
+    /// Matches watches of a resource.
     pub fn watch(resource: &str) -> Self {
         Self::verb(Verb::Watch).resource(resource)
     }
 
-    /// Requests that may change something.
+    /// Matches requests that may change something.
     pub fn writes() -> Self {
         let verbs = [
             Verb::Create,
@@ -60,7 +60,7 @@ impl Match {
         }
     }
 
-    /// Of this API group; the core group is `""`.
+    /// Requires this API group; the core group is `""`.
     #[must_use]
     pub fn group(self, group: &str) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Match {
         }
     }
 
-    /// Of this resource (the plural).
+    /// Requires this resource (the plural).
     #[must_use]
     pub fn resource(self, resource: &str) -> Self {
         Self {
@@ -78,14 +78,14 @@ impl Match {
         }
     }
 
-    /// Not of this resource.
+    /// Excludes this resource.
     #[must_use]
     pub fn except_resource(mut self, resource: &str) -> Self {
         self.except.push(resource.to_owned());
         self
     }
 
-    /// Of this subresource; `""` for the object itself.
+    /// Requires this subresource; `""` is the object itself.
     #[must_use]
     pub fn subresource(self, subresource: &str) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Match {
         }
     }
 
-    /// In this namespace.
+    /// Requires this namespace.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Match {
         }
     }
 
-    /// Of the object with this name.
+    /// Requires this object name.
     #[must_use]
     pub fn name(self, name: &str) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Match {
         }
     }
 
-    /// That this says yes to besides (one such condition; a second takes the first one's place).
+    /// Requires this condition in addition; a second condition replaces the first.
     #[must_use]
     pub fn and(self, also: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Match {
         }
     }
 
-    /// Whether this request is one of them.
+    /// Returns whether this request matches.
     pub fn matches(&self, request: &ApiRequest) -> bool {
         let is = |wanted: &Option<String>, found: Option<&str>| {
             wanted.as_deref().is_none_or(|wanted| Some(wanted) == found)
@@ -139,7 +139,7 @@ impl Match {
     }
 }
 
-/// An answer in the apiserver's own form.
+/// A rejection in the apiserver's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The HTTP status.
@@ -157,72 +157,73 @@ impl From<StatusCode> for Refusal {
     }
 }
 
-/// What the client gets instead of an answer that was lost.
+/// Response in place of a lost one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// The connection is cut.
+    /// Cuts the connection.
     Cut,
-    /// Nothing, for ever.
+    /// Never responds.
     Hang,
-    /// This answer.
+    /// Sends this rejection.
     Answer(Refusal),
 }
 
-/// Where on its way a request is.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// It arrived, and is not forwarded yet.
+    /// After the request arrived, before the proxy forwards it.
     Before,
-    /// The apiserver has answered; the client knows nothing of it.
+    /// After the apiserver's response, before the client gets it.
     AfterApplied,
-    /// The answer was handed to the kernel for the client.
+    /// After the kernel has the whole response for the client.
     AfterAnswer,
 }
 
-/// What becomes of a request after a hook.
+/// Next step after a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It goes on.
+    /// Continues the request.
     GoOn,
-    /// It ends here: it is not forwarded, or its answer is lost; the connection is cut.
+    /// Ends the request: the proxy does not forward it, or loses the response; the connection is cut.
     Cut,
 }
 
 type Hook = Arc<dyn Fn(ApiRequest) -> BoxFuture<'static, Then> + Send + Sync>;
 
-/// What is done to a request.
+/// A fault.
 #[derive(Clone)]
 pub enum Fault {
-    /// It is forwarded after this time.
+    /// Forwards the request after this time.
     Delay(Duration),
-    /// It is not forwarded; this is the answer.
+    /// Rejects the request without forwarding it.
     Answer(Refusal),
-    /// It is not forwarded; the answer is 200 with this body.
+    /// Responds 200 with this body, without forwarding the request.
     Say(String),
-    /// It is not forwarded; the connection is cut (of HTTP/2, the stream).
+    /// Cuts the connection without forwarding the request (for HTTP/2, the stream).
     Cut,
-    /// It is not forwarded, and never answered.
+    /// Never forwards the request or responds.
     Hang,
-    /// It is not forwarded. A watch gets an `ERROR` event with code 410 and ends; anything else the status 410.
+    /// Does not forward the request. A watch gets an `ERROR` event with code 410 and ends; any other request gets
+    /// status 410.
     Gone,
-    /// The apiserver does what is asked; its answer is lost.
+    /// Forwards the request but loses the response.
     LoseAnswer(Lost),
-    /// The apiserver is asked twice, as by a proxy that tries again; the second answer counts.
+    /// Forwards the request twice, like a proxy that retries; the client gets the second response.
     Repeat,
-    /// The answer is 504 at once, and the apiserver is asked after this time.
+    /// Responds 504 at once, and forwards the request after this time.
     Late(Duration),
-    /// Something of the test's own runs at this point.
+    /// Runs the test's own code at this point.
     Hook(Point, Hook),
 }
 
 impl Fault {
-    /// Answers this status without forwarding.
+    /// Responds with this status without forwarding the request.
     pub fn status(code: StatusCode) -> Self {
         Self::Answer(code.into())
     }
 
-    /// Runs `hook` at `point`. It runs to its end also if the client is gone by then. What it returns has no meaning
-    /// after the answer.
+    /// Runs `hook` at `point`, to its end even if the client disconnects. The hook's result is ignored after the
+    /// response.
     pub fn hook<F, R>(point: Point, hook: F) -> Self
     where
         F: Fn(ApiRequest) -> R + Send + Sync + 'static,
@@ -232,5 +233,5 @@ impl Fault {
     }
 }
 
-/// The faults that are ordered.
+/// The injected faults.
 pub(super) type Rules = Orders<Match, Fault>;

@@ -1,4 +1,4 @@
-//! State of a proxy, and the requests that reached it.
+//! State of a proxy, and the requests it received.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,9 +14,9 @@ use crate::journal::Journal;
 /// A request that reached the proxy.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When its head had been read.
+    /// Time when the proxy had read the head.
     pub at: Instant,
-    /// What it is about.
+    /// The parsed request.
     pub request: ApiRequest,
 }
 

@@ -28,14 +28,14 @@ async fn both<F: Future<Output = ()>>(test: impl Fn(reqwest::ClientBuilder) -> F
     test(reqwest::Client::builder().http2_prior_knowledge()).await;
 }
 
-/// Requests in short, each with its `Authorization`.
-type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
+/// Requests in short form, each with its `Authorization`.
+type Received = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
-/// A small apiserver: it notes what it is asked, answers `{"items":[]}`, and streams to watches what it is told.
+/// A small apiserver that records requests, answers `{"items":[]}`, and streams the test's events to watches.
 struct Upstream {
     url: String,
     ca_pem: String,
-    asked: Asked,
+    received: Received,
     events: broadcast::Sender<Bytes>,
     server: Server,
 }
@@ -49,14 +49,14 @@ impl Upstream {
             &["h2", "http/1.1"],
         )
         .unwrap();
-        let asked = Asked::default();
+        let received = Received::default();
         let events = broadcast::Sender::new(64);
         let server = Server::start(Some(config), {
-            let (asked, events) = (asked.clone(), events.clone());
+            let (received, events) = (received.clone(), events.clone());
             move |wire, _| {
-                let (asked, events) = (asked.clone(), events.clone());
+                let (received, events) = (received.clone(), events.clone());
                 let service =
-                    service_fn(move |request| answer(asked.clone(), events.clone(), request));
+                    service_fn(move |request| answer(received.clone(), events.clone(), request));
                 async move {
                     let _ = auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(wire), service)
@@ -69,21 +69,21 @@ impl Upstream {
         Self {
             url,
             ca_pem: authority.ca_pem().to_owned(),
-            asked,
+            received,
             events,
             server,
         }
     }
 
-    fn asked(&self) -> usize {
-        self.asked.lock().unwrap().len()
+    fn received(&self) -> usize {
+        self.received.lock().unwrap().len()
     }
 
     /// Sends an event to all watches.
-    fn tell(&self, kind: &str, name: &str) {
+    fn send_event(&self, kind: &str, name: &str) {
         let event = json!({"type": kind, "object": {"metadata": {"name": name}}});
         let line = format!("{event}\n");
-        // In two pieces: events do not end where frames do.
+        // The event goes out in two pieces, because events do not end where frames do.
         let (first, second) = line.split_at(20);
         for piece in [first, second] {
             self.events
@@ -96,7 +96,7 @@ impl Upstream {
 type Answer = Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>;
 
 async fn answer(
-    asked: Asked,
+    received: Received,
     events: broadcast::Sender<Bytes>,
     request: Request<Incoming>,
 ) -> Result<Answer, hyper::Error> {
@@ -111,7 +111,7 @@ async fn answer(
         .is_some_and(|query| query.contains("watch"));
     let feed = events.subscribe();
     let body = body.collect().await?.to_bytes();
-    asked.lock().unwrap().push((
+    received.lock().unwrap().push((
         format!("{} {} {}", head.method, head.uri, body.len()),
         token,
     ));
@@ -160,7 +160,7 @@ impl Client {
 struct Watch(reqwest::Response, Vec<u8>);
 
 impl Watch {
-    /// The next event; an error if the stream is cut, null if it ends.
+    /// Returns the next event; an error if the stream is cut, null if it ends.
     async fn next(&mut self) -> reqwest::Result<Value> {
         loop {
             if let Some(end) = self.1.iter().position(|byte| *byte == b'\n') {
@@ -197,7 +197,7 @@ fn start(builder: reqwest::ClientBuilder) -> (Upstream, Proxy, Client) {
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_spoken() {
+async fn proxy_speaks_both_http_versions() {
     let versions = Mutex::new(Vec::new());
     both(async |builder| {
         let (_upstream, _proxy, client) = start(builder);
@@ -212,7 +212,7 @@ async fn both_versions_of_http_are_spoken() {
 }
 
 #[tokio::test]
-async fn a_hook_after_the_answer_waits_for_its_last_byte() {
+async fn hook_after_response_waits_for_its_last_byte() {
     both(async |builder| {
         let (_upstream, proxy, client) = start(builder);
         let (ran, mut runs) = tokio::sync::mpsc::unbounded_channel();
@@ -223,7 +223,7 @@ async fn a_hook_after_the_answer_waits_for_its_last_byte() {
         proxy.inject(Match::any(), Times::Always, hook);
         let mut watch = client.watch().await;
         client.get(&format!("{PODS}/p")).await.unwrap();
-        // That of the watch, which came first, is not over.
+        // The watch, which came first, has no complete response yet.
         assert_eq!(
             tokio::time::timeout(SOON, runs.recv()).await.unwrap(),
             Some(Verb::Get)
@@ -239,7 +239,7 @@ async fn a_hook_after_the_answer_waits_for_its_last_byte() {
 }
 
 #[tokio::test]
-async fn requests_pass_and_are_counted() {
+async fn requests_are_forwarded_and_counted() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let answer = client.get(&format!("{PODS}?limit=5")).await.unwrap();
@@ -256,16 +256,16 @@ async fn requests_pass_and_are_counted() {
             .send()
             .await
             .unwrap();
-        let asked = upstream.asked.lock().unwrap().clone();
+        let received = upstream.received.lock().unwrap().clone();
         assert_eq!(
-            asked[0],
+            received[0],
             (
                 format!("GET {PODS}?limit=5 0"),
                 Some("Bearer t0ken".to_owned())
             )
         );
-        assert_eq!(asked[1].0, format!("PATCH {PODS}/p/status 2"));
-        assert_eq!(asked[2].0, format!("POST {PODS} {}", body.len()));
+        assert_eq!(received[1].0, format!("PATCH {PODS}/p/status 2"));
+        assert_eq!(received[2].0, format!("POST {PODS} {}", body.len()));
         let counts: Vec<_> = proxy
             .counts()
             .into_iter()
@@ -291,7 +291,7 @@ async fn requests_pass_and_are_counted() {
 }
 
 #[tokio::test]
-async fn the_nth_is_refused_as_the_apiserver_would() {
+async fn nth_request_is_rejected_like_the_apiserver() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let refusal = Refusal {
@@ -324,7 +324,7 @@ async fn the_nth_is_refused_as_the_apiserver_would() {
             (&json!(429), &json!(3))
         );
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
-        assert_eq!((order.hits(), upstream.asked()), (1, 3));
+        assert_eq!((order.hits(), upstream.received()), (1, 3));
         proxy.inject(
             Match::any(),
             Times::First(2),
@@ -346,33 +346,33 @@ async fn the_nth_is_refused_as_the_apiserver_would() {
 }
 
 #[tokio::test]
-async fn cut_before_or_applied_and_lost() {
+async fn write_faults_apply_before_or_after_the_apiserver() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder.timeout(SOON));
         let path = format!("{PODS}/p");
         proxy.inject(Match::writes(), Times::First(1), Fault::Cut);
         assert!(client.patch(&path).await.is_err());
-        assert_eq!(upstream.asked(), 0);
+        assert_eq!(upstream.received(), 0);
         proxy.inject(
             Match::writes(),
             Times::First(1),
             Fault::LoseAnswer(Lost::Cut),
         );
         assert!(client.patch(&path).await.is_err());
-        assert_eq!(upstream.asked(), 1);
+        assert_eq!(upstream.received(), 1);
         let timeout = Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into());
         proxy.inject(Match::writes(), Times::First(1), Fault::LoseAnswer(timeout));
         assert_eq!(client.patch(&path).await.unwrap(), 504);
-        assert_eq!(upstream.asked(), 2);
+        assert_eq!(upstream.received(), 2);
         assert_eq!(client.patch(&path).await.unwrap(), 200);
-        for (fault, asked) in [(Fault::Hang, 3), (Fault::LoseAnswer(Lost::Hang), 4)] {
+        for (fault, received) in [(Fault::Hang, 3), (Fault::LoseAnswer(Lost::Hang), 4)] {
             proxy.inject(Match::writes(), Times::First(1), fault);
             let request = client
                 .0
                 .patch(format!("{}{path}", proxy.url()))
                 .timeout(Duration::from_secs(2));
             assert!(request.send().await.unwrap_err().is_timeout());
-            assert_eq!(upstream.asked(), asked);
+            assert_eq!(upstream.received(), received);
         }
         proxy.inject(
             Match::writes(),
@@ -391,7 +391,7 @@ async fn hooks_run_at_their_points() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let path = format!("{PODS}/p");
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let hook_runs = Arc::new(Mutex::new(Vec::new()));
         for (point, then) in [
             (Point::Before, Then::GoOn),
             (Point::AfterApplied, Then::GoOn),
@@ -399,14 +399,16 @@ async fn hooks_run_at_their_points() {
             (Point::Before, Then::Cut),
             (Point::AfterApplied, Then::Cut),
         ] {
-            let (told, asked) = (told.clone(), upstream.asked.clone());
+            let (hook_runs, received) = (hook_runs.clone(), upstream.received.clone());
             let order = proxy.inject(
                 Match::verb(Verb::Patch),
                 Times::First(1),
                 Fault::hook(point, move |request| {
-                    told.lock()
-                        .unwrap()
-                        .push((point, request.name, asked.lock().unwrap().len()));
+                    hook_runs.lock().unwrap().push((
+                        point,
+                        request.name,
+                        received.lock().unwrap().len(),
+                    ));
                     std::future::ready(then)
                 }),
             );
@@ -418,37 +420,37 @@ async fn hooks_run_at_their_points() {
             order.wait_for_hits(1, SOON).await.unwrap();
         }
         let deadline = Instant::now() + SOON;
-        while told.lock().unwrap().len() < 5 && Instant::now() < deadline {
+        while hook_runs.lock().unwrap().len() < 5 && Instant::now() < deadline {
             tokio::task::yield_now().await;
         }
-        let mut told: Vec<_> = told
+        let mut hook_runs: Vec<_> = hook_runs
             .lock()
             .unwrap()
             .iter()
-            .map(|(point, name, asked)| {
+            .map(|(point, name, received)| {
                 assert_eq!(name.as_deref(), Some("p"));
-                (*point, *asked)
+                (*point, *received)
             })
             .collect();
-        // The hook after the answer may run while the next request is on its way.
-        let after = told
+        // The hook after the response may run while the next request is already in flight.
+        let after = hook_runs
             .iter()
             .position(|(point, _)| *point == Point::AfterAnswer)
             .unwrap();
-        assert!(told.remove(after).1 >= 3);
+        assert!(hook_runs.remove(after).1 >= 3);
         let want = [
             (Point::Before, 0),
             (Point::AfterApplied, 2),
             (Point::Before, 3),
             (Point::AfterApplied, 4),
         ];
-        assert_eq!(told, want);
+        assert_eq!(hook_runs, want);
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_gone_looks_like_one() {
+async fn unreachable_upstream_looks_unreachable() {
     let (upstream, proxy, client) = start(reqwest::Client::builder().pool_max_idle_per_host(0));
     let mut watch = client.watch().await;
     upstream.server.shut().await.unwrap();
@@ -463,7 +465,7 @@ async fn an_upstream_that_is_gone_looks_like_one() {
 }
 
 #[test]
-fn a_kubeconfig_leads_through_the_proxy() {
+fn kubeconfig_selects_the_proxy() {
     let upstream = Upstream::start();
     let ca = serde_json::to_value(k8s_openapi::ByteString(
         upstream.ca_pem.clone().into_bytes(),
@@ -480,13 +482,14 @@ fn a_kubeconfig_leads_through_the_proxy() {
     };
     let original = kubeconfig(json!({"token": "t0ken"}));
     let proxy = Proxy::for_kubeconfig(&original).unwrap();
-    let led: Value = serde_json::from_str(&proxy.kubeconfig(&original).unwrap()).unwrap();
-    assert_eq!(led["clusters"][0]["cluster"]["server"], proxy.url());
-    let k8s_openapi::ByteString(led_ca) =
-        serde_json::from_value(led["clusters"][0]["cluster"]["certificate-authority-data"].clone())
-            .unwrap();
-    assert_eq!(led_ca, proxy.ca_pem().as_bytes());
-    assert_eq!(led["users"][0]["user"]["token"], "t0ken");
+    let proxied: Value = serde_json::from_str(&proxy.kubeconfig(&original).unwrap()).unwrap();
+    assert_eq!(proxied["clusters"][0]["cluster"]["server"], proxy.url());
+    let k8s_openapi::ByteString(proxied_ca) = serde_json::from_value(
+        proxied["clusters"][0]["cluster"]["certificate-authority-data"].clone(),
+    )
+    .unwrap();
+    assert_eq!(proxied_ca, proxy.ca_pem().as_bytes());
+    assert_eq!(proxied["users"][0]["user"]["token"], "t0ken");
     let certificates =
         kubeconfig(json!({"client-certificate-data": "eA==", "client-key-data": "eA=="}));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The watches that run through the proxy: their events can be held back, hidden and cut, event by event.
+//! Running watches of the proxy: tests can hold back, hide and cut their events, event by event.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,7 +15,7 @@ use super::rules::{Match, Order};
 use crate::journal::lock;
 use crate::serve::Line;
 
-/// One event of a watch.
+/// An event of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchEvent {
     /// ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
@@ -26,41 +26,41 @@ pub struct WatchEvent {
     pub name: String,
 }
 
-/// How a running watch ends.
+/// End of a running watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// In good order, as after the apiserver's own timeout.
+    /// A clean end, as after the apiserver's own timeout.
     Clean,
-    /// In the middle of an event: the connection is cut (of HTTP/2, the stream).
+    /// A cut connection in the middle of an event (for HTTP/2, the stream).
     MidEvent,
-    /// With an `ERROR` event of code 410, then in good order.
+    /// An `ERROR` event with code 410, then a clean end.
     Gone,
 }
 
-/// What a watch says when its resource version is too old.
+/// Event of a watch whose resource version is too old.
 pub(super) const GONE: &[u8] =
     b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\
 \"status\":\"Failure\",\"message\":\"too old resource version: 1 (2)\",\"reason\":\"Expired\",\"code\":410}}\n";
 
 #[derive(Clone)]
-enum Curb {
+enum WatchFault {
     Hold,
-    /// Only what ran already when this was ordered.
+    /// Applies only to watches that already ran at the time of the order.
     HoldRunning,
     Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
 }
 
-struct Standing {
+struct WatchOrder {
     id: u64,
     matching: Match,
-    curb: Curb,
+    fault: WatchFault,
     hits: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     last_id: u64,
-    curbs: Vec<Standing>,
+    orders: Vec<WatchOrder>,
     live: HashMap<u64, (ApiRequest, mpsc::UnboundedSender<Ending>)>,
 }
 
@@ -72,11 +72,11 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, Curb::Hold)
+        self.order(matching, WatchFault::Hold)
     }
 
     pub(super) fn hold_running(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, Curb::HoldRunning)
+        self.order(matching, WatchFault::HoldRunning)
     }
 
     pub(super) fn hide(
@@ -84,37 +84,35 @@ impl Watches {
         matching: Match,
         hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
     ) -> Order {
-        self.order(matching, Curb::Hide(Arc::new(hidden)))
+        self.order(matching, WatchFault::Hide(Arc::new(hidden)))
     }
 
-    fn order(self: &Arc<Self>, matching: Match, curb: Curb) -> Order {
+    fn order(self: &Arc<Self>, matching: Match, fault: WatchFault) -> Order {
         let hits = watch::Sender::new(0);
         let mut state = lock(&self.state);
         state.last_id += 1;
         let id = state.last_id;
-        state.curbs.push(Standing {
+        state.orders.push(WatchOrder {
             id,
             matching,
-            curb,
+            fault,
             hits: hits.clone(),
         });
         drop(state);
         self.changed.send_replace(());
         let watches = self.clone();
         Order::new(hits, move || {
-            lock(&watches.state)
-                .curbs
-                .retain(|standing| standing.id != id);
+            lock(&watches.state).orders.retain(|order| order.id != id);
             watches.changed.send_replace(());
         })
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.state).curbs.clear();
+        lock(&self.state).orders.clear();
         self.changed.send_replace(());
     }
 
-    /// Ends the running watches that match, and says how many there were.
+    /// Ends the running watches that match and returns their number.
     pub(super) fn end(&self, matching: &Match, ending: Ending) -> usize {
         let mut ended = 0;
         lock(&self.state).live.retain(|_, (request, endings)| {
@@ -133,7 +131,7 @@ impl Watches {
             .count()
     }
 
-    /// Puts the proxy's hand on a watch's answer.
+    /// Wraps a watch's response.
     pub(super) fn guard(
         self: &Arc<Self>,
         request: ApiRequest,
@@ -149,7 +147,7 @@ impl Watches {
             state.live.insert(id, (request.clone(), endings));
             id
         };
-        let entry = Live {
+        let entry = LiveWatch {
             watches: self.clone(),
             id,
         };
@@ -160,35 +158,35 @@ impl Watches {
         StreamBody::new(frames).boxed_unsync()
     }
 
-    /// Whether events are held, and where they are counted.
-    fn held(&self, live: &Live, request: &ApiRequest) -> Option<watch::Sender<u64>> {
+    /// Returns the counter of held events, if events are held.
+    fn held(&self, live: &LiveWatch, request: &ApiRequest) -> Option<watch::Sender<u64>> {
         let state = lock(&self.state);
-        let holds = |standing: &Standing| match standing.curb {
-            Curb::Hold => true,
-            Curb::HoldRunning => live.id < standing.id,
-            Curb::Hide(_) => false,
+        let holds = |order: &WatchOrder| match order.fault {
+            WatchFault::Hold => true,
+            WatchFault::HoldRunning => live.id < order.id,
+            WatchFault::Hide(_) => false,
         };
-        let hold = |standing: &&Standing| holds(standing) && standing.matching.matches(request);
+        let hold = |order: &&WatchOrder| holds(order) && order.matching.matches(request);
         state
-            .curbs
+            .orders
             .iter()
             .find(hold)
-            .map(|standing| standing.hits.clone())
+            .map(|order| order.hits.clone())
     }
 
     fn is_hidden(&self, request: &ApiRequest, line: &[u8]) -> bool {
         let hiding: Vec<_> = {
             let state = lock(&self.state);
             let matching = state
-                .curbs
+                .orders
                 .iter()
-                .filter(|standing| standing.matching.matches(request));
+                .filter(|order| order.matching.matches(request));
             matching
-                .map(|standing| (standing.curb.clone(), standing.hits.clone()))
+                .map(|order| (order.fault.clone(), order.hits.clone()))
                 .collect()
         };
-        hiding.into_iter().any(|(curb, hits)| {
-            let Curb::Hide(hidden) = curb else {
+        hiding.into_iter().any(|(fault, hits)| {
+            let WatchFault::Hide(hidden) = fault else {
                 return false;
             };
             let hide = event(line).is_some_and(|event| hidden(&event));
@@ -200,26 +198,26 @@ impl Watches {
     }
 }
 
-/// Takes a watch off the list when it ends, however it does.
-struct Live {
+/// Removes a watch from the list on drop, however it ends.
+struct LiveWatch {
     watches: Arc<Watches>,
     id: u64,
 }
 
-impl Drop for Live {
+impl Drop for LiveWatch {
     fn drop(&mut self) {
         lock(&self.watches.state).live.remove(&self.id);
     }
 }
 
-type Out = mpsc::Sender<Result<Frame<Bytes>, Error>>;
+type FrameSender = mpsc::Sender<Result<Frame<Bytes>, Error>>;
 
 async fn run(
-    entry: Live,
+    entry: LiveWatch,
     request: ApiRequest,
     mut upstream: Incoming,
     mut endings: mpsc::UnboundedReceiver<Ending>,
-    out: Out,
+    out: FrameSender,
     flushed: watch::Receiver<u64>,
 ) {
     let watches = entry.watches.clone();
@@ -239,7 +237,7 @@ async fn run(
             Some(ending) = endings.recv() => return end(&out, ending, flushed).await,
             Ok(()) = changed.changed() => {}
             permit = out.reserve(), if held.is_none() && !waiting.is_empty() => {
-                // It may have been frozen since.
+                // The watch may have been frozen since.
                 if watches.held(&entry, &request).is_none() && let (Ok(permit), Some(frame)) = (permit, waiting.pop_front()) {
                     permit.send(frame);
                 }
@@ -269,7 +267,7 @@ async fn run(
     }
 }
 
-async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
+async fn end(out: &FrameSender, ending: Ending, mut flushed: watch::Receiver<u64>) {
     match ending {
         Ending::Clean => {}
         Ending::Gone => {
@@ -279,7 +277,7 @@ async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
             let beginning = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"object\":{\"kind\":");
             let before = *flushed.borrow_and_update();
             let _ = out.send(Ok(Frame::data(beginning))).await;
-            // An error takes along what was not yet written.
+            // An error would discard bytes that are not yet written.
             let _ =
                 tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
             let _ = out
@@ -289,7 +287,7 @@ async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
     }
 }
 
-/// Cuts a stream into its lines.
+/// Splits a stream into lines.
 #[derive(Default)]
 struct Lines(Vec<u8>);
 

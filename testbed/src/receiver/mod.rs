@@ -1,4 +1,4 @@
-//! A webhook receiver that records what reaches it, and misbehaves on request.
+//! A fake webhook receiver that records requests, and misbehaves on request.
 
 mod script;
 #[cfg(test)]
@@ -18,11 +18,11 @@ pub use crate::serve::Reply;
 use crate::serve::{Arrived, Server, serve_http};
 use crate::tls::{self, Identity};
 
-/// A request that arrived whole.
+/// A completely received request.
 pub struct Request {
-    /// When the first bytes of its head were read.
+    /// Arrival time of the first bytes.
     pub at: Instant,
-    /// The same instant on the wall clock.
+    /// Arrival time on the wall clock.
     pub time: SystemTime,
     /// The method.
     pub method: Method,
@@ -34,28 +34,28 @@ pub struct Request {
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
-    /// What it was answered with; none if it got no whole answer.
+    /// Status of the response; `None` if the client got no complete one.
     pub answered: Option<StatusCode>,
 }
 
 impl Request {
-    /// A header's value, if it is there and is text.
+    /// Returns a header's value, if present and text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// The body as text, with replacement characters where it is not UTF-8.
+    /// Returns the body as text, with replacement characters for invalid UTF-8.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> serde_json::Result<serde_json::Value> {
         serde_json::from_slice(&self.body)
     }
 }
 
-/// Header values are left out: one of them is a token.
+/// Debug output omits header values, because one of them is a token.
 impl fmt::Debug for Request {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Request")
@@ -68,7 +68,7 @@ impl fmt::Debug for Request {
     }
 }
 
-/// An HTTP/1 server on a free port of 127.0.0.1. Clones are the same server; it ends with the last of them.
+/// An HTTP/1 server on a free port of 127.0.0.1. Clones share the server, which stops with the last clone.
 #[derive(Clone)]
 pub struct Receiver {
     shared: Arc<Shared>,
@@ -84,12 +84,12 @@ struct Shared {
 }
 
 impl Receiver {
-    /// A plain HTTP receiver that answers 200.
+    /// Starts a plain HTTP receiver that answers 200.
     pub fn start() -> anyhow::Result<Self> {
         Self::serve(None, "http")
     }
 
-    /// An HTTPS receiver. With `client_ca_pem`, it speaks only with clients that show a certificate of that authority.
+    /// Starts an HTTPS receiver. With `client_ca_pem`, clients need a certificate of that authority.
     pub fn start_tls(identity: &Identity, client_ca_pem: Option<&str>) -> anyhow::Result<Self> {
         Self::serve(
             Some(tls::server_config(identity, client_ca_pem, &["http/1.1"])?),
@@ -110,17 +110,17 @@ impl Receiver {
         })
     }
 
-    /// Where it listens, such as `http://127.0.0.1:4711`.
+    /// Returns the URL, such as `http://127.0.0.1:4711`.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.server.address())
     }
 
-    /// Its port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.server.address().port()
     }
 
-    /// All requests so far, in the order of their last bytes.
+    /// Returns all requests so far, in the order of their last bytes.
     pub fn requests(&self) -> Vec<Arc<Request>> {
         self.shared.requests.all()
     }
@@ -130,7 +130,7 @@ impl Receiver {
         self.shared.requests.clear();
     }
 
-    /// All requests, once `enough` says yes to them; an error after `deadline`.
+    /// Returns all requests once `enough` accepts them; fails after `deadline`.
     pub async fn wait_for(
         &self,
         deadline: Duration,
@@ -139,41 +139,41 @@ impl Receiver {
         self.shared.requests.wait_for(deadline, enough).await
     }
 
-    /// Calls `listener` for each request from now on, before it is answered.
+    /// Calls `listener` for each later request, before the response.
     pub fn on_request(&self, listener: impl Fn(&Request) + Send + Sync + 'static) {
         self.shared.requests.listen(listener);
     }
 
-    /// Does this with every request that nothing else is said about.
+    /// Sets the reply to requests that no other rule covers.
     pub fn always(&self, reply: Reply) {
         lock(&self.shared.script).always = reply;
     }
 
-    /// Does this with the next `count` requests, after those that were ordered so before.
+    /// Sets the reply to the next `count` requests, after those of earlier orders.
     pub fn next(&self, count: usize, reply: Reply) {
         lock(&self.shared.script).next.push_back((count, reply));
     }
 
-    /// Does this with requests to `path`, but for those that [`Self::next`] takes.
+    /// Sets the reply to requests to `path`, except those that [`Self::next`] covers.
     pub fn at_path(&self, path: &str, reply: Reply) {
         lock(&self.shared.script)
             .paths
             .insert(path.to_owned(), reply);
     }
 
-    /// Replies like this to requests whose body contains `text`, except those that [`Self::next`] takes.
+    /// Sets the reply to requests whose body contains `text`, except those that [`Self::next`] covers.
     pub fn at_text(&self, text: &str, reply: Reply) {
         lock(&self.shared.script)
             .texts
             .push((text.to_owned(), reply));
     }
 
-    /// Takes no more than this pace allows; `None` takes everything.
+    /// Sets the rate limit; `None` accepts everything.
     pub fn pace(&self, pace: Option<Pace>) {
         lock(&self.shared.script).set_pace(pace);
     }
 
-    /// Behaves again: answers 200 to everything. A listener that [`Self::refuse`] closed stays closed.
+    /// Restores the default: answers 200 to everything. A listener that [`Self::refuse`] closed stays closed.
     pub fn behave(&self) {
         *lock(&self.shared.script) = Script::default();
     }

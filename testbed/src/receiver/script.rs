@@ -1,4 +1,4 @@
-//! What a receiver does with the next request.
+//! Choice of a receiver's next reply.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use http::{HeaderValue, StatusCode, header};
 
 use super::Reply;
 
-/// How much a receiver takes.
+/// Rate limit of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// So many requests in any second; the others are answered 429 with `Retry-After`.
+    /// Number of requests in any second; further requests get 429 with `Retry-After`.
     PerSecond(usize),
-    /// One request at a time, each of which takes so long.
+    /// Duration of each request, one at a time.
     OneAtATime(Duration),
 }
 
@@ -22,8 +22,8 @@ pub(super) struct Script {
     pub(super) paths: HashMap<String, Reply>,
     pub(super) texts: Vec<(String, Reply)>,
     pace: Option<Pace>,
-    /// When the requests of the last second came.
-    taken: VecDeque<Instant>,
+    /// Arrival times of the last second's requests.
+    accepted: VecDeque<Instant>,
 }
 
 impl Default for Script {
@@ -34,7 +34,7 @@ impl Default for Script {
             paths: HashMap::new(),
             texts: Vec::new(),
             pace: None,
-            taken: VecDeque::new(),
+            accepted: VecDeque::new(),
         }
     }
 }
@@ -44,7 +44,7 @@ const SECOND: Duration = Duration::from_secs(1);
 impl Script {
     pub(super) fn set_pace(&mut self, pace: Option<Pace>) {
         self.pace = pace;
-        self.taken.clear();
+        self.accepted.clear();
     }
 
     /// Returns the reply to a request to `path` with this body that arrived at `now`, and the duration of its turn
@@ -67,14 +67,14 @@ impl Script {
 
     fn too_many(&mut self, limit: usize, now: Instant) -> Option<Reply> {
         while self
-            .taken
+            .accepted
             .front()
             .is_some_and(|first| now.saturating_duration_since(*first) >= SECOND)
         {
-            self.taken.pop_front();
+            self.accepted.pop_front();
         }
-        if self.taken.len() < limit {
-            self.taken.push_back(now);
+        if self.accepted.len() < limit {
+            self.accepted.push_back(now);
             return None;
         }
         Some(

@@ -31,7 +31,7 @@ async fn status(client: &reqwest::Client, url: &str) -> StatusCode {
 }
 
 #[tokio::test]
-async fn a_request_is_recorded_with_the_time_of_its_head() {
+async fn request_is_recorded_with_the_time_of_its_head() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let lines = seen.clone();
@@ -62,14 +62,14 @@ async fn a_request_is_recorded_with_the_time_of_its_head() {
     );
     assert_eq!(request.answered, Some(StatusCode::OK));
     assert!(before <= request.at && request.at <= first);
-    // The second request of a kept connection has a time of its own.
+    // The second request of a kept connection has its own time.
     assert!(requests[1].at >= first);
     assert!(!format!("{request:?}").contains("secret"));
     assert_eq!(*seen.lock().unwrap(), ["/hook", "/hook"]);
 }
 
 #[tokio::test]
-async fn the_head_s_time_is_not_that_of_the_body() {
+async fn request_time_precedes_its_body() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let receiver = Receiver::start().unwrap();
     let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", receiver.port()))
@@ -94,7 +94,7 @@ async fn the_head_s_time_is_not_that_of_the_body() {
 }
 
 #[tokio::test]
-async fn the_next_requests_come_before_the_path_and_the_path_before_the_rest() {
+async fn reply_for_next_precedes_path_and_path_precedes_default() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.always(Reply::status(StatusCode::IM_A_TEAPOT));
     receiver.at_path("/gone", Reply::status(StatusCode::GONE));
@@ -125,7 +125,7 @@ async fn the_next_requests_come_before_the_path_and_the_path_before_the_rest() {
 }
 
 #[tokio::test]
-async fn every_status_can_be_answered() {
+async fn receiver_answers_every_status() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     for code in 300..600 {
         receiver.always(Reply::status(StatusCode::from_u16(code).unwrap()));
@@ -134,7 +134,7 @@ async fn every_status_can_be_answered() {
 }
 
 #[tokio::test]
-async fn it_hangs_until_the_client_gives_up() {
+async fn receiver_hangs_until_client_times_out() {
     let receiver = Receiver::start().unwrap();
     let impatient = reqwest::Client::builder()
         .no_proxy()
@@ -156,7 +156,7 @@ async fn it_hangs_until_the_client_gives_up() {
 }
 
 #[tokio::test]
-async fn it_resets_before_and_within_an_answer() {
+async fn receiver_resets_before_and_within_a_response() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.always(Reply::reset());
     let error = post(&client, &receiver.url()).await.unwrap_err();
@@ -174,8 +174,8 @@ async fn it_resets_before_and_within_an_answer() {
 }
 
 #[tokio::test]
-async fn it_refuses_and_comes_back_on_the_same_port() {
-    // No pool: whether a kept connection is already known to be dead is a matter of luck.
+async fn receiver_refuses_and_returns_on_the_same_port() {
+    // Without a pool: whether a kept connection is already known to be dead depends on timing.
     let client = client_for(reqwest::Client::builder().pool_max_idle_per_host(0));
     let receiver = Receiver::start().unwrap();
     let url = receiver.url();
@@ -206,11 +206,11 @@ async fn junk_has_its_length() {
 }
 
 #[tokio::test]
-async fn a_pace_refuses_what_is_too_much() {
+async fn rate_limit_rejects_excess_requests() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.pace(Some(Pace::PerSecond(2)));
     let mut answers = Vec::new();
-    // On a slow machine a second may be over before the third.
+    // On a slow machine a second may be over before the third request.
     while answers
         .last()
         .is_none_or(|answer: &reqwest::Response| answer.status() == 200)
@@ -226,7 +226,7 @@ async fn a_pace_refuses_what_is_too_much() {
 }
 
 #[tokio::test]
-async fn one_at_a_time_takes_its_time() {
+async fn one_at_a_time_serializes_requests() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     receiver.pace(Some(Pace::OneAtATime(Duration::from_millis(60))));
     let begun = Instant::now();
@@ -237,7 +237,7 @@ async fn one_at_a_time_takes_its_time() {
 }
 
 #[tokio::test]
-async fn https_with_and_without_a_client_certificate() {
+async fn https_receiver_requires_client_certificate_if_asked() {
     let authority = Authority::new("receivers").unwrap();
     let root = reqwest::Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap();
     let trusting = || reqwest::Client::builder().tls_certs_only([root.clone()]);
@@ -267,7 +267,7 @@ async fn https_with_and_without_a_client_certificate() {
 }
 
 #[tokio::test]
-async fn a_wait_in_vain_says_how_many_came() {
+async fn wait_timeout_reports_number_of_requests() {
     let receiver = Receiver::start().unwrap();
     post(&client(), &receiver.url()).await.unwrap();
     let error = receiver
@@ -278,7 +278,7 @@ async fn a_wait_in_vain_says_how_many_came() {
 }
 
 #[tokio::test]
-async fn it_keeps_up_with_hundreds_a_second() {
+async fn receiver_handles_many_requests_in_time() {
     let (receiver, client) = (Receiver::start().unwrap(), client());
     let url = receiver.url();
     let begun = Instant::now();
@@ -289,12 +289,12 @@ async fn it_keeps_up_with_hundreds_a_second() {
     }))
     .await;
     assert_eq!(receiver.requests().len(), 2000);
-    // Some 33 a second at the least, where this machine is busy with other builds.
+    // At least about 33 requests a second, even if other builds keep this machine busy.
     assert!(begun.elapsed() < 12 * SOON, "{:?}", begun.elapsed());
 }
 
 #[test]
-fn it_outlives_the_runtime_that_started_it() {
+fn receiver_outlives_the_runtime_that_started_it() {
     let start = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -305,6 +305,6 @@ fn it_outlives_the_runtime_that_started_it() {
     assert_eq!(start().block_on(status(&client(), &receiver.url())), 200);
     let url = receiver.url();
     drop(receiver);
-    // Its task ends in a moment of its own; a connection that slipped in is closed unanswered.
+    // The server's task ends a moment later; a late connection is closed without a response.
     assert!(start().block_on(post(&client(), &url)).is_err());
 }

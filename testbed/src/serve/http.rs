@@ -1,4 +1,4 @@
-//! HTTP/1 requests read whole, and the ways to answer them, bad ones too.
+//! Completely read HTTP/1 requests, and correct and faulty responses.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use rustls::ServerConfig;
 
 use super::{Line, Moment, Server, Wire};
 
-/// A request, read to its end.
+/// A completely read request.
 pub(crate) struct Arrived {
     pub(crate) moment: Moment,
     pub(crate) method: Method,
@@ -25,7 +25,7 @@ pub(crate) struct Arrived {
     pub(crate) body: Bytes,
 }
 
-/// What a server does with a request.
+/// A server's response to a request.
 #[derive(Clone, Debug)]
 pub struct Reply {
     ending: Ending,
@@ -60,12 +60,12 @@ impl Reply {
         Self::status(StatusCode::OK)
     }
 
-    /// Sends the client elsewhere (302).
+    /// Redirects the client (302).
     pub fn redirect(location: HeaderValue) -> Self {
         Self::status(StatusCode::FOUND).header(header::LOCATION, location)
     }
 
-    /// Answers 200 with this many bytes that mean nothing.
+    /// Answers 200 with this many meaningless bytes.
     pub fn junk(bytes: usize) -> Self {
         let body = (0..bytes)
             .map(|at| (at % 251).to_le_bytes()[0])
@@ -81,7 +81,7 @@ impl Reply {
         }
     }
 
-    /// Takes the request and resets the connection without an answer.
+    /// Reads the request and resets the connection without a response.
     pub fn reset() -> Self {
         Self {
             ending: Ending::Reset,
@@ -89,7 +89,7 @@ impl Reply {
         }
     }
 
-    /// Answers up to half of the body, then resets the connection.
+    /// Sends half of the body, then resets the connection.
     #[must_use]
     pub fn cut_midway(self) -> Self {
         Self {
@@ -122,13 +122,13 @@ impl Reply {
         .body(body.to_string())
     }
 
-    /// Waits this long before it does anything.
+    /// Delays the response by this time.
     #[must_use]
     pub fn after(self, delay: Duration) -> Self {
         Self { delay, ..self }
     }
 
-    /// The status that the client will see; none if it gets no whole answer.
+    /// Returns the status that the client sees; `None` without a complete response.
     pub fn answered(&self) -> Option<StatusCode> {
         (self.ending == Ending::Whole).then_some(self.status)
     }
@@ -162,7 +162,7 @@ fn reset() -> io::Error {
     io::ErrorKind::ConnectionReset.into()
 }
 
-/// The first half, then an error; one poll between them lets the first half reach the socket.
+/// Returns the first half, then an error. One poll between them lets the first half reach the socket.
 fn half(body: &Bytes) -> BoxBody<Bytes, io::Error> {
     let first = body.slice(..body.len().div_ceil(2));
     let stream = futures::stream::unfold(0, move |step| {
@@ -178,7 +178,7 @@ fn half(body: &Bytes) -> BoxBody<Bytes, io::Error> {
     BoxBody::new(StreamBody::new(stream))
 }
 
-/// Serves HTTP/1: every request is read whole, then `handle` says what to do with it.
+/// Serves HTTP/1: reads each request completely, then sends the reply of `handle`.
 pub(crate) fn serve_http<F, R>(tls: Option<ServerConfig>, handle: F) -> anyhow::Result<Server>
 where
     F: Fn(Arrived) -> R + Send + Sync + 'static,
@@ -214,7 +214,7 @@ where
             .await
         }
     });
-    // No timeout: a connection of a client's pool may be idle for as long as a test likes.
+    // A timeout is wrong here: a connection of a client's pool may be idle for as long as a test likes.
     let served = hyper::server::conn::http1::Builder::new()
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(wire), service);

@@ -1,5 +1,5 @@
-//! What the testbed's servers share: a runtime of their own, a listener that can be shut and opened again on the same
-//! port, and connections that can be reset.
+//! Base of the testbed's servers: their runtime, a listener that can close and reopen on the same port, and connections
+//! that can be reset.
 
 mod http;
 mod server;

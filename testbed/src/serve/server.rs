@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::wire::{Line, Wire};
 
-/// The runtime of all servers of this process: a test's runtime may end, the servers that others share go on.
+/// Returns the runtime of all servers of this process. Servers that tests share outlive a test's own runtime.
 pub(crate) fn runtime() -> anyhow::Result<&'static Handle> {
     static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
         tokio::runtime::Builder::new_multi_thread()
@@ -31,7 +31,7 @@ pub(crate) fn runtime() -> anyhow::Result<&'static Handle> {
         .map_err(|error| anyhow!("cannot start the testbed's runtime: {error}"))
 }
 
-/// A listener on a free port of 127.0.0.1, and its connections. All end when it is dropped.
+/// A listener on a free port of 127.0.0.1, and its connections. All end when the server is dropped.
 pub(crate) struct Server {
     address: SocketAddr,
     orders: mpsc::UnboundedSender<Order>,
@@ -44,7 +44,7 @@ enum Order {
 }
 
 impl Server {
-    /// Listens, and gives each connection to `serve`.
+    /// Listens, and calls `serve` with each connection.
     pub(crate) fn start<F, C>(tls: Option<ServerConfig>, serve: F) -> anyhow::Result<Self>
     where
         F: Fn(Wire, Arc<Line>) -> C + Clone + Send + Sync + 'static,
@@ -52,7 +52,7 @@ impl Server {
     {
         let handle = runtime()?;
         let _entered = handle.enter();
-        let listener = hold(SocketAddr::from(([127, 0, 0, 1], 0)))
+        let listener = bind_closed(SocketAddr::from(([127, 0, 0, 1], 0)))
             .and_then(|socket| socket.listen(BACKLOG))
             .context("cannot listen on 127.0.0.1")?;
         let address = listener.local_addr()?;
@@ -98,11 +98,11 @@ impl Server {
 
 const BACKLOG: u32 = 1024;
 
-/// Takes a port without listening: connections are refused, and nobody else gets it.
-fn hold(address: SocketAddr) -> io::Result<TcpSocket> {
+/// Binds a port without listening: connections are refused, and no other process gets the port.
+fn bind_closed(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?; // by us alone, while we still listen
+    socket.set_reuseport(true)?; // lets this process bind the port while it still listens
     socket.bind(address)?;
     Ok(socket)
 }
@@ -123,7 +123,7 @@ async fn accept<F, C>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => { connections.spawn(connection(stream, tls.clone(), serve.clone())); }
                 Err(error) => {
-                    // Out of file descriptors, most likely: give the others a moment to end.
+                    // The cause is most likely a lack of file descriptors, so other connections get a moment to end.
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 }
@@ -133,8 +133,8 @@ async fn accept<F, C>(
                 None => return,
                 Some(Order::Open(done)) => { let _ = done.send(Ok(())); }
                 Some(Order::Shut(done)) => {
-                    // Before it is let go, or somebody else may get it.
-                    let held = match hold(address) {
+                    // Binding comes first, otherwise another process may get the port.
+                    let held = match bind_closed(address) {
                         Ok(held) => held,
                         Err(error) => { let _ = done.send(Err(error)); return; }
                     };

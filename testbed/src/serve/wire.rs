@@ -1,4 +1,4 @@
-//! A connection as the servers see it: it knows when a request's first bytes came, and can be reset.
+//! A server's connection, which records when a request's first bytes came, and can be reset.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::journal::lock;
 
-/// One instant on both clocks.
+/// An instant on both clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) instant: Instant,
@@ -32,7 +32,7 @@ impl Moment {
     }
 }
 
-/// What a connection's server knows and decides about it.
+/// State of a connection that the socket and the server share.
 #[derive(Default)]
 pub(crate) struct Line {
     reset: AtomicBool,
@@ -41,23 +41,23 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// When the connection ends, it ends with a TCP reset, not in good order.
+    /// Ends the connection with a TCP reset instead of a clean close.
     pub(crate) fn reset_at_end(&self) {
         self.reset.store(true, Ordering::SeqCst);
     }
 
-    /// When the first bytes of the present request were read (HTTP/1).
+    /// Returns the arrival time of the current request's first bytes (HTTP/1).
     pub(crate) fn take_head(&self) -> Moment {
         lock(&self.head).take().unwrap_or_else(Moment::now)
     }
 
-    /// How many bytes of answers were handed to the kernel so far.
+    /// Returns the number of response bytes that the kernel has so far.
     pub(crate) fn flushed(&self) -> watch::Receiver<u64> {
         self.flushed.subscribe()
     }
 }
 
-/// The TCP stream; its end is a reset where the line says so, also under TLS.
+/// The TCP stream, which closes with a reset if the shared state requires it, also under TLS.
 struct Socket {
     tcp: TcpStream,
     line: Arc<Line>,
@@ -76,11 +76,11 @@ enum Transport {
     Tls(Box<TlsStream<Socket>>),
 }
 
-/// A connection, decrypted.
+/// A connection after decryption.
 pub(crate) struct Wire {
     transport: Transport,
     line: Arc<Line>,
-    /// The next bytes read are the first of a request.
+    /// Whether the next bytes begin a request.
     expecting: bool,
     written: u64,
 }

@@ -286,7 +286,7 @@ async fn fields_of_others_stay(#[case] applied: bool) {
         .await
         .unwrap();
 
-    // The same after another write of the operator.
+    // Another write of the operator keeps the change too.
     newer["image"] = json!("nginx:1.27");
     newer["ports"][0]["appProtocol"] = json!("http");
     super::respec(&bed, "web", newer).await;

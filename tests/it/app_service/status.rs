@@ -81,7 +81,7 @@ async fn status_mirrors_the_deployment_through_a_rollout() {
     let node_port = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port;
     let ports = json!([{ "name": "http", "port": 80, "nodePort": node_port, "protocol": "TCP" }]);
     assert_eq!(mirrored.await.unwrap(), ports);
-    // One Event for all three.
+    // All three share an Event.
     assert_eq!(bed.event("web", "Ready").await, "all 2 Pods are available");
 }
 

@@ -14,7 +14,7 @@ use testbed::wait::until;
 use super::Run;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// One object of each kind in a namespace, with its children.
+/// An object of each kind in a namespace, with its children.
 pub(super) struct Scene {
     pub bed: Bed,
     pub far: Bed,

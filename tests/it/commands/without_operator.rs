@@ -264,7 +264,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         "{output}"
     );
 
-    // That command lists the objects that it keeps, and removes the operator's finalizers only.
+    // The command lists the objects that it keeps, and removes only the operator's finalizers.
     let uid = scene
         .bed
         .api::<ConfigMapSync>()

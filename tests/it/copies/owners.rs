@@ -542,7 +542,7 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
     shop.copied(&c, "settings", data.clone()).await;
     shop.is_deleted(&b, "settings").await;
     shop.reads("s", "Synced").await;
-    // One existing namespace of several is enough.
+    // A single existing namespace of several is enough.
     let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": spec }))

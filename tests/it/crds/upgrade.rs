@@ -145,7 +145,7 @@ async fn objects_older_than_the_rules_can_be_read_and_changed(#[case] subresourc
     }
 }
 
-/// One undecodable object would end the list and the watch of all.
+/// Asserts that every object can be decoded: a single undecodable one would end the list and the watch of all.
 async fn assert_all_readable(client: &Client) {
     let points = Api::<ContactPoint>::all(client.clone())
         .list(&ListParams::default())

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use testbed::receiver::Receiver;
 
-/// One request that carried entries.
+/// A request that carried entries.
 #[derive(Debug)]
 pub struct Delivery {
     /// The path of the request: each contact point of a test has its own.

@@ -70,13 +70,13 @@ async fn five_kills_with_leader_election_lose_nothing() {
     .await;
 }
 
-/// One change that the apiserver acknowledged.
+/// A change that the apiserver acknowledged.
 struct Change {
     field: String,
     version: u64,
 }
 
-/// One life of the operator; times are since the epoch.
+/// A life of the operator; times are since the epoch.
 struct Life {
     from: Duration,
     to: Duration,

@@ -110,7 +110,7 @@ async fn failed_objects_are_reconciled_soon_after_writes_succeed_again() {
     })
     .await
     .unwrap();
-    // One object at a time is retried meanwhile.
+    // The operator retries one object at a time meanwhile.
     let before = unstored.hits();
     unstored.wait_for_hits(before + 2, SOON).await.unwrap();
     proxy.behave();

@@ -262,7 +262,7 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
 async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
     let bed = bare("thawed").await;
-    // One receiver for each message: each has an open connection, so that sending takes only a moment.
+    // Each message has a receiver with an open connection, so that sending takes only a moment.
     let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
     leads(&leader).await;

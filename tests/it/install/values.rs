@@ -607,7 +607,7 @@ async fn unknown_values_are_rejected() {
             .await
             .0
     );
-    // One replica needs no lease.
+    // A single replica needs no lease.
     assert!(
         template(&["--set", "replicas=1,leaderElection.enabled=false"])
             .await

@@ -250,7 +250,7 @@ async fn unreachable_node_is_awaited(bed: Bed) {
     );
     bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // The same after a restart of the operator.
+    // A restarted operator does not repeat what it did.
     operator.kill();
     operator.restart();
     operator.ready().await;

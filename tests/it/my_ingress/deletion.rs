@@ -160,7 +160,7 @@ async fn deletion_before_aws_shows_the_load_balancer_leaves_nothing() {
     site.is_deleted("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 
-    // The same if the operator never learned of the creation.
+    // Nothing is left either if the operator never learned of the creation.
     site.aws.hide_new(for_now);
     site.aws.fault(
         On::action("CreateLoadBalancer"),

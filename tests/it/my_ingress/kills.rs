@@ -77,7 +77,7 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
     assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
 }
 
-/// The same for each write to Kubernetes.
+/// Kills the operator at each write to Kubernetes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
     let points = [

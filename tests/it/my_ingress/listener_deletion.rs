@@ -12,7 +12,7 @@ use crate::support::at_each_write;
 impl Site {
     /// Waits until nothing is left, except these target groups.
     async fn nothing_remains(&self, but: &[&str]) {
-        // One group on each page.
+        // Each page has a single group.
         self.aws.page_size(1);
         self.bed.delete::<MyIngress>("web").await;
         self.is_deleted("web").await;
@@ -356,12 +356,12 @@ async fn kill_at_any_call_leaves_nothing_behind() {
         .await
     });
     let calls = Box::pin(calls).await;
-    // Those of the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group again.
+    // Calls for the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group again.
     assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
 }
 
-/// The same for each write to Kubernetes. One point after the other: another test that has two control planes would wait
-/// for this one's second, and this one for that one's.
+/// Kills the operator at each write to Kubernetes. The points follow each other: in parallel, this test and another one
+/// with two control planes could wait for each other's second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_leaves_nothing_behind() {
     use testbed::proxy::{Match, Point};

@@ -80,7 +80,7 @@ async fn targets_are_removed_after_the_service_released_their_node_port() {
     site.arrives(80, &[]).await;
     site.has_listener_status(&[(80, 0, 0, "NoNodePort")]).await;
 
-    // The same while no node can get traffic.
+    // No target remains either while no node can get traffic.
     let outside =
         json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
     site.bed.patch::<Service>("shop", outside).await;
@@ -350,7 +350,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         (&left.arn, &left.target_group, left.tags.len()),
         (&foreign, &foreign_group, 0)
     );
-    // The same for a group with the name that the operator would use.
+    // A foreign group with the name that the operator would use is a conflict too.
     let name = site
         .groups()
         .await
@@ -549,7 +549,7 @@ async fn unhealthy_targets_are_reported_with_the_needed_rule() {
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &[("i-1", 30_081), ("i-2", 30_081)]).await;
     assert_never_without_targets(&site.aws.calls());
-    // One healthy target is enough.
+    // A single healthy target is enough.
     site.aws.health(&group.arn, "i-2", "healthy", "").unwrap();
     site.ready("web").await;
     site.has_listener_status(&[(80, 1, 2, "")]).await;

@@ -66,7 +66,7 @@ async fn creation_without_an_answer_is_not_repeated() {
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
 }
 
-/// One rejection that only another spec fixes, and no second call.
+/// A rejection that only another spec fixes leads to no second call.
 #[tokio::test]
 async fn error_of_the_spec_is_not_retried() {
     let site = Site::new("terminal").await;
@@ -114,7 +114,7 @@ async fn late_load_balancer_is_created_once() {
     );
 }
 
-/// One failed read is not reported; a lasting outage is.
+/// A single failed read is not reported; a lasting outage is.
 #[tokio::test]
 async fn transient_error_is_not_reported() {
     let site = Site::new("hiccup").await;

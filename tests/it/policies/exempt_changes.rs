@@ -116,7 +116,7 @@ async fn object_can_be_labelled_and_deleted_without_permissions() {
             user.patch("it", json!({ "spec": change })).await
         })
         .await;
-        // The same spec again is no change.
+        // An identical spec is no change.
         user.patch("it", json!({ "spec": spec })).await.unwrap();
         assert_not_locked(&user, "it", &change).await;
     }

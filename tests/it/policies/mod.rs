@@ -23,7 +23,7 @@ mod operator;
 mod pods;
 mod users;
 
-/// One permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
+/// A permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
 /// everywhere.
 #[derive(Clone, Debug)]
 struct Permission {

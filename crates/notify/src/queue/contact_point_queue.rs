@@ -312,7 +312,7 @@ impl PendingEntries {
     /// Returns the pending entries of `object`.
     ///
     /// # Errors
-    /// Those of [`TrackedField::history`].
+    /// Errors of [`TrackedField::history`].
     pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
         let history = object.history()?;
         let ids = history::pending(&history)
@@ -422,7 +422,7 @@ impl ContactPointQueue {
             )
         };
         self.not_before = Some(now + delay.max(requested).min(LONGEST_PAUSE));
-        // One failure of a stopped receiver is not reported: the cause of the stop may persist.
+        // A single failure of a stopped receiver is not reported: the cause of the stop may persist.
         let is_new = self.state != QueueState::Stopped || self.failures >= FAILING_FROM;
         is_new && self.set_receiver(ReceiverState::Retrying(message))
     }

@@ -73,7 +73,7 @@ impl DeliveryRequest {
     /// Returns the entries with the context that their messages need.
     ///
     /// # Errors
-    /// Those of [`TrackedField::history`].
+    /// Errors of [`TrackedField::history`].
     pub fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
         let (mut outgoing, mut opened) = (Vec::with_capacity(self.entries.len()), HashMap::new());
         for BatchEntry {

@@ -467,7 +467,7 @@ fn queue_is_idle_when_the_retried_entry_is_removed() {
         );
         assert!(queue.queues.is_idle());
     }
-    // The same while the request is in flight.
+    // Removal while the request is in flight has the same result.
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();

@@ -1,9 +1,9 @@
-//! Balancers: made, shown, deleted.
+//! Load balancers: create, describe, delete.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Balancer, Deleted, State};
@@ -16,8 +16,9 @@ use crate::aws::REGION;
 pub(super) const SCHEMES: [&str; 2] = ["internet-facing", "internal"];
 pub(super) const TYPES: [&str; 3] = ["application", "network", "gateway"];
 
-/// The same call again gives the balancer that is there; another one of that name is refused.
-pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
+/// Creates a load balancer. An identical call returns the existing load balancer; a different one with the same name is
+/// rejected.
+pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     let name = required(&form, "Name")?.to_owned();
     check_name("load balancer", &name)?;
     if name.starts_with("internal-") {
@@ -28,11 +29,11 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     one_of(&form, "Scheme", &SCHEMES)?;
     one_of(&form, "Type", &TYPES)?;
     settings::check_ip_address_type(&layer.state(), &form)?;
-    let subnets = settings::wanted_subnets(&form);
+    let subnets = settings::desired_subnets(&form);
     let place = settings::check_subnets(&layer.state().network, &subnets)?;
     let mut groups = form.list("SecurityGroups");
     settings::check_security_groups(&layer.state().network, &groups, &place.vpc)?;
-    let new_tags = tags::wanted(&form)?;
+    let new_tags = tags::desired(&form)?;
     tags::check_count(new_tags.len())?;
     if groups.is_empty() {
         groups.extend(layer.state().network.default_group.get(&place.vpc).cloned());
@@ -40,10 +41,10 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     form.set_list("SecurityGroups", &groups);
     form.remove("Tags");
     let duplicate = || {
-        let words = format!(
+        let message = format!(
             "A load balancer with the same name '{name}' exists, but with different settings"
         );
-        Err(Refused::new("DuplicateLoadBalancerName", words))
+        Err(Refused::new("DuplicateLoadBalancerName", message))
     };
     if layer
         .state()
@@ -68,12 +69,12 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
         );
         if !found
             .iter()
-            .all(|balancer| same(&form, balancer, &subnets, &groups))
+            .all(|balancer| matches_form(&form, balancer, &subnets, &groups))
         {
             return duplicate();
         }
-        tracing::debug!(arn, "the balancer was there already");
-        finish(&layer.state(), &mut found);
+        tracing::debug!(arn, "the load balancer already exists");
+        correct(&layer.state(), &mut found);
         return Ok(vec![Element::with("LoadBalancers", found)]);
     }
     if form.get("Scheme").is_none() {
@@ -94,14 +95,14 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
             protected: false,
         };
         state.balancers.insert(arn.to_owned(), new);
-        state.made(arn, new_tags.clone());
+        state.record(arn, new_tags.clone());
     }
-    finish(&state, &mut made);
+    correct(&state, &mut made);
     Ok(vec![Element::with("LoadBalancers", made)])
 }
 
-/// Whether the balancer is what the form asks for.
-fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) -> bool {
+/// Returns whether the load balancer matches the form.
+fn matches_form(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) -> bool {
     let is = |param: &str, default: &str| form.get(param).unwrap_or(default) == balancer.get(param);
     let zones = balancer
         .members("AvailabilityZones")
@@ -118,37 +119,37 @@ fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) 
         && security_groups.collect::<BTreeSet<_>>() == groups.iter().map(String::as_str).collect()
 }
 
-pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
+pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
     let arns = named(&form, "LoadBalancerArns", "load balancers")?;
     let names = named(&form, "Names", "load balancers")?;
     let all = arns.is_empty() && names.is_empty();
     if !arns.is_empty() && !names.is_empty() {
-        let words =
+        let message =
             "Load balancer names and load balancer ARNs cannot be specified at the same time";
-        return Err(Refused::invalid(words));
+        return Err(Refused::invalid(message));
     }
     let (ask, lingering) = {
         let state = layer.state();
-        let asked = |(arn, deleted): &(&String, &Deleted)| {
-            state.shows(arn) && (all || arns.contains(arn) || names.contains(&deleted.name))
+        let selected = |(arn, deleted): &(&String, &Deleted)| {
+            state.is_shown(arn) && (all || arns.contains(arn) || names.contains(&deleted.name))
         };
         let lingering: Vec<Element> = state
             .all_lingering()
-            .filter(asked)
+            .filter(selected)
             .map(|(_, deleted)| deleted.description.clone())
             .collect();
         let lingers =
             |key: &str, value: &str| lingering.iter().any(|balancer| balancer.get(key) == value);
         for arn in &arns {
             check_balancer_arn(arn)?;
-            if !lingers("LoadBalancerArn", arn) && !state.shows(arn) {
+            if !lingers("LoadBalancerArn", arn) && !state.is_shown(arn) {
                 return Err(balancer_not_found("One or more load balancers not found"));
             }
         }
         for name in &names {
             let live = state
                 .balancer_named(name)
-                .is_some_and(|(arn, _)| state.shows(arn));
+                .is_some_and(|(arn, _)| state.is_shown(arn));
             if !lingers("LoadBalancerName", name) && !live {
                 return Err(balancer_not_found(format!(
                     "Load balancers '[{name}]' not found"
@@ -158,7 +159,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let mut ask = form.clone();
         ask.remove("Marker");
         ask.set("PageSize", "1000000");
-        // moto has none that lingers.
+        // moto does not know deleted load balancers that linger.
         let live = |arn: &&String| state.balancers.contains_key(*arn);
         ask.set_list(
             "LoadBalancerArns",
@@ -176,17 +177,17 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         found = members(layer.moto.elb(&ask).await?);
     }
     let state = layer.state();
-    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
-    finish(&state, &mut found);
+    found.retain(|balancer| state.is_shown(balancer.get("LoadBalancerArn")));
+    correct(&state, &mut found);
     found.extend(lingering);
     if !all {
-        form.remove("PageSize"); // all that is named is shown
+        form.remove("PageSize"); // a describe by name has no pages
     }
     page(&state, &form, "LoadBalancers", "LoadBalancerArn", found)
 }
 
-/// What moto says of balancers, made right.
-pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
+/// Corrects moto's description of load balancers.
+pub(in crate::aws) fn correct(state: &State, balancers: &mut [Element]) {
     for balancer in balancers {
         let Some(known) = state.balancers.get(balancer.get("LoadBalancerArn")) else {
             continue;
@@ -201,8 +202,8 @@ pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
     }
 }
 
-/// Returns a DNS name that differs between load balancers of the same name, as in AWS. The number always has ten digits, so that
-/// tests can mask it.
+/// Returns a DNS name that differs between load balancers of the same name, as in AWS. The number always has ten
+/// digits, so that tests can mask it.
 fn dns(balancer: &Element) -> String {
     let (_, id) = balancer
         .get("LoadBalancerArn")
@@ -220,17 +221,18 @@ fn dns(balancer: &Element) -> String {
     )
 }
 
-/// One that is gone is deleted, also while describes still show it; one that is protected is not.
-pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
+/// Deletes a load balancer. Deleting a missing one succeeds, also while describes still show it; a protected one is
+/// rejected.
+pub(super) async fn delete(layer: &Layer, form: Form) -> CallResult {
     let arn = required(&form, "LoadBalancerArn")?;
     check_balancer_arn(arn)?;
     match layer.state().balancers.get(arn) {
         None => return Ok(Vec::new()),
         Some(balancer) if balancer.protected => {
-            let words = format!(
+            let message = format!(
                 "Load balancer '{arn}' cannot be deleted because deletion protection is enabled"
             );
-            return Err(Refused::new("OperationNotPermitted", words));
+            return Err(Refused::new("OperationNotPermitted", message));
         }
         Some(_) => {}
     }
@@ -248,9 +250,9 @@ pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     }
     let done = layer.moto.elb(&form).await?;
     let mut state = layer.state();
-    finish(&state, &mut last);
+    correct(&state, &mut last);
     for balancer in last {
-        state.keep_showing(arn, balancer);
+        state.start_lingering(arn, balancer);
     }
     state.forget_balancer(arn);
     Ok(done)

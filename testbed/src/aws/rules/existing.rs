@@ -1,15 +1,15 @@
-//! The resources that calls name, and the errors for missing ones.
+//! Lookup of the resources that calls name, and the errors for missing ones.
 
 use super::super::answer::Refused;
 use super::super::form::Form;
 use super::super::state::{Balancer, State};
 use super::params::required;
 
-pub(super) fn balancer_not_found(words: impl Into<String>) -> Refused {
-    Refused::new("LoadBalancerNotFound", words)
+pub(super) fn balancer_not_found(message: impl Into<String>) -> Refused {
+    Refused::new("LoadBalancerNotFound", message)
 }
 
-/// The balancer that a call is about, which may be too new to be shown.
+/// Returns the load balancer that a call names, even if describes do not show it yet.
 pub(super) fn existing_balancer<'a>(
     state: &'a State,
     form: &Form,
@@ -39,7 +39,7 @@ pub(super) fn group_not_found(arn: &str) -> Refused {
     )
 }
 
-/// The group that a call is about.
+/// Returns the target group that a call names.
 pub(super) fn existing_group(state: &State, form: &Form) -> Result<String, Refused> {
     let arn = required(form, "TargetGroupArn")?;
     if !arn.contains(":targetgroup/") {

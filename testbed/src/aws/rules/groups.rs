@@ -1,8 +1,8 @@
-//! Target groups: made, shown, changed, deleted.
+//! Target groups: create, describe, modify, delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Group, State};
@@ -13,7 +13,7 @@ use super::tags;
 
 const PROTOCOLS: [&str; 2] = ["HTTP", "HTTPS"];
 
-/// What AWS takes for what is not sent, for the protocols of an application load balancer.
+/// AWS's defaults of omitted parameters, for the protocols of an application load balancer.
 const DEFAULTS: [(&str, &str); 11] = [
     ("HealthCheckEnabled", "true"),
     ("HealthCheckIntervalSeconds", "30"),
@@ -28,7 +28,7 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("UnhealthyThresholdCount", "2"),
 ];
 
-/// What the group is to be, with what AWS takes for the rest.
+/// Returns the group's settings, with AWS's defaults.
 fn settings(form: &Form) -> BTreeMap<String, String> {
     let defaults = DEFAULTS
         .iter()
@@ -39,8 +39,9 @@ fn settings(form: &Form) -> BTreeMap<String, String> {
     settings
 }
 
-/// The same call again gives the group that is there; another one of that name is refused.
-pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
+/// Creates a target group. An identical call returns the existing group; a different one with the same name is
+/// rejected.
+pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     let name = required(&form, "Name")?.to_owned();
     check_name("target group", &name)?;
     check_port(&form)?;
@@ -52,7 +53,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     if vpc != layer.state().network.vpc && vpc != layer.state().network.other_vpc {
         return Err(Refused::invalid(format!("The VPC ID '{vpc}' is not found")));
     }
-    let new_tags = tags::wanted(&form)?;
+    let new_tags = tags::desired(&form)?;
     tags::check_count(new_tags.len())?;
     form.remove("Tags");
     let settings = settings(&form);
@@ -63,10 +64,10 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     };
     match former {
         Some((_, false)) => {
-            let words = format!(
+            let message = format!(
                 "A target group with the same name '{name}' exists, but with different settings"
             );
-            return Err(Refused::new("DuplicateTargetGroupName", words));
+            return Err(Refused::new("DuplicateTargetGroupName", message));
         }
         Some((arn, true)) => {
             return shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await;
@@ -84,9 +85,9 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
             forced: BTreeMap::new(),
         };
         state.groups.insert(arn.to_owned(), new);
-        state.made(arn, new_tags.clone());
+        state.record(arn, new_tags.clone());
     }
-    finish(&state, &mut made);
+    correct(&state, &mut made);
     Ok(vec![Element::with("TargetGroups", made)])
 }
 
@@ -112,24 +113,25 @@ fn check_health_check(form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// What moto says of groups, made right: it forgets balancers that a listener forwards to later, and keeps others.
-fn finish(state: &State, groups: &mut [Element]) {
+/// Corrects moto's description of groups: moto misses load balancers that start to forward later, and keeps former
+/// ones.
+fn correct(state: &State, groups: &mut [Element]) {
     for group in groups {
         let balancers = state.balancers_of(group.get("TargetGroupArn"));
         group.put(Element::texts("LoadBalancerArns", balancers));
     }
 }
 
-/// The groups that `ask` names.
-async fn shown(layer: &Layer, ask: &Form) -> Done {
+/// Returns the groups that `ask` names.
+async fn shown(layer: &Layer, ask: &Form) -> CallResult {
     let mut ask = ask.clone();
     ask.set("Action", "DescribeTargetGroups");
     let mut found = members(layer.moto.elb(&ask).await?);
-    finish(&layer.state(), &mut found);
+    correct(&layer.state(), &mut found);
     Ok(vec![Element::with("TargetGroups", found)])
 }
 
-pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
+pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
     let arns = named(&form, "TargetGroupArns", "target groups")?;
     let names = named(&form, "Names", "target groups")?;
     let of: Option<BTreeSet<String>> = {
@@ -147,7 +149,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         }
         if let Some(arn) = arns
             .iter()
-            .find(|arn| !(state.groups.contains_key(*arn) && state.shows(arn)))
+            .find(|arn| !(state.groups.contains_key(*arn) && state.is_shown(arn)))
         {
             return Err(group_not_found(arn));
         }
@@ -155,7 +157,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             state
                 .groups
                 .iter()
-                .any(|(arn, group)| group.name == name && state.shows(arn))
+                .any(|(arn, group)| group.name == name && state.is_shown(arn))
         };
         if let Some(name) = names.iter().find(|name| !named(name)) {
             return Err(Refused::new(
@@ -164,7 +166,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             ));
         }
         match balancer {
-            Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
+            Some(arn) if !(state.balancers.contains_key(arn) && state.is_shown(arn)) => {
                 return Err(balancer_not_found(format!(
                     "Load balancer '{arn}' not found"
                 )));
@@ -186,7 +188,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     let state = layer.state();
     found.retain(|group| {
         let arn = group.get("TargetGroupArn");
-        state.shows(arn) && of.as_ref().is_none_or(|of| of.contains(arn))
+        state.is_shown(arn) && of.as_ref().is_none_or(|of| of.contains(arn))
     });
     if !arns.is_empty() || !names.is_empty() {
         form.remove("PageSize");
@@ -194,7 +196,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     page(&state, &form, "TargetGroups", "TargetGroupArn", found)
 }
 
-pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
+pub(super) async fn modify(layer: &Layer, form: Form) -> CallResult {
     let arn = existing_group(&layer.state(), &form)?;
     check_health_check(&form)?;
     layer.moto.elb(&form).await?;
@@ -206,15 +208,15 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
     shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await
 }
 
-/// One that is gone is deleted; one that a listener or rule forwards to is not.
-pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
+/// Deletes a target group. Deleting a missing one succeeds; a group that a listener or rule forwards to is rejected.
+pub(super) async fn delete(layer: &Layer, form: Form) -> CallResult {
     let arn = match existing_group(&layer.state(), &form) {
         Err(refused) if refused.code == "TargetGroupNotFound" => return Ok(Vec::new()),
         other => other?,
     };
     if !layer.state().balancers_of(&arn).is_empty() {
-        let words = format!("Target group '{arn}' is currently in use by a listener or a rule");
-        return Err(Refused::new("ResourceInUse", words));
+        let message = format!("Target group '{arn}' is currently in use by a listener or a rule");
+        return Err(Refused::new("ResourceInUse", message));
     }
     let done = layer.moto.elb(&form).await?;
     layer.state().forget_group(&arn);

@@ -1,9 +1,9 @@
-//! Listeners of application load balancers: made, shown, changed, deleted.
+//! Listeners of application load balancers: create, describe, modify, delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Listener, State};
@@ -15,7 +15,7 @@ use super::groups::check_port;
 use super::params::{members, missing, named, page, required};
 use super::tags;
 
-/// The target groups that the default actions forward to.
+/// Returns the target groups of the default actions.
 fn forwards(form: &Form) -> Vec<String> {
     let mut groups = Vec::new();
     for action in form.members("DefaultActions") {
@@ -28,7 +28,7 @@ fn forwards(form: &Form) -> Vec<String> {
     groups
 }
 
-/// What both making and changing a listener must keep to, given what it will then be.
+/// Checks the rules that apply to a created or modified listener, given its resulting settings.
 fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Result<u16, Refused> {
     let port = check_port(form)?;
     let protocol = required(form, "Protocol")?;
@@ -51,27 +51,27 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
             .get(&arn)
             .ok_or_else(|| group_not_found(&arn))?;
         if group.settings.get("VpcId").map(String::as_str) != vpc {
-            let words = format!("The target group '{arn}' is not in the load balancer's VPC");
-            return Err(Refused::new("InvalidConfigurationRequest", words));
+            let message = format!("The target group '{arn}' is not in the load balancer's VPC");
+            return Err(Refused::new("InvalidConfigurationRequest", message));
         }
         if state
             .balancers_of(&arn)
             .iter()
             .any(|other| other != balancer)
         {
-            let words = format!(
+            let message = format!(
                 "The following target groups cannot be associated with more than one load balancer: {arn}"
             );
-            return Err(Refused::new("TargetGroupAssociationLimit", words));
+            return Err(Refused::new("TargetGroupAssociationLimit", message));
         }
     }
     let taken = |(arn, listener): (&String, &Listener)| {
         own != Some(arn.as_str()) && listener.balancer == balancer && listener.port == port
     };
     if state.listeners.iter().any(taken) {
-        let words =
+        let message =
             format!("A listener already exists on this port for load balancer '{balancer}'");
-        return Err(Refused::new("DuplicateListener", words));
+        return Err(Refused::new("DuplicateListener", message));
     }
     Ok(port)
 }
@@ -124,10 +124,10 @@ async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The same call again gives the listener that is there.
-pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
+/// Creates a listener. An identical call returns the existing listener.
+pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     check_ssl_policy(layer, &form).await?;
-    let new_tags = tags::wanted(&form)?;
+    let new_tags = tags::desired(&form)?;
     tags::check_count(new_tags.len())?;
     form.remove("Tags");
     let (balancer, port) = {
@@ -170,15 +170,15 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
                 since,
             },
         );
-        state.made(&arn, new_tags.clone());
-        finish(listener);
+        state.record(&arn, new_tags.clone());
+        correct(listener);
     }
     Ok(vec![Element::with("Listeners", made)])
 }
 
-/// What moto says of a listener, made right: without TLS there is neither certificate nor policy, and a plain forward is
-/// shown in its long form too.
-pub(in crate::aws) fn finish(listener: &mut Element) {
+/// Corrects moto's description of a listener: without TLS there is neither certificate nor policy, and a plain forward
+/// also has its long form.
+pub(in crate::aws) fn correct(listener: &mut Element) {
     if listener.get("Protocol") == "HTTP" {
         listener.remove("SslPolicy");
         listener.remove("Certificates");
@@ -206,38 +206,38 @@ pub(in crate::aws) fn finish(listener: &mut Element) {
     }
 }
 
-async fn shown(layer: &Layer, ask: &Form) -> Done {
+async fn shown(layer: &Layer, ask: &Form) -> CallResult {
     let mut ask = ask.clone();
     ask.set("Action", "DescribeListeners");
     let mut found = members(layer.moto.elb(&ask).await?);
-    found.iter_mut().for_each(finish);
+    found.iter_mut().for_each(correct);
     Ok(vec![Element::with("Listeners", found)])
 }
 
-pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
+pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
     let arns = named(&form, "ListenerArns", "listeners")?;
     {
         let state = layer.state();
         match form.get("LoadBalancerArn") {
             Some(_) if !arns.is_empty() => {
-                let words =
+                let message =
                     "Listener ARNs and a load balancer ARN cannot be specified at the same time";
-                return Err(Refused::invalid(words));
+                return Err(Refused::invalid(message));
             }
-            Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
+            Some(arn) if !(state.balancers.contains_key(arn) && state.is_shown(arn)) => {
                 return Err(balancer_not_found(format!(
                     "Load balancer '{arn}' not found"
                 )));
             }
             None if arns.is_empty() => {
-                let words = "You must specify either listener ARNs or a load balancer ARN";
-                return Err(Refused::invalid(words));
+                let message = "You must specify either listener ARNs or a load balancer ARN";
+                return Err(Refused::invalid(message));
             }
             _ => {}
         }
         if arns
             .iter()
-            .any(|arn| !(state.listeners.contains_key(arn) && state.shows(arn)))
+            .any(|arn| !(state.listeners.contains_key(arn) && state.is_shown(arn)))
         {
             return Err(listener_not_found());
         }
@@ -248,21 +248,21 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         .flat_map(|list| list.children)
         .collect();
     let state = layer.state();
-    found.retain(|listener| state.shows(listener.get("ListenerArn")));
+    found.retain(|listener| state.is_shown(listener.get("ListenerArn")));
     if !arns.is_empty() {
         form.remove("PageSize");
     }
     page(&state, &form, "Listeners", "ListenerArn", found)
 }
 
-pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
+pub(super) async fn modify(layer: &Layer, form: Form) -> CallResult {
     check_ssl_policy(layer, &form).await?;
     let (arn, settings, port, groups) = {
         let state = layer.state();
         let arn = existing_listener(&state, &form)?;
         let listener = state.listeners.get(&arn).ok_or_else(listener_not_found)?;
-        check_turned_to_https(&listener.protocol, &form)?;
-        let settings = changed(&listener.settings, &form);
+        check_change_to_https(&listener.protocol, &form)?;
+        let settings = settings_after(&listener.settings, &form);
         let after = Form::elb(
             "",
             &settings
@@ -284,9 +284,10 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
     shown(layer, &Form::elb("", &[("ListenerArns.member.1", &arn)])).await
 }
 
-/// "If you change the protocol from HTTP to HTTPS ... you must add the security policy and default certificate
-/// properties": there is no default for the policy, as there is when a listener is made.
-fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
+/// Rejects a change from HTTP to HTTPS without policy and certificate. "If you change the protocol from HTTP to HTTPS
+/// ... you must add the security policy and default certificate properties": unlike at creation, the policy has no
+/// default.
+fn check_change_to_https(former: &str, form: &Form) -> Result<(), Refused> {
     if former != "HTTP" || form.get("Protocol") != Some("HTTPS") {
         return Ok(());
     }
@@ -303,9 +304,9 @@ fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
     Ok(())
 }
 
-/// What a listener is after a change: a list that is sent takes the whole place of the former one; what only HTTPS has goes
-/// with it.
-fn changed(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, String> {
+/// Returns a listener's settings after a change. A list in the call replaces the whole former list; settings that only
+/// HTTPS has end with HTTPS.
+fn settings_after(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, String> {
     let mut new = form.params();
     new.remove("ListenerArn");
     let head = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
@@ -326,7 +327,7 @@ fn changed(former: &BTreeMap<String, String>, form: &Form) -> BTreeMap<String, S
     all
 }
 
-pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
+pub(super) async fn delete(layer: &Layer, form: Form) -> CallResult {
     let arn = existing_listener(&layer.state(), &form)?;
     let done = layer.moto.elb(&form).await?;
     layer.state().forget_listener(&arn);

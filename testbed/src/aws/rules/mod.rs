@@ -1,5 +1,5 @@
-//! AWS's rules for each call, where moto has none or others. What is named here is what was looked up: the API reference's
-//! errors and limits, and the words that AWS is known to answer.
+//! AWS's rules for each call, where moto has none or others. Sources are the API reference's errors and limits, and
+//! messages that AWS is known to return.
 
 mod balancers;
 mod existing;
@@ -10,18 +10,18 @@ mod settings;
 mod tags;
 mod targets;
 
-use super::answer::{Done, Refused};
+use super::answer::{CallResult, Refused};
 use super::form::Form;
 use super::layer::Layer;
 
-pub(super) use self::balancers::finish as finish_balancers;
-pub(super) use self::listeners::finish as finish_listener;
+pub(super) use self::balancers::correct as correct_balancers;
+pub(super) use self::listeners::correct as correct_listener;
 pub(super) use self::params::members;
 
-/// Does what a call asks for.
-pub(super) async fn perform(layer: &Layer, mut form: Form) -> Done {
+/// Performs a call.
+pub(super) async fn perform(layer: &Layer, mut form: Form) -> CallResult {
     let network = layer.state().network.clone();
-    form.rename_subnets(|name| network.real(name));
+    form.rename_subnets(|name| network.moto_id(name));
     let mut result = match form.action() {
         "CreateLoadBalancer" => balancers::create(layer, form).await,
         "DescribeLoadBalancers" => balancers::describe(layer, form).await,
@@ -45,7 +45,7 @@ pub(super) async fn perform(layer: &Layer, mut form: Form) -> Done {
         "RegisterTargets" => targets::register(layer, &form),
         "DeregisterTargets" => targets::deregister(layer, &form),
         "DescribeTargetHealth" => targets::health(layer, &form),
-        // No rule of ours: what it changes is in moto alone.
+        // moto alone handles these calls.
         "DescribeTargetGroupAttributes"
         | "ModifyTargetGroupAttributes"
         | "DescribeListenerAttributes"
@@ -55,8 +55,8 @@ pub(super) async fn perform(layer: &Layer, mut form: Form) -> Done {
         | "DescribeSSLPolicies"
         | "DescribeAccountLimits" => layer.moto.elb(&form).await,
         other => {
-            let words = format!("The action {other} is not valid for this web service.");
-            Err(Refused::new("InvalidAction", words))
+            let message = format!("The action {other} is not valid for this web service.");
+            Err(Refused::new("InvalidAction", message))
         }
     }?;
     for element in &mut result {

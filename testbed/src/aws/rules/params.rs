@@ -1,11 +1,11 @@
 //! Parameters of calls and their checks, and pages of results.
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::state::State;
 use super::super::xml::Element;
 
-/// A parameter that must be there.
+/// Returns a required parameter.
 pub(super) fn required<'a>(form: &'a Form, name: &str) -> Result<&'a str, Refused> {
     form.get(name).ok_or_else(|| missing(name))
 }
@@ -14,7 +14,7 @@ pub(super) fn missing(name: &str) -> Refused {
     Refused::invalid(format!("The request must contain the parameter {name}"))
 }
 
-/// The value of a parameter with a fixed choice of values.
+/// Checks a parameter with a fixed set of values.
 pub(super) fn one_of(form: &Form, name: &str, choice: &[&str]) -> Result<(), Refused> {
     match form.get(name) {
         Some(value) if !choice.contains(&value) => {
@@ -32,23 +32,29 @@ pub(super) fn one_of(form: &Form, name: &str, choice: &[&str]) -> Result<(), Ref
     }
 }
 
-/// How many things may be named in one describe.
-pub(super) const AT_ONCE: usize = 20;
+/// Limit of names in one describe.
+pub(super) const MAX_NAMES: usize = 20;
 
-/// The list's items, of which there may be twenty.
+/// Returns the list's items, at most [`MAX_NAMES`].
 pub(super) fn named(form: &Form, list: &str, what: &str) -> Result<Vec<String>, Refused> {
     let items = form.list(list);
-    if items.len() > AT_ONCE {
+    if items.len() > MAX_NAMES {
         let count = items.len();
         return Err(Refused::invalid(format!(
-            "Up to {AT_ONCE} {what} can be described at a time, but {count} were specified"
+            "Up to {MAX_NAMES} {what} can be described at a time, but {count} were specified"
         )));
     }
     Ok(items)
 }
 
-/// One page of a list: what follows `Marker`, as much as `PageSize` and the server allow, and `NextMarker`.
-pub(super) fn page(state: &State, form: &Form, list: &str, key: &str, items: Vec<Element>) -> Done {
+/// Returns one page of a list: the items after `Marker`, as many as `PageSize` and the server allow, and `NextMarker`.
+pub(super) fn page(
+    state: &State,
+    form: &Form,
+    list: &str,
+    key: &str,
+    items: Vec<Element>,
+) -> CallResult {
     let size = match form.get("PageSize").map(str::parse::<usize>) {
         None => state.page,
         Some(Ok(size @ 1..=400)) => size.min(state.page),
@@ -73,7 +79,7 @@ pub(super) fn page(state: &State, form: &Form, list: &str, key: &str, items: Vec
         .collect())
 }
 
-/// The one list of a result of moto's.
+/// Returns the only list of a result of moto.
 pub(in crate::aws) fn members(result: Vec<Element>) -> Vec<Element> {
     result
         .into_iter()
@@ -82,7 +88,7 @@ pub(in crate::aws) fn members(result: Vec<Element>) -> Vec<Element> {
         .unwrap_or_default()
 }
 
-/// A name of at most 32 letters, digits and hyphens, none of which stands at an end.
+/// Checks a name: at most 32 letters, digits and hyphens, with no hyphen at either end.
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), Refused> {
     if name.len() > 32 {
         return Err(Refused::invalid(format!(

@@ -1,8 +1,8 @@
-//! What of a balancer can be changed: subnets, security groups, IP address type, attributes.
+//! Changes of a load balancer: subnets, security groups, IP address type, attributes.
 
 use std::collections::BTreeSet;
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::network::Network;
@@ -14,18 +14,18 @@ use super::params::{missing, one_of, required};
 pub(super) const IP_ADDRESS_TYPES: [&str; 3] =
     ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
 
-/// Where a balancer stands.
-pub(super) struct Place {
+/// Network location of a load balancer.
+pub(super) struct Placement {
     pub(super) vpc: String,
     pub(super) zones: BTreeSet<String>,
 }
 
-fn not_right(words: impl Into<String>) -> Refused {
-    Refused::new("InvalidConfigurationRequest", words)
+fn invalid_configuration(message: impl Into<String>) -> Refused {
+    Refused::new("InvalidConfigurationRequest", message)
 }
 
-/// The subnets that are asked for, plainly or by mappings.
-pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
+/// Returns the desired subnets, whether sent plainly or as mappings.
+pub(super) fn desired_subnets(form: &Form) -> Vec<String> {
     let mut subnets = form.list("Subnets");
     subnets.extend(
         form.members("SubnetMappings")
@@ -35,8 +35,8 @@ pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
     subnets
 }
 
-/// At least two subnets, each in a zone of its own, all in one VPC.
-pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Place, Refused> {
+/// Checks the subnets: at least two, each in a zone of its own, all in one VPC.
+pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Placement, Refused> {
     let mut zones = BTreeSet::new();
     let mut vpcs = BTreeSet::new();
     let mut twice = false;
@@ -56,15 +56,17 @@ pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Pla
         ));
     }
     if vpcs.len() > 1 {
-        return Err(not_right("All subnets must belong to the same VPC"));
+        return Err(invalid_configuration(
+            "All subnets must belong to the same VPC",
+        ));
     }
     if twice {
-        let words =
+        let message =
             "A load balancer cannot be attached to multiple subnets in the same Availability Zone";
-        return Err(not_right(words));
+        return Err(invalid_configuration(message));
     }
     let vpc = vpcs.pop_first().ok_or_else(|| missing("Subnets"))?;
-    Ok(Place { vpc, zones })
+    Ok(Placement { vpc, zones })
 }
 
 pub(super) fn check_security_groups(
@@ -75,11 +77,13 @@ pub(super) fn check_security_groups(
     for group in groups {
         match network.security_groups.get(group) {
             None => {
-                let words = format!("Security group '{group}' does not exist");
-                return Err(Refused::new("InvalidSecurityGroup", words));
+                let message = format!("Security group '{group}' does not exist");
+                return Err(Refused::new("InvalidSecurityGroup", message));
             }
             Some(other) if other != vpc => {
-                return Err(not_right("One or more security groups are invalid"));
+                return Err(invalid_configuration(
+                    "One or more security groups are invalid",
+                ));
             }
             Some(_) => {}
         }
@@ -90,36 +94,36 @@ pub(super) fn check_security_groups(
 pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), Refused> {
     one_of(form, "IpAddressType", &IP_ADDRESS_TYPES)?;
     if !state.ipv6 && form.get("IpAddressType").is_some_and(|kind| kind != "ipv4") {
-        return Err(not_right(
+        return Err(invalid_configuration(
             "You must specify subnets with an associated IPv6 CIDR block.",
         ));
     }
     Ok(())
 }
 
-pub(super) async fn subnets(layer: &Layer, form: Form) -> Done {
-    let (arn, place) = {
+pub(super) async fn subnets(layer: &Layer, form: Form) -> CallResult {
+    let (arn, placement) = {
         let state = layer.state();
         let (arn, balancer) = existing_balancer(&state, &form)?;
-        let place = check_subnets(&state.network, &wanted_subnets(&form))?;
-        if place.vpc != balancer.vpc {
-            let words = format!(
+        let placement = check_subnets(&state.network, &desired_subnets(&form))?;
+        if placement.vpc != balancer.vpc {
+            let message = format!(
                 "All subnets must belong to the load balancer's VPC '{}'",
                 balancer.vpc
             );
-            return Err(not_right(words));
+            return Err(invalid_configuration(message));
         }
         check_ip_address_type(&state, &form)?;
-        (arn, place)
+        (arn, placement)
     };
     let done = layer.moto.elb(&form).await?;
     if let Some(balancer) = layer.state().balancers.get_mut(&arn) {
-        balancer.zones = place.zones;
+        balancer.zones = placement.zones;
     }
     Ok(done)
 }
 
-pub(super) async fn security_groups(layer: &Layer, form: Form) -> Done {
+pub(super) async fn security_groups(layer: &Layer, form: Form) -> CallResult {
     let groups = form.list("SecurityGroups");
     {
         let state = layer.state();
@@ -133,7 +137,7 @@ pub(super) async fn security_groups(layer: &Layer, form: Form) -> Done {
     Ok(vec![Element::texts("SecurityGroupIds", groups)])
 }
 
-pub(super) async fn ip_address_type(layer: &Layer, form: Form) -> Done {
+pub(super) async fn ip_address_type(layer: &Layer, form: Form) -> CallResult {
     {
         let state = layer.state();
         existing_balancer(&state, &form)?;
@@ -143,12 +147,12 @@ pub(super) async fn ip_address_type(layer: &Layer, form: Form) -> Done {
     layer.moto.elb(&form).await
 }
 
-pub(super) async fn attributes(layer: &Layer, form: Form) -> Done {
+pub(super) async fn attributes(layer: &Layer, form: Form) -> CallResult {
     existing_balancer(&layer.state(), &form)?;
     layer.moto.elb(&form).await
 }
 
-pub(super) async fn modify_attributes(layer: &Layer, form: Form) -> Done {
+pub(super) async fn modify_attributes(layer: &Layer, form: Form) -> CallResult {
     let (arn, _) = existing_balancer(&layer.state(), &form)?;
     let done = layer.moto.elb(&form).await?;
     let mut attributes = form.members("Attributes").into_iter();

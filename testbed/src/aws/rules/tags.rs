@@ -1,26 +1,26 @@
-//! Tags: moto allows ten and looks at no character, AWS fifty.
+//! Tags. moto allows ten and checks no characters; AWS allows fifty.
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{State, Tags};
 use super::super::xml::Element;
 use super::existing::{balancer_not_found, group_not_found, listener_not_found};
-use super::params::{AT_ONCE, missing};
+use super::params::{MAX_NAMES, missing};
 
-/// How many a resource may have.
-const MOST: usize = 50;
+/// Limit of tags on a resource.
+const MAX_TAGS: usize = 50;
 
 pub(super) fn check_count(count: usize) -> Result<(), Refused> {
-    if count > MOST {
-        let words = format!("The maximum number of tags for a resource is {MOST}");
-        return Err(Refused::new("TooManyTags", words));
+    if count > MAX_TAGS {
+        let message = format!("The maximum number of tags for a resource is {MAX_TAGS}");
+        return Err(Refused::new("TooManyTags", message));
     }
     Ok(())
 }
 
-/// The tags that are sent.
-pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
+/// Returns the tags in the call.
+pub(super) fn desired(form: &Form) -> Result<Tags, Refused> {
     let mut tags = Tags::new();
     for mut tag in form.members("Tags") {
         let (key, value) = (
@@ -30,47 +30,51 @@ pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
         check("key", &key, 1, 128)?;
         check("value", &value, 0, 256)?;
         if key.to_lowercase().starts_with("aws:") {
-            let words = format!("The tag key '{key}' cannot begin with 'aws:', which is reserved");
-            return Err(Refused::invalid(words));
+            let message =
+                format!("The tag key '{key}' cannot begin with 'aws:', which is reserved");
+            return Err(Refused::invalid(message));
         }
         if tags.contains_key(&key) {
-            let words = format!("Tag key '{key}' was specified more than once");
-            return Err(Refused::new("DuplicateTagKeys", words));
+            let message = format!("Tag key '{key}' was specified more than once");
+            return Err(Refused::new("DuplicateTagKeys", message));
         }
         tags.insert(key, value);
     }
     Ok(tags)
 }
 
-fn check(what: &str, text: &str, least: usize, most: usize) -> Result<(), Refused> {
-    let taken = |character: char| {
+fn check(what: &str, text: &str, min: usize, max: usize) -> Result<(), Refused> {
+    let allowed = |character: char| {
         character.is_alphanumeric() || character.is_whitespace() || "_.:/=+-@".contains(character)
     };
-    if (least..=most).contains(&text.chars().count()) && text.chars().all(taken) {
+    if (min..=max).contains(&text.chars().count()) && text.chars().all(allowed) {
         return Ok(());
     }
     Err(Refused::invalid(format!(
         "1 validation error detected: Value '{text}' at 'tags.member.{what}' failed to satisfy constraint: Member must \
-         satisfy regular expression pattern: ^([\\p{{L}}\\p{{Z}}\\p{{N}}_.:/=+\\-@]*)$ and have a length between {least} \
-         and {most}"
+         satisfy regular expression pattern: ^([\\p{{L}}\\p{{Z}}\\p{{N}}_.:/=+\\-@]*)$ and have a length between {min} \
+         and {max}"
     )))
 }
 
-/// The resources that a call names, all of which must be there; `shown`: and be what describes show.
+/// Returns the resources that a call names, all of which must exist. With `shown`, describes must also show them.
 fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Refused> {
     let arns = form.list("ResourceArns");
     if arns.is_empty() {
         return Err(missing("ResourceArns"));
     }
-    if arns.len() > AT_ONCE {
+    if arns.len() > MAX_NAMES {
         return Err(Refused::invalid(format!(
-            "Cannot have more than {AT_ONCE} resources described"
+            "Cannot have more than {MAX_NAMES} resources described"
         )));
     }
     for arn in &arns {
         let (there, refused) = if arn.contains(":loadbalancer/") {
-            let words = format!("Load balancer '{arn}' not found");
-            (state.balancers.contains_key(arn), balancer_not_found(words))
+            let message = format!("Load balancer '{arn}' not found");
+            (
+                state.balancers.contains_key(arn),
+                balancer_not_found(message),
+            )
         } else if arn.contains(":targetgroup/") {
             (state.groups.contains_key(arn), group_not_found(arn))
         } else if arn.contains(":listener/") {
@@ -78,7 +82,7 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
         } else {
             return Err(Refused::invalid(format!("'{arn}' must be in ARN format")));
         };
-        let found = if shown { state.shows(arn) } else { there };
+        let found = if shown { state.is_shown(arn) } else { there };
         if !found {
             return Err(refused);
         }
@@ -86,9 +90,9 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
     Ok(arns)
 }
 
-pub(super) fn add(layer: &Layer, form: &Form) -> Done {
+pub(super) fn add(layer: &Layer, form: &Form) -> CallResult {
     let mut state = layer.state();
-    let new = wanted(form)?;
+    let new = desired(form)?;
     if new.is_empty() {
         return Err(missing("Tags"));
     }
@@ -104,7 +108,7 @@ pub(super) fn add(layer: &Layer, form: &Form) -> Done {
     Ok(Vec::new())
 }
 
-pub(super) fn remove(layer: &Layer, form: &Form) -> Done {
+pub(super) fn remove(layer: &Layer, form: &Form) -> CallResult {
     let mut state = layer.state();
     let keys = form.list("TagKeys");
     if keys.is_empty() {
@@ -120,7 +124,7 @@ pub(super) fn remove(layer: &Layer, form: &Form) -> Done {
     Ok(Vec::new())
 }
 
-pub(super) fn describe(layer: &Layer, form: &Form) -> Done {
+pub(super) fn describe(layer: &Layer, form: &Form) -> CallResult {
     let state = layer.state();
     let descriptions = resources(&state, form, true)?.into_iter().map(|arn| {
         let tags = state.shown_tags(&arn).into_iter();

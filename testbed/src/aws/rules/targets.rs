@@ -1,8 +1,9 @@
-//! Targets and their health. moto knows an instance only once in a group, whatever its port, so they are all kept here.
+//! Targets and their health. moto stores an instance only once in a group, whatever its port, so this module stores all
+//! targets.
 
 use std::time::Instant;
 
-use super::super::answer::{Done, Refused};
+use super::super::answer::{CallResult, Refused};
 use super::super::form::Form;
 use super::super::health::Health;
 use super::super::layer::Layer;
@@ -11,8 +12,8 @@ use super::super::xml::Element;
 use super::existing::existing_group;
 use super::params::missing;
 
-/// The targets that a call names; without a port it is the group's.
-fn wanted(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
+/// Returns the targets that a call names; the default port is the group's.
+fn named_targets(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
     let default = state
         .groups
         .get(group)
@@ -35,14 +36,14 @@ fn wanted(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refuse
     targets.collect()
 }
 
-fn invalid_target(words: String) -> Refused {
-    Refused::new("InvalidTarget", words)
+fn invalid_target(message: String) -> Refused {
+    Refused::new("InvalidTarget", message)
 }
 
-pub(super) fn register(layer: &Layer, form: &Form) -> Done {
+pub(super) fn register(layer: &Layer, form: &Form) -> CallResult {
     let mut state = layer.state();
     let arn = existing_group(&state, form)?;
-    let targets = wanted(&state, form, &arn)?;
+    let targets = named_targets(&state, form, &arn)?;
     if targets.is_empty() {
         return Err(missing("Targets"));
     }
@@ -58,13 +59,13 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
             match state.instances.get(id) {
                 None => return Err(invalid_target(format!("Instance ID '{id}' is not valid"))),
                 Some(instance) if !instance.running => {
-                    let words =
+                    let message =
                         "The following targets are not in a running state and cannot be registered";
-                    return Err(invalid_target(format!("{words}: '{id}'")));
+                    return Err(invalid_target(format!("{message}: '{id}'")));
                 }
                 Some(_) if of("VpcId") != Some(state.network.vpc.as_str()) => {
-                    let words = "The following targets are not in the target group VPC";
-                    return Err(invalid_target(format!("{words}: '{id}'")));
+                    let message = "The following targets are not in the target group VPC";
+                    return Err(invalid_target(format!("{message}: '{id}'")));
                 }
                 Some(_) => {}
             }
@@ -90,11 +91,12 @@ pub(super) fn register(layer: &Layer, form: &Form) -> Done {
     Ok(Vec::new())
 }
 
-/// One that is not registered is deregistered. Where no listener forwards to the group, nothing has to drain.
-pub(super) fn deregister(layer: &Layer, form: &Form) -> Done {
+/// Deregisters targets. Deregistering a missing target succeeds; without a listener that forwards to the group, nothing
+/// drains.
+pub(super) fn deregister(layer: &Layer, form: &Form) -> CallResult {
     let mut state = layer.state();
     let arn = existing_group(&state, form)?;
-    let targets = wanted(&state, form, &arn)?;
+    let targets = named_targets(&state, form, &arn)?;
     if targets.is_empty() {
         return Err(missing("Targets"));
     }
@@ -111,10 +113,10 @@ pub(super) fn deregister(layer: &Layer, form: &Form) -> Done {
     Ok(Vec::new())
 }
 
-pub(super) fn health(layer: &Layer, form: &Form) -> Done {
+pub(super) fn health(layer: &Layer, form: &Form) -> CallResult {
     let mut state = layer.state();
     let arn = existing_group(&state, form)?;
-    let named = wanted(&state, form, &arn)?;
+    let named = named_targets(&state, form, &arn)?;
     let all = state.targets(&arn);
     let found = if named.is_empty() {
         all

@@ -2,7 +2,7 @@ use super::super::OTHER_SUBNETS;
 use super::*;
 
 #[tokio::test]
-async fn from_its_beginning_to_its_end() {
+async fn load_balancer_is_created_described_and_deleted() {
     let aws = Aws::start().await.unwrap();
     aws.keep_provisioning(true);
     let params = [
@@ -27,7 +27,7 @@ async fn from_its_beginning_to_its_end() {
     assert_eq!(state_of(&aws, &arn).await, "provisioning");
     aws.keep_provisioning(false);
     let active = async || Ok((state_of(&aws, &arn).await == "active").then_some(()));
-    wait::until("it to be active", DEADLINE, active)
+    wait::until("the load balancer to be active", DEADLINE, active)
         .await
         .unwrap();
     let there = aws.balancer("nginx-alb").await.unwrap().unwrap();
@@ -54,7 +54,7 @@ async fn from_its_beginning_to_its_end() {
         refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &arn)]).await,
         "LoadBalancerNotFound"
     );
-    // One of the same name is another, at another address.
+    // Another load balancer with the same name gets another address.
     let again = ok(
         &aws,
         "CreateLoadBalancer",
@@ -89,7 +89,7 @@ async fn from_its_beginning_to_its_end() {
 }
 
 #[tokio::test]
-async fn the_same_again_gives_the_one_that_is_there() {
+async fn identical_create_returns_existing_load_balancer() {
     let aws = shared().await;
     let name = fresh("same");
     let arn = aws
@@ -146,7 +146,7 @@ async fn the_same_again_gives_the_one_that_is_there() {
 }
 
 #[tokio::test]
-async fn what_is_refused() {
+async fn invalid_create_is_rejected() {
     let aws = shared().await;
     aws.add_subnet("subnet-same-zone", 'a').await.unwrap();
     let foreign = aws.foreign_security_group();
@@ -180,7 +180,7 @@ async fn what_is_refused() {
     );
     for (name, changes, code) in cases {
         let mut params = in_two(&[("Name", name)]);
-        params.extend(changes); // the last of two counts
+        params.extend(changes); // the last of two equal parameters wins
         assert_eq!(
             refused(aws, "CreateLoadBalancer", &params).await,
             code,
@@ -199,7 +199,7 @@ async fn what_is_refused() {
 }
 
 #[tokio::test]
-async fn one_that_is_protected_stays() {
+async fn protected_load_balancer_is_not_deleted() {
     let aws = shared().await;
     let name = fresh("protected");
     let arn = balancer(aws, &name).await;
@@ -233,7 +233,7 @@ async fn one_that_is_protected_stays() {
 }
 
 #[tokio::test]
-async fn describes_by_name_by_arn_and_by_page() {
+async fn describe_selects_by_name_arn_and_page() {
     let aws = Aws::start().await.unwrap();
     let mut arns = Vec::new();
     for name in ["a", "b", "c"] {
@@ -312,7 +312,7 @@ async fn describes_by_name_by_arn_and_by_page() {
 }
 
 #[tokio::test]
-async fn of_many_at_once_one_is_made() {
+async fn concurrent_creates_make_one_load_balancer() {
     let aws = shared().await;
     let name = fresh("race");
     let params = in_two(&[("Name", &name)]);

@@ -8,13 +8,13 @@ async fn describe(aws: &Aws) -> reqwest::Result<Answer> {
 }
 
 #[tokio::test]
-async fn errors_in_place_of_the_answer() {
+async fn error_fault_replaces_the_response() {
     let aws = Aws::start().await.unwrap();
     let cases = [
         (Fault::Throttled, 400, "Throttling"),
         (Fault::Expired, 403, "ExpiredToken"),
         (
-            Fault::code("TooManyLoadBalancers", "words"),
+            Fault::code("TooManyLoadBalancers", "message"),
             400,
             "TooManyLoadBalancers",
         ),
@@ -22,7 +22,7 @@ async fn errors_in_place_of_the_answer() {
             Fault::Code(Refused::with_status(
                 429,
                 "PriorRequestNotComplete",
-                "words",
+                "message",
             )),
             429,
             "PriorRequestNotComplete",
@@ -54,7 +54,7 @@ async fn errors_in_place_of_the_answer() {
 }
 
 #[tokio::test]
-async fn an_order_stands_until_it_is_taken_back() {
+async fn order_applies_until_it_is_cancelled() {
     let aws = Aws::start().await.unwrap();
     let order = aws.fault(On::reads(), Times::Always, Fault::Throttled);
     assert_eq!(describe(&aws).await.unwrap().code(), "Throttling");
@@ -79,7 +79,7 @@ async fn an_order_stands_until_it_is_taken_back() {
 }
 
 #[tokio::test]
-async fn connections_are_cut_before_or_after_the_deed() {
+async fn cut_fault_closes_connection_before_or_after_the_call() {
     let aws = Aws::start().await.unwrap();
     for (fault, done) in [(Fault::CutBefore, false), (Fault::CutAfter, true)] {
         aws.fault(On::all(), Times::First(1), fault);
@@ -93,7 +93,7 @@ async fn connections_are_cut_before_or_after_the_deed() {
 }
 
 #[tokio::test]
-async fn answers_that_are_late_or_never_come() {
+async fn slow_and_hang_faults_delay_the_response() {
     let aws = Aws::start().await.unwrap();
     let late = Duration::from_millis(300);
     aws.fault(On::all(), Times::First(1), Fault::Slow(late));
@@ -126,7 +126,7 @@ async fn answers_that_are_late_or_never_come() {
 }
 
 #[tokio::test]
-async fn all_is_down() {
+async fn every_call_fails_during_an_outage() {
     let aws = Aws::start().await.unwrap();
     aws.down(true);
     let answer = describe(&aws).await.unwrap();
@@ -134,13 +134,13 @@ async fn all_is_down() {
         (answer.status.as_u16(), answer.code()),
         (503, "ServiceUnavailable")
     );
-    balancer(&aws, "one").await; // the test itself is not touched
+    balancer(&aws, "one").await; // the administrator bypasses the outage
     aws.down(false);
     assert_eq!(describe(&aws).await.unwrap().get("LoadBalancerName"), "one");
 }
 
 #[tokio::test]
-async fn who_may_call() {
+async fn calls_with_invalid_credentials_are_rejected() {
     let aws = Aws::start().await.unwrap();
     let service = "elasticloadbalancing";
     let cases = [

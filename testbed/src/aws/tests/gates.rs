@@ -2,7 +2,7 @@ use super::super::{Gate, On, Point};
 use super::*;
 
 #[tokio::test]
-async fn a_call_is_held_before_it_is_done() {
+async fn call_is_held_before_it_is_performed() {
     let aws = Aws::start().await.unwrap();
     let gate = aws.gate(On::action("CreateLoadBalancer"), 2, Point::Before);
     balancer_by_call(&aws, "one").await.unwrap();
@@ -15,7 +15,7 @@ async fn a_call_is_held_before_it_is_done() {
 }
 
 #[tokio::test]
-async fn a_call_is_held_after_it_was_done() {
+async fn call_is_held_after_it_is_performed() {
     let aws = Aws::start().await.unwrap();
     let gate = aws.gate(On::all(), 1, Point::After);
     let first = held(&aws, &gate, "one").await;
@@ -28,7 +28,7 @@ async fn a_call_is_held_after_it_was_done() {
 }
 
 #[tokio::test]
-async fn what_is_asked_by_a_client_that_is_gone_is_not_done() {
+async fn held_call_is_not_performed_after_client_disconnects() {
     let aws = Aws::start().await.unwrap();
     let gate = aws.gate(On::writes(), 1, Point::Before);
     let call = held(&aws, &gate, "one").await;
@@ -44,7 +44,7 @@ async fn what_is_asked_by_a_client_that_is_gone_is_not_done() {
         (Outcome::Cut, false)
     );
     assert!(names(&aws).await.is_empty());
-    // The same at the other point: it is done.
+    // A call held at the other point is performed.
     let gate = aws.gate(On::writes(), 1, Point::After);
     held(&aws, &gate, "two").await.abort();
     let calls = aws
@@ -59,7 +59,7 @@ async fn what_is_asked_by_a_client_that_is_gone_is_not_done() {
 }
 
 #[tokio::test]
-async fn a_held_call_can_be_cut() {
+async fn held_call_fails_when_gate_cuts_it() {
     let aws = Aws::start().await.unwrap();
     for (point, there) in [(Point::Before, false), (Point::After, true)] {
         let gate = aws.gate(On::action("CreateLoadBalancer"), 1, point);
@@ -74,7 +74,7 @@ async fn a_held_call_can_be_cut() {
 }
 
 #[tokio::test]
-async fn a_gate_opens_when_it_is_dropped_and_when_all_behaves() {
+async fn gate_opens_on_drop_and_on_behave() {
     let aws = Aws::start().await.unwrap();
     let gate = aws.gate(On::reads(), 1, Point::Before);
     let describe = {
@@ -88,13 +88,13 @@ async fn a_gate_opens_when_it_is_dropped_and_when_all_behaves() {
     let create = held(&aws, &gate, "one").await;
     aws.behave();
     create.await.unwrap().unwrap();
-    // A gate that was never reached holds nothing either, once it is gone.
+    // A dropped gate that no call reached holds nothing either.
     drop(aws.gate(On::all(), 1, Point::Before));
     ok(&aws, "DescribeLoadBalancers", &[]).await;
 }
 
 #[tokio::test]
-async fn a_call_that_never_comes_is_told() {
+async fn gate_reports_timeout_without_a_call() {
     let aws = Aws::start().await.unwrap();
     let gate = aws.gate(On::action("DeleteLoadBalancer"), 1, Point::Before);
     ok(&aws, "DescribeLoadBalancers", &[]).await;
@@ -105,7 +105,7 @@ async fn balancer_by_call(aws: &Aws, name: &str) -> reqwest::Result<Answer> {
     call(aws, "CreateLoadBalancer", &in_two(&[("Name", name)])).await
 }
 
-/// A create that has come to the gate.
+/// Starts a create and waits until the gate holds it.
 async fn held(
     aws: &Aws,
     gate: &Gate,

@@ -9,7 +9,7 @@ fn forward<'a>(params: &[(&'a str, &'a str)], group: &'a str) -> Vec<(&'a str, &
 }
 
 #[tokio::test]
-async fn a_group_is_what_was_asked_for() {
+async fn created_group_has_its_settings_and_defaults() {
     let aws = shared().await;
     let (name, vpc) = (fresh("web"), aws.vpc());
     let params = [
@@ -125,7 +125,7 @@ async fn a_group_is_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn groups_that_are_refused() {
+async fn invalid_groups_are_rejected() {
     let aws = shared().await;
     let vpc = aws.vpc();
     let good = [
@@ -173,7 +173,7 @@ async fn groups_that_are_refused() {
 }
 
 #[tokio::test]
-async fn a_listener_forwards_to_a_group() {
+async fn listener_forwards_to_its_group() {
     let aws = shared().await;
     let arn = balancer(aws, &fresh("listen")).await;
     let (one, two) = (group(aws).await, group(aws).await);
@@ -197,7 +197,7 @@ async fn a_listener_forwards_to_a_group() {
         (action.get("TargetGroupArn"), config.get("TargetGroupArn")),
         (&*one, &*one)
     );
-    // The same again is the same one; another on its port is refused.
+    // An identical call returns the same listener; a different one on its port is rejected.
     assert_eq!(
         ok(aws, "CreateListener", &forward(&plain, &one))
             .await
@@ -224,7 +224,7 @@ async fn a_listener_forwards_to_a_group() {
         refused(aws, "DeleteTargetGroup", &[("TargetGroupArn", &one)]).await,
         "ResourceInUse"
     );
-    // It is turned to the other group: the first is free.
+    // The listener moves to the other group, so the first group is free.
     ok(
         aws,
         "ModifyListener",
@@ -271,7 +271,7 @@ async fn a_listener_forwards_to_a_group() {
         refused(aws, "DeleteListener", &[("ListenerArn", &listener)]).await,
         "ListenerNotFound"
     );
-    // Listeners go with their balancer, groups stay.
+    // Listeners are deleted with their load balancer; groups remain.
     aws.delete(&arn).await.unwrap();
     assert_eq!(used_by(&two).await, Vec::<String>::new());
     assert!(aws.listeners(&arn).await.unwrap().is_empty());
@@ -291,7 +291,7 @@ async fn a_listener_forwards_to_a_group() {
 }
 
 #[tokio::test]
-async fn https() {
+async fn https_listener_has_certificate_and_policy() {
     let aws = shared().await;
     let arn = balancer(aws, &fresh("tls")).await;
     let group = group(aws).await;
@@ -372,7 +372,7 @@ async fn https() {
         ),
         ("HTTP", 0)
     );
-    // The way back needs both that went.
+    // Changing back needs both settings that ended with HTTPS.
     let back = [
         ("ListenerArn", listener.as_str()),
         ("Protocol", "HTTPS"),
@@ -402,13 +402,13 @@ async fn https() {
         ("HTTPS", policy)
     );
     assert_eq!(now.certificates, std::slice::from_ref(&certificate));
-    // It has both by now.
+    // The listener has both settings now.
     ok(aws, "ModifyListener", &back[..2]).await;
     assert_eq!(there().await.ssl_policy, policy);
 }
 
 #[tokio::test]
-async fn listeners_that_are_refused() {
+async fn invalid_listeners_are_rejected() {
     let aws = shared().await;
     let (arn, other) = (
         balancer(aws, &fresh("refused")).await,

@@ -6,9 +6,9 @@ mod gates;
 mod listeners;
 mod network;
 mod settings;
-mod sight;
 mod tags;
 mod targets;
+mod visibility;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +25,7 @@ use crate::wait;
 const DEADLINE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_hours(1);
 
-/// For tests that change no setting and order no fault.
+/// Returns a server for tests that change no setting and inject no fault.
 async fn shared() -> &'static Aws {
     static SHARED: OnceCell<Aws> = OnceCell::const_new();
     SHARED
@@ -33,13 +33,13 @@ async fn shared() -> &'static Aws {
         .await
 }
 
-/// A name that no other test has.
+/// Returns a name that no other test uses.
 fn fresh(prefix: &str) -> String {
     static LAST: AtomicU32 = AtomicU32::new(0);
     format!("{prefix}-{}", LAST.fetch_add(1, Ordering::Relaxed))
 }
 
-/// What a client got: the HTTP status, and the body's XML where there is any.
+/// Response that a client got: the HTTP status, and the body's XML if any.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
@@ -47,7 +47,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// The error code.
+    /// Returns the error code.
     fn code(&self) -> &str {
         self.xml
             .child("Error")
@@ -62,7 +62,7 @@ impl Answer {
             .unwrap_or_default()
     }
 
-    /// The only item of the only list.
+    /// Returns the only item of the only list.
     fn only(&self) -> &Element {
         match self.items() {
             [only] => only,
@@ -70,7 +70,7 @@ impl Answer {
         }
     }
 
-    /// The items of the result's first list.
+    /// Returns the items of the result's first list.
     fn items(&self) -> &[Element] {
         assert_eq!(self.status, StatusCode::OK, "{:?}", self.xml);
         &self.result().children[0].children
@@ -87,7 +87,7 @@ impl Answer {
 
 static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    // Each test has a runtime of its own: no connection of another's is used.
+    // Each test has its own runtime, so it must not reuse another test's connection.
     reqwest::Client::builder()
         .no_proxy()
         .pool_max_idle_per_host(0)
@@ -101,7 +101,7 @@ fn signature(key: &str, region: &str, service: &str) -> String {
     )
 }
 
-/// A call as a client makes it; an error if there is no answer.
+/// Calls the API as a client does; fails if there is no response.
 async fn call(aws: &Aws, action: &str, params: &[(&str, &str)]) -> reqwest::Result<Answer> {
     call_as(
         aws,
@@ -136,7 +136,7 @@ async fn ok(aws: &Aws, action: &str, params: &[(&str, &str)]) -> Answer {
     answer
 }
 
-/// The error code of a call that is refused with HTTP 400.
+/// Returns the error code of a call that AWS rejects with HTTP 400.
 async fn refused(aws: &Aws, action: &str, params: &[(&str, &str)]) -> String {
     let answer = call(aws, action, params).await.unwrap();
     assert_eq!(
@@ -148,7 +148,7 @@ async fn refused(aws: &Aws, action: &str, params: &[(&str, &str)]) -> String {
     answer.code().to_owned()
 }
 
-/// Makes a balancer in the first two subnets; its ARN.
+/// Creates a load balancer in the first two subnets and returns its ARN.
 async fn balancer(aws: &Aws, name: &str) -> String {
     aws.create(name, &SUBNETS[..2], "internet-facing", &[])
         .await
@@ -160,7 +160,7 @@ const TWO: [(&str, &str); 2] = [
     ("Subnets.member.2", "subnet-def"),
 ];
 
-/// These parameters and two subnets.
+/// Returns these parameters and two subnets.
 fn in_two<'a>(params: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     params.iter().copied().chain(TWO).collect()
 }

@@ -4,7 +4,7 @@ use super::super::FOREIGN;
 use super::*;
 
 #[tokio::test]
-async fn subnets_have_names_of_our_own() {
+async fn alias_replaces_subnet_id() {
     let aws = Aws::start().await.unwrap();
     aws.alias("subnet-mine", "subnet-abc").unwrap();
     aws.alias("subnet-other", "subnet-nowhere").unwrap_err();
@@ -33,7 +33,7 @@ async fn subnets_have_names_of_our_own() {
 }
 
 #[tokio::test]
-async fn two_accounts_know_nothing_of_each_other() {
+async fn accounts_do_not_share_resources() {
     let (one, other) = (Aws::start().await.unwrap(), Aws::start().await.unwrap());
     let arn = balancer(&one, "web").await;
     assert!(other.balancers().await.unwrap().is_empty());
@@ -42,7 +42,7 @@ async fn two_accounts_know_nothing_of_each_other() {
 }
 
 #[tokio::test]
-async fn calls_of_other_services_pass() {
+async fn calls_of_other_services_reach_moto() {
     let aws = Aws::start().await.unwrap();
     let body = Form::of("2016-11-15", "DescribeVpcs", &[]).encode();
     let request = CLIENT
@@ -55,7 +55,7 @@ async fn calls_of_other_services_pass() {
 }
 
 #[tokio::test]
-async fn the_environment_leads_here_alone() {
+async fn environment_selects_only_this_server() {
     let aws = Aws::start().await.unwrap();
     let env = aws.env();
     assert!(env.contains(&("AWS_ENDPOINT_URL".to_owned(), aws.url())));
@@ -68,9 +68,9 @@ async fn the_environment_leads_here_alone() {
     }
 }
 
-/// Two reads for each of 200 balancers are no matter of minutes; the bound is far above what a slow machine takes.
+/// Two reads for each of 200 load balancers must not take minutes; the bound is far above a slow machine's time.
 #[tokio::test]
-async fn two_hundred_balancers_are_read_in_no_time() {
+async fn server_reads_two_hundred_load_balancers_in_time() {
     let aws = Aws::start().await.unwrap();
     let began = Instant::now();
     for at in 0..200 {

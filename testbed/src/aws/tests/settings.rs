@@ -11,7 +11,7 @@ async fn set(aws: &Aws, action: &str, arn: &str, params: &[(&str, &str)]) -> Ans
 }
 
 #[tokio::test]
-async fn subnets() {
+async fn set_subnets_checks_and_changes_subnets() {
     let aws = shared().await;
     let name = fresh("subnets");
     let arn = balancer(aws, &name).await;
@@ -63,7 +63,7 @@ async fn subnets() {
 }
 
 #[tokio::test]
-async fn security_groups() {
+async fn set_security_groups_checks_and_changes_groups() {
     let aws = shared().await;
     let name = fresh("groups");
     let arn = balancer(aws, &name).await;
@@ -114,7 +114,7 @@ async fn security_groups() {
 }
 
 #[tokio::test]
-async fn ip_address_types() {
+async fn set_ip_address_type_checks_and_changes_type() {
     let aws = Aws::start().await.unwrap();
     let arn = balancer(&aws, "one").await;
     let to = async |kind| set(&aws, "SetIpAddressType", &arn, &[("IpAddressType", kind)]).await;
@@ -143,7 +143,7 @@ async fn ip_address_types() {
 }
 
 #[tokio::test]
-async fn of_a_balancer_that_is_not_there() {
+async fn changes_of_missing_load_balancer_are_rejected() {
     let aws = shared().await;
     let arn = balancer(aws, &fresh("gone")).await;
     aws.delete(&arn).await.unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Tags from this number to that.
+/// Returns numbered tags of this range.
 fn tags(from: usize, to: usize) -> Vec<(String, String)> {
     let tags = (1..).zip(from..=to);
     tags.flat_map(|(at, tag)| {
@@ -22,7 +22,7 @@ async fn add(aws: &Aws, arn: &str, tags: &[(String, String)]) -> Answer {
 }
 
 #[tokio::test]
-async fn of_everything() {
+async fn tags_work_for_every_kind_of_resource() {
     let aws = shared().await;
     let arn = balancer(aws, &fresh("tags")).await;
     let group = aws.create_target_group(&fresh("tags"), 80).await.unwrap();
@@ -70,7 +70,7 @@ async fn of_everything() {
 }
 
 #[tokio::test]
-async fn no_more_than_fifty() {
+async fn tags_beyond_fifty_are_rejected() {
     let aws = shared().await;
     let name = fresh("fifty");
     let arn = balancer(aws, &name).await;
@@ -106,7 +106,7 @@ async fn no_more_than_fifty() {
 }
 
 #[tokio::test]
-async fn what_is_refused() {
+async fn invalid_tags_are_rejected() {
     let aws = shared().await;
     let name = fresh("bad-tags");
     let arn = balancer(aws, &name).await;

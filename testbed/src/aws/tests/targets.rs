@@ -5,7 +5,8 @@ use super::super::network::Network;
 use super::super::state;
 use super::*;
 
-/// An account with a balancer `web` in the first two subnets that is active, a group on port 30080, and a listener on 80.
+/// Returns an account with an active load balancer `web` in the first two subnets, a group on port 30080, and a
+/// listener on port 80.
 async fn web() -> (Aws, String, String) {
     let aws = Aws::start().await.unwrap();
     aws.provisioning(Duration::ZERO);
@@ -33,7 +34,7 @@ async fn with_targets(aws: &Aws, action: &str, group: &str, targets: &[&str]) ->
     call(aws, action, &params).await.unwrap()
 }
 
-/// As `DescribeTargetHealth` tells it: `ID:PORT STATE REASON`.
+/// Returns `DescribeTargetHealth` as `ID:PORT STATE REASON`.
 async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
     let answer = with_targets(aws, "DescribeTargetHealth", group, targets).await;
     let lines = answer.items().iter().map(|item| {
@@ -53,7 +54,7 @@ async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
     lines.collect()
 }
 
-/// The reason and description of a group's only target.
+/// Returns the reason and description of a group's only target.
 async fn described(aws: &Aws, group: &str) -> (String, String) {
     let answer = with_targets(aws, "DescribeTargetHealth", group, &[]).await;
     let health = answer.only().child("TargetHealth").unwrap();
@@ -78,7 +79,7 @@ async fn until_healthy(aws: &Aws, group: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn traffic_arrives_at_healthy_targets() {
+async fn traffic_reaches_healthy_targets() {
     let (aws, arn, group) = web().await;
     aws.target_times(LONG, LONG);
     ok(
@@ -127,7 +128,7 @@ async fn traffic_arrives_at_healthy_targets() {
     );
     assert_eq!(aws.route(&arn, 80), [at("i-2", 30080)]);
     assert!(aws.route(&arn, 81).is_empty() && aws.route("other", 80).is_empty());
-    // With none healthy, all are tried.
+    // Without a healthy target, AWS routes to all.
     aws.health(&group, "i-2", "unhealthy", "Target.Timeout")
         .unwrap();
     assert_eq!(aws.route("web", 80).len(), 3);
@@ -136,11 +137,11 @@ async fn traffic_arrives_at_healthy_targets() {
 }
 
 #[tokio::test]
-async fn a_target_drains_before_it_is_gone() {
+async fn deregistered_target_drains_before_it_disappears() {
     let (aws, arn, group) = web().await;
     aws.target_times(Duration::ZERO, LONG);
     with_targets(&aws, "RegisterTargets", &group, &["i-1", "i-2"]).await;
-    // Nothing to drain where nothing comes.
+    // Targets without traffic do not drain.
     with_targets(&aws, "DeregisterTargets", &group, &["i-2"]).await;
     assert_eq!(
         health(&aws, &group, &["i-2"]).await,
@@ -148,7 +149,7 @@ async fn a_target_drains_before_it_is_gone() {
     );
     aws.create_listener(&arn, 80, &group).await.unwrap();
     with_targets(&aws, "RegisterTargets", &group, &["i-2"]).await;
-    with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never there
+    with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never registered
     let draining = "i-1:30080 draining Target.DeregistrationInProgress";
     assert_eq!(
         health(&aws, &group, &[]).await,
@@ -165,7 +166,7 @@ async fn a_target_drains_before_it_is_gone() {
 }
 
 #[tokio::test]
-async fn only_what_can_be_reached_is_a_target() {
+async fn unreachable_targets_are_rejected_or_unused() {
     let (aws, arn, group) = web().await;
     aws.target_times(Duration::ZERO, LONG);
     aws.create_listener(&arn, 80, &group).await.unwrap();
@@ -204,7 +205,7 @@ async fn only_what_can_be_reached_is_a_target() {
             .code(),
         "InvalidTarget"
     );
-    // In a zone that the balancer has no subnet in, nothing arrives, until it has one.
+    // Traffic reaches a zone only if the load balancer has a subnet there.
     with_targets(&aws, "RegisterTargets", &group, &["i-3"]).await;
     assert_eq!(
         health(&aws, &group, &[]).await,
@@ -226,7 +227,7 @@ async fn only_what_can_be_reached_is_a_target() {
 }
 
 #[tokio::test]
-async fn each_reason_has_its_description() {
+async fn health_reasons_have_their_descriptions() {
     let (aws, arn, group) = web().await;
     aws.target_times(Duration::ZERO, LONG);
     let says = async |reason: &str, description: &str| {
@@ -273,9 +274,8 @@ async fn each_reason_has_its_description() {
     .await;
 }
 
-/// None of those that AWS has is without one.
 #[tokio::test]
-async fn all_reasons_are_known() {
+async fn every_health_reason_of_aws_has_a_description() {
     let model = super::super::api_model().await.unwrap();
     let reasons = model["shapes"]["TargetHealthReasonEnum"]["enum"]
         .as_array()
@@ -291,9 +291,9 @@ async fn all_reasons_are_known() {
     assert_eq!(described, reasons);
 }
 
-/// Checks begin when a listener forwards to the group, however long the target was registered.
+/// Health checks begin when a listener forwards to the group, however long the target has been registered.
 #[test]
-fn health_is_checked_from_the_listener_on() {
+fn health_checks_begin_with_the_listener() {
     let now = Instant::now();
     let hours_ago = now.checked_sub(LONG).unwrap();
     let mut state = state::State::new(Network::default());

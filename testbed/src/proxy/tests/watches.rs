@@ -1,24 +1,24 @@
-//! What is done to a watch.
+//! Faults in watches.
 
 use super::*;
 
 #[tokio::test]
-async fn a_watch_streams_and_can_be_frozen() {
+async fn frozen_watch_holds_events_until_thawed() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let mut watch = client.watch().await;
         let mut other = client.watch().await;
-        upstream.tell("ADDED", "one");
+        upstream.send_event("ADDED", "one");
         assert_eq!(watch.name().await, "one");
         assert_eq!(other.name().await, "one");
         assert_eq!(proxy.running_watches(&Match::watch("pods")), 2);
 
         let elsewhere = proxy.freeze(Match::watch("services"));
         let frozen = proxy.freeze(Match::watch("pods"));
-        upstream.tell("MODIFIED", "two");
-        upstream.tell("MODIFIED", "three");
+        upstream.send_event("MODIFIED", "two");
+        upstream.send_event("MODIFIED", "three");
         frozen.wait_for_hits(4, SOON).await.unwrap();
-        // Other requests pass meanwhile.
+        // Other requests still work.
         assert_eq!(client.get(PODS).await.unwrap().status(), 200);
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
         assert!(quiet.is_err(), "{quiet:?}");
@@ -41,7 +41,7 @@ async fn a_watch_streams_and_can_be_frozen() {
 }
 
 #[tokio::test]
-async fn events_can_be_hidden() {
+async fn hidden_events_are_dropped() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let hiding = proxy.hide(Match::watch("pods"), |event| {
@@ -54,7 +54,7 @@ async fn events_can_be_hidden() {
             ("DELETED", "a"),
             ("ADDED", "c"),
         ] {
-            upstream.tell(kind, name);
+            upstream.send_event(kind, name);
         }
         assert_eq!(
             (watch.name().await, watch.name().await),
@@ -62,14 +62,14 @@ async fn events_can_be_hidden() {
         );
         assert_eq!(hiding.hits(), 2);
         hiding.take_back();
-        upstream.tell("ADDED", "b");
+        upstream.send_event("ADDED", "b");
         assert_eq!(watch.name().await, "b");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_watch_ends_cleanly_midway_or_with_410() {
+async fn watch_ends_cleanly_midway_or_with_410() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
         let pods = Match::watch("pods");
@@ -91,7 +91,7 @@ async fn a_watch_ends_cleanly_midway_or_with_410() {
         );
 
         let mut watch = client.watch().await;
-        upstream.tell("ADDED", "one");
+        upstream.send_event("ADDED", "one");
         assert_eq!(watch.name().await, "one");
         assert_eq!(proxy.end_watches(&pods, Ending::Gone), 1);
         let error = watch.next().await.unwrap();
@@ -101,13 +101,13 @@ async fn a_watch_ends_cleanly_midway_or_with_410() {
         );
         assert_eq!(watch.next().await.unwrap(), Value::Null);
 
-        let before = upstream.asked();
+        let before = upstream.received();
         proxy.inject(Match::any(), Times::First(2), Fault::Gone);
         let mut watch = client.watch().await;
         assert_eq!(watch.next().await.unwrap()["object"]["reason"], "Expired");
         assert_eq!(watch.next().await.unwrap(), Value::Null);
         assert_eq!(client.get(PODS).await.unwrap().status(), 410);
-        assert_eq!(upstream.asked(), before);
+        assert_eq!(upstream.received(), before);
     })
     .await;
 }

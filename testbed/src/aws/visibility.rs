@@ -1,5 +1,5 @@
-//! What describes show, which is not always what there is: what is new is not shown yet, or without its tags, and a balancer
-//! that was deleted is shown for a while yet.
+//! Resources that describes show, which may differ from the stored ones: new resources appear late, or with late tags,
+//! and deleted load balancers linger.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use super::state::{Deleted, Shown, State, Tags};
 use super::xml::Element;
 
 impl State {
-    /// Something new is there, with these tags.
-    pub(super) fn made(&mut self, arn: &str, tags: Tags) {
+    /// Records a new resource with these tags.
+    pub(super) fn record(&mut self, arn: &str, tags: Tags) {
         let now = Instant::now();
         let shown = Shown {
             from: now + self.times.hidden,
@@ -18,8 +18,8 @@ impl State {
         self.set_tags(arn, tags);
     }
 
-    /// Whether describes show it by now.
-    pub(super) fn shows(&self, arn: &str) -> bool {
+    /// Returns whether describes show the resource.
+    pub(super) fn is_shown(&self, arn: &str) -> bool {
         let shown = self
             .shown
             .get(arn)
@@ -27,7 +27,7 @@ impl State {
         shown.is_some_and(|shown| shown.from <= Instant::now())
     }
 
-    /// The tags that `DescribeTags` shows.
+    /// Returns the tags that `DescribeTags` shows.
     pub(super) fn shown_tags(&self, arn: &str) -> Tags {
         let (shown, tags) = match self.lingering(arn) {
             Some(deleted) => (Some(&deleted.shown), Some(&deleted.tags)),
@@ -37,7 +37,7 @@ impl State {
         tags.filter(|_| !late).cloned().unwrap_or_default()
     }
 
-    /// Zero: also what is hidden now is shown.
+    /// Sets the age until which new resources are hidden. Zero also shows resources that are hidden now.
     pub(super) fn hide(&mut self, age: Duration) {
         self.times.hidden = age;
         if age.is_zero() {
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// Zero: also the tags that are late now are shown.
+    /// Sets the age until which tags of new resources are hidden. Zero also shows tags that are hidden now.
     pub(super) fn delay_tags(&mut self, age: Duration) {
         self.times.late_tags = age;
         if age.is_zero() {
@@ -63,8 +63,8 @@ impl State {
             .chain(self.deleted.values_mut().map(|deleted| &mut deleted.shown))
     }
 
-    /// The balancer, described so, is about to be forgotten: it lingers from now on.
-    pub(super) fn keep_showing(&mut self, arn: &str, description: Element) {
+    /// Lets a deleted load balancer with this description linger.
+    pub(super) fn start_lingering(&mut self, arn: &str, description: Element) {
         let now = Instant::now();
         self.deleted.retain(|_, deleted| deleted.until > now);
         let Some(shown) = self.shown.get(arn).copied() else {
@@ -85,14 +85,14 @@ impl State {
         );
     }
 
-    /// A balancer that was deleted and lingers.
+    /// Returns the deleted load balancer, if it lingers.
     fn lingering(&self, arn: &str) -> Option<&Deleted> {
         self.deleted
             .get(arn)
             .filter(|deleted| deleted.until > Instant::now())
     }
 
-    /// All of them, by ARN.
+    /// Returns all lingering load balancers by ARN.
     pub(super) fn all_lingering(&self) -> impl Iterator<Item = (&String, &Deleted)> {
         let now = Instant::now();
         self.deleted
@@ -100,7 +100,7 @@ impl State {
             .filter(move |(_, deleted)| deleted.until > now)
     }
 
-    /// Zero: also what lingers now is gone.
+    /// Sets how long deleted load balancers linger. Zero also removes those that linger now.
     pub(super) fn linger(&mut self, age: Duration) {
         self.times.linger = age;
         if age.is_zero() {

@@ -1,7 +1,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_new_balancer_is_not_shown_yet() {
+async fn new_load_balancer_is_hidden_from_describes() {
     let aws = Aws::start().await.unwrap();
     let old = balancer(&aws, "old").await;
     aws.hide_new(LONG);
@@ -27,7 +27,7 @@ async fn a_new_balancer_is_not_shown_yet() {
             "{action}"
         );
     }
-    // Whoever makes it again gets it, and whoever knows it can change it.
+    // Creating the hidden load balancer again returns it, and calls that name its ARN can change it.
     let again = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "new")])).await;
     assert_eq!(again.get("LoadBalancerArn"), new);
     aws.tag(&new, "key", "value").await.unwrap();
@@ -45,15 +45,15 @@ async fn a_new_balancer_is_not_shown_yet() {
         .await?;
         Ok((answer.status == StatusCode::OK).then_some(()))
     };
-    wait::until("it to be shown", DEADLINE, shown)
+    wait::until("the load balancer to be shown", DEADLINE, shown)
         .await
         .unwrap();
 }
 
-/// The codes of the answers to these describes; empty where it is not refused.
-async fn codes(aws: &Aws, asked: &[(&str, &str, &str)]) -> Vec<String> {
+/// Returns the error codes of these describes; empty for a success.
+async fn codes(aws: &Aws, queries: &[(&str, &str, &str)]) -> Vec<String> {
     let mut codes = Vec::new();
-    for (action, param, value) in asked {
+    for (action, param, value) in queries {
         let answer = call(aws, action, &[(*param, *value)]).await.unwrap();
         assert!(
             [StatusCode::OK, StatusCode::BAD_REQUEST].contains(&answer.status),
@@ -66,7 +66,7 @@ async fn codes(aws: &Aws, asked: &[(&str, &str, &str)]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nor_are_new_groups_and_listeners() {
+async fn new_groups_and_listeners_are_hidden_from_describes() {
     let aws = Aws::start().await.unwrap();
     let arn = balancer(&aws, "web").await;
     let old = aws.create_target_group("old", 80).await.unwrap();
@@ -74,7 +74,7 @@ async fn nor_are_new_groups_and_listeners() {
     aws.hide_new(LONG);
     let new = aws.create_target_group("new", 81).await.unwrap();
     let listener = aws.create_listener(&arn, 81, &new).await.unwrap();
-    let asked = [
+    let queries = [
         ("DescribeTargetGroups", "Names.member.1", "new"),
         (
             "DescribeTargetGroups",
@@ -85,15 +85,15 @@ async fn nor_are_new_groups_and_listeners() {
         ("DescribeListeners", "ListenerArns.member.1", &listener),
         ("DescribeTags", "ResourceArns.member.1", &listener),
     ];
-    let (group_gone, listener_gone) = ("TargetGroupNotFound", "ListenerNotFound");
+    let (group_missing, listener_missing) = ("TargetGroupNotFound", "ListenerNotFound");
     assert_eq!(
-        codes(&aws, &asked).await,
+        codes(&aws, &queries).await,
         [
-            group_gone,
-            group_gone,
-            group_gone,
-            listener_gone,
-            listener_gone
+            group_missing,
+            group_missing,
+            group_missing,
+            listener_missing,
+            listener_missing
         ]
     );
     let both = [
@@ -102,9 +102,9 @@ async fn nor_are_new_groups_and_listeners() {
     ];
     assert_eq!(
         refused(&aws, "DescribeListeners", &both).await,
-        listener_gone
+        listener_missing
     );
-    // Lists are without them.
+    // Lists omit the hidden resources.
     let of_balancer = [("LoadBalancerArn", arn.as_str())];
     assert_eq!(
         ok(&aws, "DescribeTargetGroups", &[])
@@ -124,14 +124,14 @@ async fn nor_are_new_groups_and_listeners() {
             .get("ListenerArn"),
         old_listener
     );
-    // Whoever makes them again gets them.
+    // Creating hidden resources again returns them.
     assert_eq!(aws.create_target_group("new", 81).await.unwrap(), new);
     assert_eq!(
         aws.create_target_group("new", 82).await.unwrap_err().code,
         "DuplicateTargetGroupName"
     );
     assert_eq!(aws.create_listener(&arn, 81, &new).await.unwrap(), listener);
-    // Whoever knows them can change them.
+    // Calls that name their ARNs can change hidden resources.
     aws.add_instance("i-1", 'a');
     ok(
         &aws,
@@ -148,7 +148,7 @@ async fn nor_are_new_groups_and_listeners() {
         &[("ListenerArn", &listener), ("Port", "82")],
     )
     .await;
-    // They are there for whoever looks past the rules.
+    // Views that bypass the rules show hidden resources.
     assert_eq!(
         (
             aws.target_groups().await.unwrap().len(),
@@ -157,7 +157,7 @@ async fn nor_are_new_groups_and_listeners() {
         (2, 2)
     );
     aws.hide_new(Duration::ZERO);
-    assert_eq!(codes(&aws, &asked).await, [""; 5]);
+    assert_eq!(codes(&aws, &queries).await, [""; 5]);
     assert_eq!(ok(&aws, "DescribeTargetGroups", &[]).await.items().len(), 2);
     assert_eq!(
         ok(&aws, "DescribeTargetGroups", &of_balancer)
@@ -173,7 +173,7 @@ async fn nor_are_new_groups_and_listeners() {
             .len(),
         2
     );
-    // What is hidden can be deleted.
+    // Hidden resources can be deleted.
     aws.hide_new(LONG);
     let newest = aws.create_target_group("newest", 80).await.unwrap();
     let on_it = aws.create_listener(&arn, 83, &newest).await.unwrap();
@@ -186,11 +186,11 @@ async fn nor_are_new_groups_and_listeners() {
         ),
         (2, 2)
     );
-    // In time they are shown by themselves.
+    // Hidden resources appear when their time is up.
     aws.hide_new(Duration::from_millis(100));
     let late = aws.create_target_group("late", 80).await.unwrap();
     let late_listener = aws.create_listener(&arn, 84, &late).await.unwrap();
-    let asked = [
+    let queries = [
         ("DescribeTargetGroups", "Names.member.1", "late"),
         (
             "DescribeListeners",
@@ -198,13 +198,13 @@ async fn nor_are_new_groups_and_listeners() {
             late_listener.as_str(),
         ),
     ];
-    let shown = async || Ok((codes(&aws, &asked).await == [""; 2]).then_some(()));
-    wait::until("them to be shown", DEADLINE, shown)
+    let shown = async || Ok((codes(&aws, &queries).await == [""; 2]).then_some(()));
+    wait::until("the resources to be shown", DEADLINE, shown)
         .await
         .unwrap();
 }
 
-/// The tags that `DescribeTags` shows of these.
+/// Returns the tags that `DescribeTags` shows of these resources.
 async fn tags_of(aws: &Aws, arns: &[&str]) -> Vec<Vec<(String, String)>> {
     let names: Vec<String> = (1..=arns.len())
         .map(|at| format!("ResourceArns.member.{at}"))
@@ -231,7 +231,7 @@ async fn tags_of(aws: &Aws, arns: &[&str]) -> Vec<Vec<(String, String)>> {
         .collect()
 }
 
-/// A balancer, a target group and a listener of these names, with the tag `owner`.
+/// Creates a load balancer, a target group and a listener with these names and the tag `owner`.
 async fn tagged(aws: &Aws, name: &str) -> [String; 3] {
     let vpc = aws.vpc();
     let tag = [
@@ -269,7 +269,7 @@ async fn tagged(aws: &Aws, name: &str) -> [String; 3] {
 }
 
 #[tokio::test]
-async fn tags_are_shown_late() {
+async fn new_tags_are_shown_late() {
     let aws = Aws::start().await.unwrap();
     let owner = vec![("owner".to_owned(), "me".to_owned())];
     let old = tagged(&aws, "old").await;
@@ -279,7 +279,7 @@ async fn tags_are_shown_late() {
     let mut expected = vec![owner.clone(); 3];
     expected.resize(6, Vec::new());
     assert_eq!(tags_of(&aws, &all).await, expected);
-    // They themselves are shown, and there is no less to them.
+    // Describes show the resources themselves completely.
     let shown = ok(&aws, "DescribeLoadBalancers", &[("Names.member.1", "new")]).await;
     assert_eq!(shown.get("LoadBalancerArn"), new[0]);
     assert_eq!(
@@ -292,7 +292,7 @@ async fn tags_are_shown_late() {
         aws.balancer("new").await.unwrap().unwrap().tags["owner"],
         "me"
     );
-    // What is added since is late too, and is kept.
+    // A tag added meanwhile is late too, and is kept.
     aws.tag(&new[1], "added", "since").await.unwrap();
     assert_eq!(tags_of(&aws, &[&new[1]]).await, [Vec::new()]);
     aws.late_tags(Duration::ZERO);
@@ -303,13 +303,13 @@ async fn tags_are_shown_late() {
     let late = tagged(&aws, "late").await;
     let late: Vec<&str> = late.iter().map(String::as_str).collect();
     let in_time = async || Ok((tags_of(&aws, &late).await == vec![owner.clone(); 3]).then_some(()));
-    wait::until("their tags to be shown", DEADLINE, in_time)
+    wait::until("the tags to be shown", DEADLINE, in_time)
         .await
         .unwrap();
 }
 
 #[tokio::test]
-async fn a_deleted_balancer_lingers() {
+async fn deleted_load_balancer_lingers_in_describes() {
     let aws = Aws::start().await.unwrap();
     aws.provisioning(Duration::ZERO);
     let [old, _, listener] = tagged(&aws, "old").await;
@@ -328,8 +328,8 @@ async fn a_deleted_balancer_lingers() {
     );
     aws.linger(LONG);
     ok(&aws, "DeleteLoadBalancer", &delete).await;
-    for asked in [&by_name, &by_arn] {
-        assert_eq!(*ok(&aws, "DescribeLoadBalancers", asked).await.only(), was);
+    for query in [&by_name, &by_arn] {
+        assert_eq!(*ok(&aws, "DescribeLoadBalancers", query).await.only(), was);
     }
     let all = async || {
         let shown = ok(&aws, "DescribeLoadBalancers", &[]).await;
@@ -353,7 +353,7 @@ async fn a_deleted_balancer_lingers() {
     .await;
     assert_eq!(page.get("LoadBalancerArn"), old);
     assert_eq!(tags_of(&aws, &[&old, &other]).await, tags);
-    // It is not there all the same.
+    // The lingering load balancer no longer exists.
     assert_eq!(aws.balancers().await.unwrap().len(), 1);
     for action in [
         "DescribeListeners",
@@ -380,7 +380,7 @@ async fn a_deleted_balancer_lingers() {
         "LoadBalancerNotFound"
     );
     ok(&aws, "DeleteLoadBalancer", &delete).await;
-    // Its name is not free, also for one just like it.
+    // A lingering load balancer's name is taken, even for an identical create.
     let duplicate = aws
         .create("old", &SUBNETS[..2], "internal", &[("owner", "me")])
         .await
@@ -388,9 +388,9 @@ async fn a_deleted_balancer_lingers() {
     assert_eq!(duplicate.code, "DuplicateLoadBalancerName");
     aws.linger(Duration::ZERO);
     assert_eq!(all().await, ["other"]);
-    for asked in [&by_name, &by_arn] {
+    for query in [&by_name, &by_arn] {
         assert_eq!(
-            refused(&aws, "DescribeLoadBalancers", asked).await,
+            refused(&aws, "DescribeLoadBalancers", query).await,
             "LoadBalancerNotFound"
         );
     }
@@ -400,16 +400,18 @@ async fn a_deleted_balancer_lingers() {
     );
     let again = balancer(&aws, "old").await;
     assert_ne!(again, old);
-    // In time it is gone by itself, and its name is free.
+    // Lingering ends when its time is up, and frees the name.
     aws.linger(Duration::from_millis(100));
     ok(&aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &again)]).await;
     let gone = async || Ok((all().await == ["other"]).then_some(()));
-    wait::until("it to be gone", DEADLINE, gone).await.unwrap();
+    wait::until("the load balancer to disappear", DEADLINE, gone)
+        .await
+        .unwrap();
     assert_ne!(balancer(&aws, "old").await, again);
 }
 
 #[tokio::test]
-async fn one_that_was_never_shown_does_not_appear_when_it_is_deleted() {
+async fn hidden_load_balancer_stays_hidden_when_deleted() {
     let aws = Aws::start().await.unwrap();
     aws.hide_new(LONG);
     aws.linger(LONG);
@@ -447,7 +449,7 @@ async fn one_that_was_never_shown_does_not_appear_when_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn all_that_behaves_is_shown() {
+async fn describes_show_everything_after_behave() {
     let aws = Aws::start().await.unwrap();
     aws.hide_new(LONG);
     aws.late_tags(LONG);
