@@ -74,7 +74,7 @@ fn bound_children(schema: &mut Schema) {
                 }
             }
             _ if property["x-kubernetes-int-or-string"] == true => {
-                set_default(property, "maxLength", NAME)
+                set_default(property, "maxLength", NAME);
             }
             _ => {}
         }
