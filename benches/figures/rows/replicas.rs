@@ -1,4 +1,4 @@
-//! Measures how long no replica acts after the leader is killed, and after it is told to stop.
+//! Measures how long no replica acts after the leader is killed, and after a signal stops the leader.
 
 use std::path::PathBuf;
 use std::sync::Arc;

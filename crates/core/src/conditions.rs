@@ -151,24 +151,9 @@ pub fn set_ready(
     }
 }
 
-/// Returns the condition of that type if an Event should publish it: its reason differs from `before`, or its message
-/// does while the status is not `True`.
-pub fn to_publish<'a>(
-    before: &[Condition],
-    now: &'a [Condition],
-    type_: &str,
-) -> Option<&'a Condition> {
-    let (then, now) = (get(before, type_), get(now, type_)?);
-    let is_unpublished = |then: &Condition| then.message != now.message && now.status != "True";
-    then.is_none_or(|then| then.reason != now.reason || is_unpublished(then))
-        .then_some(now)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
 
     fn at(text: &str) -> Time {
@@ -216,44 +201,5 @@ mod tests {
             at("2026-01-01T00:00:09Z")
         );
         assert_eq!(conditions.len(), 1);
-    }
-
-    type Case = (&'static str, bool, &'static str, &'static str);
-
-    #[rstest]
-    #[case::first((READY, false, "Loop", "a"), None, true)]
-    #[case::first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
-    #[case::of_another_type(("Other", false, "Loop", "a"), None, false)]
-    #[case::true_first((READY, true, "Ready", "a"), None, true)]
-    #[case::unchanged((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
-    #[case::another_reason((READY, false, "Other", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::true_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
-    #[case::another_message((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
-    #[case::another_message_while_true((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
-    fn condition_is_published_when_it_changes(
-        #[case] now: Case,
-        #[case] before: Option<Case>,
-        #[case] is_published: bool,
-    ) {
-        let conditions = |condition: Option<Case>| {
-            let mut conditions = Vec::new();
-            if let Some((type_, is_true, reason, message)) = condition {
-                set(
-                    &mut conditions,
-                    type_,
-                    is_true,
-                    reason,
-                    message,
-                    1,
-                    at("2026-01-01T00:00:00Z"),
-                );
-            }
-            conditions
-        };
-        let now = conditions(Some(now));
-        assert_eq!(
-            to_publish(&conditions(before), &now, READY),
-            now.first().filter(|_| is_published)
-        );
     }
 }

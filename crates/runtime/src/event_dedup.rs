@@ -115,6 +115,7 @@ impl EventDedup {
 #[cfg(test)]
 mod tests {
     use qm_core::conditions::Activity;
+    use rstest::rstest;
 
     use super::*;
 
@@ -213,6 +214,26 @@ mod tests {
             let before = condition(false, "CrashLoopBackOff", "exit code 1");
             assert!(!dedup.is_due(&key, 1, &outcome, Some(before)), "{policy:?}");
         }
+    }
+
+    #[rstest]
+    #[case::first(Outcome::failed("Loop", "a"), None, true)]
+    #[case::ready_first(Outcome::ready("a"), None, true)]
+    #[case::unchanged(Outcome::failed("Loop", "a"), Some((false, "Loop", "a")), false)]
+    #[case::another_reason(Outcome::failed("Other", "a"), Some((false, "Loop", "a")), true)]
+    #[case::ready_again(Outcome::ready("a"), Some((false, "Loop", "a")), true)]
+    #[case::another_message(Outcome::failed("Loop", "b"), Some((false, "Loop", "a")), true)]
+    #[case::another_message_while_ready(Outcome::ready("b"), Some((true, "Ready", "a")), false)]
+    fn change_of_reason_or_message_is_reported(
+        #[case] outcome: Outcome,
+        #[case] before: Option<(bool, &'static str, &'static str)>,
+        #[case] is_reported: bool,
+    ) {
+        let before = before.map(|(is_true, reason, message)| condition(is_true, reason, message));
+        let outcome = outcome.event(EventPolicy::OnMessage);
+        let key = ObjectKey::new("shop", "web");
+        let dedup = EventDedup::default();
+        assert_eq!(dedup.is_due(&key, 1, &outcome, before), is_reported);
     }
 
     #[test]

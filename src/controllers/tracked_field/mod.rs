@@ -3,6 +3,7 @@
 //! The [`tracker`] observes the changes, [`history`] computes the next status, the reconcile writes it, and the outbox
 //! (`qm_notify::queue`) sends Pending entries. The reconcile is the only writer of a `TrackedField`.
 
+use std::fmt::Display;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,12 +119,12 @@ fn unreported(error: Error) -> Error {
     }
 }
 
-fn history_of(object: &TrackedField) -> Result<History> {
-    object.history().map_err(|error| Error::Other {
+fn unreadable_history(error: impl Display) -> Error {
+    Error::Other {
         class: Class::Transient,
         reason: WRITE_FAILED.into(),
         message: format!("the stored history could not be read: {error}"),
-    })
+    }
 }
 
 impl<T: Transport> TrackedFields<T> {
@@ -165,7 +166,7 @@ impl<T: Transport> TrackedFields<T> {
         let pending = self.targets.tracker.pending(&key, &identity);
         let mut raced = false;
         loop {
-            let before = history_of(&cx.object)?;
+            let before = cx.object.history().map_err(unreadable_history)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
                 // Sent entries had been stored, so this status is an older version.
@@ -447,12 +448,8 @@ impl<T: Transport> TrackedFields<T> {
         if is_suspended {
             self.outbox.dequeue(&key, false);
         } else {
-            let offer = PendingEntries::of(&object).map_err(|error| Error::Other {
-                class: Class::Transient,
-                reason: WRITE_FAILED.into(),
-                message: format!("the stored history could not be read: {error}"),
-            })?;
-            self.outbox.enqueue(&point_key, offer);
+            let entries = PendingEntries::of(&object).map_err(unreadable_history)?;
+            self.outbox.enqueue(&point_key, entries);
         }
         self.outbox.recorded(&key, &outcomes);
         if let Some(panic) = panic {

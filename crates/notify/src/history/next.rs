@@ -1,4 +1,4 @@
-//! One reconcile of a history.
+//! The next history, from the stored one and what a reconcile observed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;

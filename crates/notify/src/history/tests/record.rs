@@ -328,7 +328,7 @@ fn recorded_versions_are_not_recorded_again() {
             (Updated, Some("1"))
         ]
     );
-    // The same changes again, and later ones.
+    // A retry gets these changes again, and later ones.
     record(
         &mut history,
         &subject("replicas"),
