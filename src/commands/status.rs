@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use kube::Client;
 use kube::core::DynamicObject;
 use qm_core::kind::KindInfo;
-use qm_runtime::crds;
+use qm_runtime::watch::crds;
 use tokio::time::{Instant, sleep};
 
 use super::objects::{self, ObjectState, ObjectSummary};

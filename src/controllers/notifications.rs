@@ -11,7 +11,7 @@ use qm_runtime::backoff::BackoffPolicy;
 use qm_runtime::health::KindState;
 use qm_runtime::leader::Fence;
 use qm_runtime::manager::{KindHandles, Manager, Phase};
-use qm_runtime::watch_hub::WatchHub;
+use qm_runtime::watch::WatchHub;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
@@ -60,7 +60,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         manager.client.clone(),
         manager.scope.clone(),
         manager.streaming_watch_config.clone(),
-        Arc::clone(&tracker) as _,
+        Tracker::new_index(&tracker),
         manager.metrics.clone(),
         manager.tasks.clone(),
         manager.watchdog("targets"),

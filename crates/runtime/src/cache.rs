@@ -1,14 +1,18 @@
 //! Objects of one of the operator's own kinds, as the watches of the operator's scope show them.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use kube::ResourceExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
-use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::ObjectKey;
+use super::health::{KindState, Probes};
+use super::watch::{Index, Phase, Readiness};
 
 /// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more
 /// than a few are a mistake or an attack.
@@ -18,27 +22,17 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 /// shortened list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Cache that feeds a [`Store`] from one watch per place (the cluster, or a namespace each). A relist of one place
-/// leaves the objects of the others.
-pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
-    writer: Writer<K>,
+/// Index that feeds a [`Store`], and reports the state of the kind.
+pub struct Cache<K: Kind + Clone + 'static> {
+    name: &'static str,
+    writer: Mutex<Writer<K>>,
     store: Store<K>,
-    places: Vec<Place<K>>,
-}
-
-struct Place<K: Resource<DynamicType = ()>> {
-    namespace: Option<String>,
-    list: ListState,
-    listed: HashSet<ObjectRef<K>>,
-}
-
-/// State of the list of a place.
-enum ListState {
-    Pending,
-    /// The apiserver denies the list, with its message.
-    Denied(String),
-    /// The place has been listed.
-    Listed,
+    on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
+    readiness: Readiness,
+    probes: Probes,
+    state: watch::Sender<KindState>,
+    /// Generation whose lists are complete, as far as the apiserver allows them.
+    synced: watch::Sender<Option<u64>>,
 }
 
 /// Change of the cache.
@@ -49,142 +43,131 @@ pub enum CacheChange<K> {
     Deleted(Arc<K>),
 }
 
-impl<K> Cache<K>
-where
-    K: Kind + Clone + Debug + Send + Sync + 'static,
-{
-    /// Creates an empty cache with one watch for each of `places`; `None` is the whole cluster.
-    pub fn new(places: Vec<Option<String>>) -> Self {
-        let (store, mut writer) = store();
-        // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
-        empty(&mut writer);
-        let places = places
-            .into_iter()
-            .map(|namespace| Place {
-                namespace,
-                list: ListState::Pending,
-                listed: HashSet::new(),
-            })
-            .collect();
+/// Creates the empty store of a cache, and its writer.
+pub fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
+    let (store, mut writer) = store();
+    // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
+    writer.apply_watcher_event(&Event::Init);
+    writer.apply_watcher_event(&Event::InitDone);
+    (store, writer)
+}
+
+impl<K: Kind + Clone + 'static> Cache<K> {
+    /// Creates a cache that `writer` feeds, of the kind whose controller is `name`. `on` gets each change of the cache,
+    /// and whether all objects have been listed; once they have, it gets each object again. While the watch is stopped,
+    /// the cache is empty: a reconcile of objects that an older CRD has pruned would act on missing fields.
+    pub fn new(
+        name: &'static str,
+        writer: Writer<K>,
+        on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
+        readiness: Readiness,
+        probes: Probes,
+        state: watch::Sender<KindState>,
+        synced: watch::Sender<Option<u64>>,
+    ) -> Self {
         Self {
-            writer,
-            store,
-            places,
+            name,
+            store: writer.as_reader(),
+            writer: Mutex::new(writer),
+            on: Box::new(on),
+            readiness,
+            probes,
+            state,
+            synced,
         }
     }
 
-    /// Returns the store of the objects.
-    pub fn store(&self) -> Store<K> {
-        self.store.clone()
+    fn write(&self, event: &Event<K>) {
+        // No holder of the lock panics.
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.apply_watcher_event(event);
     }
 
-    /// Returns whether every place has been listed or its list was denied: a denied place does not block the others.
-    pub fn is_synced(&self) -> bool {
-        self.places
-            .iter()
-            .all(|place| !matches!(place.list, ListState::Pending))
+    fn report(&self, change: CacheChange<K>) {
+        (self.on)(change, self.readiness.synced_generation().is_some());
     }
 
-    /// Returns the places whose list is denied, with the apiserver's messages.
-    pub fn denied(&self) -> BTreeMap<Option<String>, String> {
-        let denied = self.places.iter().filter_map(|place| match &place.list {
-            ListState::Denied(why) => Some((place.namespace.clone(), why.clone())),
-            ListState::Pending | ListState::Listed => None,
-        });
-        denied.collect()
-    }
-
-    /// Records that the list of place number `index` is denied. Cached objects stay if the place was listed before.
-    pub fn deny(&mut self, index: usize, why: String) {
-        let list = &mut self.places[index].list;
-        if !matches!(list, ListState::Listed) {
-            *list = ListState::Denied(why);
-        }
-    }
-
-    /// Starts all lists again. Cached objects stay until their place has been listed.
-    pub fn restart(&mut self) {
-        for place in &mut self.places {
-            place.list = ListState::Pending;
-            place.listed.clear();
-        }
-    }
-
-    /// Removes all objects and starts all lists again. Returns the removed objects.
-    pub fn clear(&mut self) -> Vec<CacheChange<K>> {
-        self.restart();
-        let objects = self.store.state();
-        empty(&mut self.writer);
-        objects.into_iter().map(CacheChange::Deleted).collect()
-    }
-
-    /// Applies an event of the watch of place number `index`.
-    pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<CacheChange<K>> {
-        match event {
-            Event::Apply(object) => self.insert(object),
-            Event::Delete(object) => vec![self.remove(Arc::new(object))],
-            Event::Init => {
-                self.places[index].listed.clear();
-                Vec::new()
+    fn set_state(&self, state: KindState) {
+        if *self.state.borrow() != state {
+            match &state {
+                KindState::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
+                KindState::Syncing => info!(kind = self.name, "listing the kind"),
+                KindState::PartiallySynced(denied) => {
+                    warn!(
+                        kind = self.name,
+                        ?denied,
+                        "kind is served only where the apiserver allows its list"
+                    );
+                }
+                KindState::Synced => info!(kind = self.name, "kind is served"),
             }
-            Event::InitApply(object) => {
-                self.places[index]
-                    .listed
-                    .insert(ObjectRef::from_obj(&object));
-                self.insert(object)
-            }
-            Event::InitDone => self.listed(index),
+            self.probes.set(self.name, state.clone());
+            self.state.send_replace(state);
         }
-    }
-
-    /// Inserts an object. An object of its name with another UID was deleted: a watch that was interrupted may never
-    /// have shown that.
-    fn insert(&mut self, mut object: K) -> Vec<CacheChange<K>> {
-        strip(&mut object);
-        let key = ObjectRef::from_obj(&object);
-        let replaced = self
-            .store
-            .get(&key)
-            .filter(|before| before.uid() != object.uid());
-        self.writer.apply_watcher_event(&Event::Apply(object));
-        let present = self.store.get(&key).map(CacheChange::Present);
-        replaced
-            .map(CacheChange::Deleted)
-            .into_iter()
-            .chain(present)
-            .collect()
-    }
-
-    fn remove(&mut self, object: Arc<K>) -> CacheChange<K> {
-        self.writer
-            .apply_watcher_event(&Event::Delete(object.as_ref().clone()));
-        CacheChange::Deleted(object)
-    }
-
-    /// Ends the list of a place: cached objects that it did not show were deleted.
-    fn listed(&mut self, index: usize) -> Vec<CacheChange<K>> {
-        let place = &mut self.places[index];
-        place.list = ListState::Listed;
-        let listed = std::mem::take(&mut place.listed);
-        let namespace = place.namespace.clone();
-        let missing: Vec<_> = self
-            .store
-            .state()
-            .into_iter()
-            .filter(|object| namespace.is_none() || object.namespace() == namespace)
-            .filter(|object| !listed.contains(&ObjectRef::from_obj(object.as_ref())))
-            .collect();
-        missing
-            .into_iter()
-            .map(|object| self.remove(object))
-            .collect()
     }
 }
 
-/// Empties the store, as an empty list would.
-fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
-    writer.apply_watcher_event(&Event::Init);
-    writer.apply_watcher_event(&Event::InitDone);
+impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
+    /// Inserts an object. An object of its name with another UID was deleted: a watch that was interrupted may never
+    /// have shown that.
+    fn apply(&self, mut object: K) -> bool {
+        strip(&mut object);
+        let key = ObjectRef::from_obj(&object);
+        let before = self.store.get(&key);
+        let replaced = before.filter(|before| before.uid() != object.uid());
+        self.write(&Event::Apply(object));
+        if let Some(replaced) = replaced {
+            self.report(CacheChange::Deleted(replaced));
+        }
+        if let Some(object) = self.store.get(&key) {
+            self.report(CacheChange::Present(object));
+        }
+        true
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<K>) {
+        let cached = || self.store.get(&key.object_ref());
+        if let Some(object) = last.map(Arc::new).or_else(cached) {
+            self.write(&Event::Delete(object.as_ref().clone()));
+            self.report(CacheChange::Deleted(object));
+        }
+    }
+
+    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        let objects = self.store.state();
+        let keys = objects.iter().map(|object| ObjectKey::of(object.as_ref()));
+        keys.filter(|key| key.is_in(place)).collect()
+    }
+
+    fn phase(&self, _place: Option<&str>, phase: &Phase) {
+        if let Phase::Stopped(why) = phase {
+            self.synced.send_replace(None);
+            return self.set_state(KindState::Absent(why.clone()));
+        }
+        let synced = self.readiness.synced_generation();
+        if synced.is_none() {
+            // During a relist the kind is still served.
+            if matches!(*self.state.borrow(), KindState::Absent(_)) {
+                self.set_state(KindState::Syncing);
+            }
+            return;
+        }
+        let is_news = *self.synced.borrow() != synced;
+        if is_news {
+            for object in self.store.state() {
+                self.report(CacheChange::Present(object));
+            }
+        }
+        let denied = self.readiness.unlisted();
+        self.set_state(if denied.is_empty() {
+            KindState::Synced
+        } else {
+            KindState::PartiallySynced(denied)
+        });
+        if is_news {
+            self.synced.send_replace(synced);
+        }
+    }
 }
 
 /// Removes metadata that no controller reads: `managedFields`, labels, owner references and other programs'
@@ -231,11 +214,23 @@ pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
-    use kube::core::ObjectMeta;
+    use kube::Api;
+    use kube::core::{ApiResource, ObjectMeta};
+    use kube::runtime::watcher;
+    use tokio::sync::mpsc;
 
     use super::*;
-    use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, Widget};
+    use crate::metrics::{Metrics, Purpose};
+    use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, PROGRAM, Widget};
+    use crate::watch::tests::{WatchRequest, api, object as json_object};
+    use crate::watch::{Command, ResourceName, ResourceWatch};
+
+    fn json(name: &str) -> serde_json::Value {
+        json_object(name, "5")
+    }
 
     fn object(namespace: &str, name: &str) -> Widget {
         let metadata = ObjectMeta {
@@ -249,114 +244,144 @@ mod tests {
         }
     }
 
-    fn names(cache: &Cache<Widget>) -> Vec<String> {
-        let mut names: Vec<_> = cache
-            .store()
-            .state()
-            .iter()
-            .map(|object| object.name_any())
-            .collect();
-        names.sort();
-        names
+    struct Scene {
+        cache: Arc<Cache<Widget>>,
+        /// Each change, as `+NAME` with whether all objects are listed, or `-NAME`.
+        changes: mpsc::UnboundedReceiver<String>,
+        state: watch::Receiver<KindState>,
+        synced: watch::Receiver<Option<u64>>,
+        commands: watch::Sender<Command>,
     }
 
-    #[test]
-    fn relist_of_one_namespace_keeps_the_others() {
-        let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
-        for (index, namespace) in ["a", "b"].into_iter().enumerate() {
-            cache.apply(index, Event::Init);
-            cache.apply(
-                index,
-                Event::InitApply(object(namespace, &format!("{namespace}1"))),
-            );
-            cache.apply(
-                index,
-                Event::InitApply(object(namespace, &format!("{namespace}2"))),
-            );
-            assert!(!cache.is_synced());
-            cache.apply(index, Event::InitDone);
-        }
-        assert!(cache.is_synced());
-        cache.apply(0, Event::Init);
-        cache.apply(0, Event::InitApply(object("a", "a1")));
-        let changes = cache.apply(0, Event::InitDone);
-        assert!(
-            matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "a2")
-        );
-        assert_eq!(names(&cache), ["a1", "b1", "b2"]);
-    }
-
-    #[test]
-    fn denied_place_does_not_block_the_others() {
-        let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
-        cache.apply(0, Event::Init);
-        cache.apply(0, Event::InitDone);
-        cache.deny(0, "too late".into());
-        assert!(!cache.is_synced());
-        cache.deny(1, "no".into());
-        assert!(cache.is_synced());
-        assert_eq!(cache.denied(), [(Some("b".into()), "no".into())].into());
-        cache.apply(1, Event::Init);
-        assert!(
-            cache.is_synced() && !cache.denied().is_empty(),
-            "the place stays denied until its list ends"
-        );
-        cache.apply(1, Event::InitApply(object("b", "b1")));
-        cache.apply(1, Event::InitDone);
-        assert!(cache.is_synced() && cache.denied().is_empty());
-        cache.clear();
-        assert!(!cache.is_synced());
-    }
-
-    #[test]
-    fn objects_stay_cached_during_a_relist() {
-        let mut cache = Cache::new(vec![None]);
-        cache.apply(0, Event::Init);
-        cache.apply(0, Event::InitApply(object("a", "x")));
-        cache.apply(0, Event::InitDone);
-        cache.restart();
-        assert!(!cache.is_synced());
-        assert_eq!(names(&cache), ["x"]);
-        cache.apply(0, Event::Init);
-        let changes = cache.apply(0, Event::InitDone);
-        assert!(matches!(&changes[..], [CacheChange::Deleted(object)] if object.name_any() == "x"));
-        assert!(cache.is_synced() && names(&cache).is_empty());
-    }
-
-    fn with_uid(name: &str, uid: &str) -> Widget {
-        let mut object = object("a", name);
-        object.metadata.uid = Some(uid.into());
-        object
-    }
-
-    /// Formats changes as `+UID` for present and `-UID` for deleted objects.
-    fn changes(all: &[CacheChange<Widget>]) -> Vec<String> {
-        let change = |change: &CacheChange<Widget>| match change {
-            CacheChange::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
-            CacheChange::Deleted(object) => format!("-{}", object.uid().unwrap_or_default()),
+    /// Runs the cache of these places.
+    fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
+        let (sender, changes) = mpsc::unbounded_channel();
+        let (state, state_receiver) = watch::channel(KindState::Syncing);
+        let (synced, synced_receiver) = watch::channel(None);
+        let readiness = Readiness::default();
+        let on = move |change: CacheChange<Widget>, is_listed: bool| {
+            let text = match change {
+                CacheChange::Present(object) => format!("+{} {is_listed}", object.name_any()),
+                CacheChange::Deleted(object) => format!("-{}", object.name_any()),
+            };
+            sender.send(text).unwrap();
         };
-        all.iter().map(change).collect()
+        let cache = Arc::new(Cache::new(
+            "widget",
+            empty_store().1,
+            on,
+            readiness.clone(),
+            Probes::new(),
+            state,
+            synced,
+        ));
+        let commands = watch::Sender::<Command>::default();
+        let resource = ResourceWatch {
+            resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
+            apis,
+            config: watcher::Config::default(),
+            index: Arc::clone(&cache) as Arc<dyn Index<Widget>>,
+            readiness,
+            metrics: Metrics::new(&PROGRAM),
+            purpose: Purpose::Own,
+            watchdog: Probes::new().watchdog("cache", Duration::from_mins(1)),
+        };
+        tokio::spawn(resource.run(commands.subscribe()));
+        Scene {
+            cache,
+            changes,
+            state: state_receiver,
+            synced: synced_receiver,
+            commands,
+        }
     }
 
-    #[test]
-    fn recreated_object_is_reported_deleted_first() {
-        let mut cache = Cache::new(vec![None]);
-        cache.apply(0, Event::Init);
-        assert_eq!(
-            changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
-            ["+1"]
+    #[tokio::test(start_paused = true)]
+    async fn denied_namespace_does_not_block_the_others() {
+        let (served, _) = api(|_, _| (200, vec![json("x")]));
+        let (denied, _) = api(|_, before| match before {
+            0..=2 => (403, vec![]),
+            _ => (200, vec![json("y")]),
+        });
+        let mut scene = run(vec![(Some("a".into()), served), (Some("b".into()), denied)]);
+        let partly = KindState::PartiallySynced([(Some("b".into()), "no".into())].into());
+        let changed = scene.state.wait_for(|state| *state != KindState::Syncing);
+        assert_eq!(*changed.await.unwrap(), partly);
+        for expected in ["+x false", "+x true"] {
+            assert_eq!(scene.changes.recv().await.unwrap(), expected);
+        }
+        let synced = scene.state.wait_for(|state| *state == KindState::Synced);
+        synced.await.unwrap();
+        assert_eq!(scene.changes.recv().await.unwrap(), "+y true");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cache_is_empty_while_the_crd_is_incompatible() {
+        let (apis, _) = api(|_, _| (200, vec![json("x")]));
+        let mut scene = run(vec![(None, apis)]);
+        let stop = |reason: Option<&str>| {
+            let stop = reason.map(str::to_owned);
+            scene.commands.send_modify(|command| command.stop = stop);
+        };
+        for _ in 0..2 {
+            let synced = scene.state.wait_for(|state| *state == KindState::Synced);
+            synced.await.unwrap();
+            for expected in ["+x false", "+x true"] {
+                assert_eq!(scene.changes.recv().await.unwrap(), expected);
+            }
+            stop(Some("older"));
+            assert_eq!(scene.changes.recv().await.unwrap(), "-x");
+            assert_eq!(*scene.state.borrow(), KindState::Absent("older".into()));
+            assert!(scene.cache.store.is_empty());
+            stop(None);
+        }
+    }
+
+    /// The watch of a standby may be stale.
+    #[tokio::test(start_paused = true)]
+    async fn new_leader_relists_its_objects() {
+        let listed = |before: usize| json(if before == 0 { "x" } else { "y" });
+        let (apis, log) = api(move |request, before| match request {
+            WatchRequest::List => (200, vec![listed(before)]),
+            _ => (200, vec![]),
+        });
+        let mut scene = run(vec![(None, apis)]);
+        let (mut states, commands) = (scene.state.clone(), scene.commands.clone());
+        let names = async |synced: &mut watch::Receiver<Option<u64>>, generation| {
+            synced.wait_for(|it| *it == Some(generation)).await.unwrap();
+            let objects = scene.cache.store.state();
+            let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
+            (log.count(WatchRequest::List), names)
+        };
+        assert_eq!(names(&mut scene.synced, 0).await, (1, vec!["x".into()]));
+        states.mark_unchanged();
+        commands.send_modify(|command| command.generation += 1);
+        assert_eq!(names(&mut scene.synced, 1).await, (2, vec!["y".into()]));
+        assert!(
+            !states.has_changed().unwrap(),
+            "the kind is served throughout"
         );
-        cache.apply(0, Event::InitDone);
-        assert_eq!(
-            changes(&cache.apply(0, Event::Apply(with_uid("x", "1")))),
-            ["+1"]
-        );
-        cache.apply(0, Event::Init);
-        assert_eq!(
-            changes(&cache.apply(0, Event::InitApply(with_uid("x", "2")))),
-            ["-1", "+2"]
-        );
-        assert!(cache.apply(0, Event::InitDone).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn recreated_object_is_reported_deleted_first() {
+        let recreated = |before: usize| {
+            let mut object = json("x");
+            object["metadata"]["uid"] = before.to_string().into();
+            object
+        };
+        let (apis, _) = api(move |request, before| match request {
+            WatchRequest::List => (200, vec![recreated(before)]),
+            _ => (200, vec![]),
+        });
+        let mut scene = run(vec![(None, apis)]);
+        scene.synced.wait_for(|it| *it == Some(0)).await.unwrap();
+        scene
+            .commands
+            .send_modify(|command| command.generation += 1);
+        for expected in ["+x false", "+x true", "-x", "+x false", "+x true"] {
+            assert_eq!(scene.changes.recv().await.unwrap(), expected);
+        }
     }
 
     #[test]
@@ -435,23 +460,5 @@ mod tests {
         let foreign = (0..1000).map(|number| format!("example.org/{number}"));
         let shortened = with_finalizers(own_repeated.chain(foreign));
         assert_eq!(shortened.finalizers(), [FINALIZER, REMOVED_FINALIZERS]);
-    }
-
-    #[tokio::test]
-    async fn cache_is_empty_after_a_clear_until_the_next_list() {
-        let mut cache = Cache::new(vec![None]);
-        let store = cache.store();
-        store.wait_until_ready().await.unwrap();
-        for _ in 0..2 {
-            cache.apply(0, Event::Init);
-            assert_eq!(
-                changes(&cache.apply(0, Event::InitApply(with_uid("x", "1")))),
-                ["+1"]
-            );
-            cache.apply(0, Event::InitDone);
-            assert!(cache.is_synced() && store.len() == 1);
-            assert_eq!(changes(&cache.clear()), ["-1"]);
-            assert!(!cache.is_synced() && store.is_empty());
-        }
     }
 }

@@ -1,14 +1,13 @@
 //! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
 //! owner's status.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::{ObjectKey, apply};
@@ -19,7 +18,6 @@ const MAX_LOST: usize = 10_000;
 /// Cache of the children of one kind.
 pub struct ChildCache<S> {
     state: Mutex<CacheState<S>>,
-    listed: watch::Sender<bool>,
     trust: Duration,
 }
 
@@ -31,10 +29,6 @@ struct CacheState<S> {
     lost: HashSet<ObjectKey>,
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
-    /// Places without a complete list yet.
-    unlisted: BTreeSet<Option<String>>,
-    /// Children that each running list has shown so far, by place.
-    listing: HashMap<Option<String>, HashSet<ObjectKey>>,
     reads: HashMap<ObjectKey, PendingRead>,
 }
 
@@ -102,40 +96,20 @@ pub enum ChildLookup {
 }
 
 impl<S: Clone + PartialEq> ChildCache<S> {
-    /// Creates an empty cache that waits for the lists of the places `unlisted`. A confirmed match counts for the time
-    /// `trust`.
-    pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
-        let (known, absent, listing, reads) = (
-            HashMap::new(),
-            HashSet::new(),
-            HashMap::new(),
-            HashMap::new(),
-        );
-        let (lost, deleting) = (HashSet::new(), HashMap::new());
+    /// Creates an empty cache. A confirmed match counts for the time `trust`.
+    pub fn new(trust: Duration) -> Self {
         let state = Mutex::new(CacheState {
-            known,
-            absent,
-            lost,
-            deleting,
-            unlisted,
-            listing,
-            reads,
+            known: HashMap::new(),
+            absent: HashSet::new(),
+            lost: HashSet::new(),
+            deleting: HashMap::new(),
+            reads: HashMap::new(),
         });
-        Self {
-            state,
-            listed: watch::channel(false).0,
-            trust,
-        }
+        Self { state, trust }
     }
 
     fn state(&self) -> MutexGuard<'_, CacheState<S>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until every place has been listed or its list was denied.
-    pub async fn synced(&self) {
-        // The sender lives as long as `self`.
-        let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
     }
 
     /// Returns the state of a child whose desired state has this digest.
@@ -289,11 +263,6 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records a state that the watch showed. Returns the owner if the change concerns it.
     pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
         let mut state = self.state();
-        for place in [None, Some(key.namespace.to_string())] {
-            if let Some(shown) = state.listing.get_mut(&place) {
-                shown.insert(key.clone());
-            }
-        }
         if let Some(read) = state.reads.get_mut(&key) {
             read.shown = true;
         }
@@ -345,55 +314,23 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.remove(key)?.0.owner
     }
 
-    /// Starts a list of a place.
-    pub fn on_list_started(&self, place: Option<&str>) {
-        self.state()
-            .listing
-            .insert(place.map(str::to_owned), HashSet::new());
-    }
-
-    /// Ends a list of a place, and removes the children that it did not show. Returns their owners.
-    pub fn on_list_done(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    /// Records that a list did not show the child. Returns the owner of the child, if the child was known.
+    pub fn on_missing(&self, key: &ObjectKey) -> Option<ObjectKey> {
         let mut state = self.state();
-        let shown = state
-            .listing
-            .remove(&place.map(str::to_owned))
-            .unwrap_or_default();
-        let here = |key: &ObjectKey| place.is_none_or(|namespace| *key.namespace == *namespace);
-        let missing: Vec<_> = state
-            .known
-            .keys()
-            .filter(|key| here(key) && !shown.contains(*key))
-            .cloned()
-            .collect();
-        for (_, read) in state
-            .reads
-            .iter_mut()
-            .filter(|(key, _)| here(key) && !shown.contains(*key))
-        {
+        if let Some(read) = state.reads.get_mut(key) {
             read.missed = true;
         }
-        let mut owners = Vec::new();
-        for key in &missing {
-            let Some((known, _)) = state.known.remove(key) else {
-                continue;
-            };
-            state.lose(key, &known.uid);
-            owners.extend(known.owner);
-        }
-        drop(state);
-        self.set_synced(place);
-        owners
+        let (known, _) = state.known.remove(key)?;
+        state.lose(key, &known.uid);
+        known.owner
     }
 
-    /// Records that the list of a place is complete or was denied.
-    pub fn set_synced(&self, place: Option<&str>) {
-        let mut state = self.state();
-        state.unlisted.remove(&place.map(str::to_owned));
-        if state.unlisted.is_empty() {
-            self.listed
-                .send_if_modified(|listed| !std::mem::replace(listed, true));
-        }
+    /// Returns the children of a place that are known, or whose requests are in flight.
+    pub fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let unknown = |key: &&ObjectKey| !state.known.contains_key(*key);
+        let keys = state.reads.keys().filter(unknown).chain(state.known.keys());
+        keys.filter(|key| key.is_in(place)).cloned().collect()
     }
 }
 

@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::NamespaceResourceScope;
-use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
@@ -36,8 +35,7 @@ use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
 use super::ownership::{Owner, Ownership, owner_of};
 use super::raw_object::BoundedObject;
-use super::watch::error_status;
-use super::watch_hub::{Observer, ResourceName};
+use super::watch::{Index, Readiness};
 use super::{ObjectKey, apply, short_digest};
 
 pub mod immutable;
@@ -104,6 +102,7 @@ pub struct Children<K, S> {
     quirks: Quirks<K>,
     wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     needs_watch: Arc<SetOnce<()>>,
+    readiness: Readiness,
     cache: ChildCache<S>,
     drift: Drift,
     unconfirmed: Pacer,
@@ -138,8 +137,6 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         quirks: Quirks<K>,
         wake: impl Fn(&ObjectKey) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let places = manager.scope.apis::<BoundedObject<K>>(&manager.client);
-        let unlisted = places.iter().map(|(place, _)| place.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
             names: writer.names,
@@ -148,7 +145,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             quirks,
             wake: Arc::new(wake),
             needs_watch: Arc::clone(&writer.needs_watch),
-            cache: ChildCache::new(unlisted, manager.settings.timings.sync_period),
+            readiness: Readiness::default(),
+            cache: ChildCache::new(manager.settings.timings.sync_period),
             drift: Drift::new(
                 &manager.settings.timings,
                 writer.events.clone(),
@@ -161,12 +159,13 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .streaming_watch_config
             .clone()
             .labels(writer.names.owner_uid);
+        let apis = manager.scope.apis::<BoundedObject<K>>(&manager.client);
         manager.watch_resource(
-            places,
+            apis,
             &config,
             &children.needs_watch,
             &children,
-            |BoundedObject(child)| child,
+            &children.readiness,
         );
         children
     }
@@ -183,7 +182,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     pub async fn synced(&self) {
         // Later calls have no effect.
         let _ = self.needs_watch.set(());
-        self.cache.synced().await;
+        self.readiness.synced().await;
     }
 
     /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of
@@ -747,38 +746,24 @@ fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
     object.meta().managed_fields.as_deref().unwrap_or_default()
 }
 
-impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
-    fn on_list_started(&self, _: &ResourceName, place: Option<&str>) {
-        self.cache.on_list_started(place);
-    }
-
-    fn on_applied(&self, _: &ResourceName, object: K) {
+impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
+    fn apply(&self, BoundedObject(child): BoundedObject<K>) -> bool {
         self.wake_owner(
             self.cache
-                .on_applied(ObjectKey::of(&object), self.known(&object)),
+                .on_applied(ObjectKey::of(&child), self.known(&child)),
         );
+        true
     }
 
-    fn on_deleted(&self, _: &ResourceName, object: K) {
-        self.wake_owner(
-            self.cache
-                .on_deleted(&ObjectKey::of(&object), &object.uid().unwrap_or_default()),
-        );
+    fn delete(&self, key: &ObjectKey, last: Option<BoundedObject<K>>) {
+        self.wake_owner(match last {
+            Some(child) => self.cache.on_deleted(key, &child.uid().unwrap_or_default()),
+            None => self.cache.on_missing(key),
+        });
     }
 
-    fn on_list_done(&self, _: &ResourceName, place: Option<&str>) {
-        self.cache
-            .on_list_done(place)
-            .into_iter()
-            .for_each(|owner| self.wake_owner(Some(owner)));
-    }
-
-    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_error(&self, _: &ResourceName, place: Option<&str>, error: &watcher::Error) {
-        if error_status(error).is_some_and(|status| status.code == 403) {
-            self.cache.set_synced(place);
-        }
+    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        self.cache.keys(place)
     }
 }
 

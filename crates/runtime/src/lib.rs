@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kube::core::NamespaceResourceScope;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use sha2::{Digest, Sha256};
 
@@ -21,13 +22,11 @@ pub mod children;
 pub mod client;
 pub mod cluster;
 pub mod controller;
-pub mod crds;
 pub mod drain;
 pub mod drift;
 pub mod error;
 mod event_dedup;
 pub mod events;
-pub mod feed;
 mod field_set;
 pub mod fields;
 pub mod finalizer;
@@ -54,7 +53,6 @@ pub mod telemetry;
 mod testing;
 pub mod trigger;
 pub mod watch;
-pub mod watch_hub;
 
 /// Threads for blocking work, mainly DNS lookups.
 pub const BLOCKING_THREADS: usize = 16;
@@ -83,6 +81,16 @@ impl ObjectKey {
             object.meta().namespace.as_deref().unwrap_or_default(),
             object.meta().name.as_deref().unwrap_or_default(),
         )
+    }
+
+    /// Returns the reference of an object of this key.
+    pub fn object_ref<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
+        ObjectRef::new(&self.name).within(&self.namespace)
+    }
+
+    /// Returns whether the object is in a place: the whole cluster (`None`) or one namespace.
+    pub fn is_in(&self, place: Option<&str>) -> bool {
+        place.is_none_or(|namespace| *self.namespace == *namespace)
     }
 }
 

@@ -11,11 +11,12 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::core::{ApiResource, NamespaceResourceScope};
 use kube::runtime::reflector::Store;
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
 use serde::de::DeserializeOwned;
-use tokio::sync::{SetOnce, mpsc, oneshot, watch};
+use tokio::sync::{SetOnce, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,9 +24,8 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{Cache, CacheChange};
+use super::cache::{self, Cache, CacheChange};
 use super::events::Events;
-use super::feed::Feed;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
@@ -33,8 +33,8 @@ use super::metrics::{Metrics, Purpose};
 use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
-use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{WatchScope, client, cluster, crds, drain, pages, signals};
+use super::watch::{Command, Index, Readiness, ResourceName, ResourceWatch, crds};
+use super::{WatchScope, client, cluster, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
 /// Most concurrent reconciles of one controller.
@@ -82,7 +82,7 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub phase: Phase,
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
-    cache: Cache<K>,
+    writer: Writer<K>,
 }
 
 /// Phase of the cache of a kind.
@@ -246,15 +246,15 @@ impl Manager {
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let cache = Cache::new(self.scope.places());
+        let (store, writer) = cache::empty_store();
         let (state, phase) = watch::channel(KindState::Syncing);
         KindHandles {
-            store: cache.store(),
+            store,
             trigger: Trigger::default(),
             phase: Phase(phase),
             kind,
             state,
-            cache,
+            writer,
         }
     }
 
@@ -287,9 +287,10 @@ impl Manager {
             mut phase,
             kind,
             state,
-            cache,
+            writer,
         } = handles;
-        let (relist, relists) = mpsc::channel(1);
+        let commands = watch::Sender::<Command>::default();
+        let (synced, mut lists) = watch::channel(None);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.set_resources(name, move || {
@@ -299,7 +300,9 @@ impl Manager {
         });
         if self.settings.runs(name) {
             self.probes.set(name, KindState::Syncing);
-            self.feed(kind, cache, state, relists, on);
+            let (readiness, probes) = (Readiness::default(), self.probes.clone());
+            let cache = Cache::new(name, writer, on, readiness.clone(), probes, state, synced);
+            self.watch_kind(kind, cache, readiness, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
             let off = KindState::Absent(format!("switched off by {by}"));
@@ -321,7 +324,10 @@ impl Manager {
         let run = async move {
             if is_candidate {
                 runner.lead();
-                relisted(relist).await;
+                commands.send_modify(|command| command.generation += 1);
+                // A watch that stalled on a standby is stale, and a reconcile of stale state would undo the changes of
+                // the previous leader. This fails without a watch: there are no objects to reconcile then.
+                let _ = lists.wait_for(|generation| *generation >= Some(1)).await;
             }
             phase.synced().await;
             join_all(after.iter_mut().map(Phase::synced)).await;
@@ -334,43 +340,46 @@ impl Manager {
         );
     }
 
-    /// Watches the objects of a kind at these `places` (the whole cluster, or a namespace each) with `config`, once
-    /// `is_needed` is set. `observer` gets the objects, converted by `into`.
-    pub fn watch_resource<W, K>(
+    /// Watches the objects of a kind at the places of `apis` with `config`, once `is_needed` is set. `readiness` gets the
+    /// readiness of the places.
+    pub fn watch_resource<W>(
         &mut self,
-        places: Vec<(Option<String>, Api<W>)>,
+        apis: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
         is_needed: &Arc<SetOnce<()>>,
-        observer: &Arc<impl Observer<K>>,
-        into: fn(W) -> K,
+        index: &Arc<impl Index<W>>,
+        readiness: &Readiness,
     ) where
         W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-        K: 'static,
     {
         let resource = ResourceName::from(&ApiResource::erase::<W>(&()));
-        for (place, api) in places {
-            let name = format!("the watch of {}", resource.full());
-            let watchdog = self.watchdog(resource.full());
-            let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
-            let (metrics, full) = (self.metrics.clone(), resource.full());
-            let guard = move || metrics.watch(&full, Purpose::Own);
-            let (config, resource) = (config.clone(), resource.clone());
-            let watch = ResourceWatch {
-                api,
-                config,
-                resource,
-                place,
-                observer,
-                into,
-                guard,
-                watchdog,
-            };
-            let (is_needed, once) = (Arc::clone(is_needed), watch::channel(0).1);
-            self.spawn(name, async move {
-                is_needed.wait().await;
-                watch.run(once).await;
-            });
-        }
+        let watch = ResourceWatch {
+            apis,
+            config: config.clone(),
+            index: Arc::clone(index) as _,
+            readiness: readiness.clone(),
+            metrics: self.metrics.clone(),
+            purpose: Purpose::Own,
+            watchdog: self.watchdog(resource.full()),
+            resource,
+        };
+        self.spawn_watch(watch, is_needed, watch::channel(Command::default()).1);
+    }
+
+    fn spawn_watch<W>(
+        &mut self,
+        watch: ResourceWatch<W, W>,
+        is_needed: &Arc<SetOnce<()>>,
+        commands: watch::Receiver<Command>,
+    ) where
+        W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let name = format!("the watch of {}", watch.resource.full());
+        let is_needed = Arc::clone(is_needed);
+        self.spawn(name, async move {
+            is_needed.wait().await;
+            watch.run(commands).await;
+        });
     }
 
     /// Runs `task` for as long as the process, also on a standby. An exit of the task ends the process.
@@ -392,16 +401,16 @@ impl Manager {
         self.drains.push(drained.boxed());
     }
 
-    fn feed<K>(
+    /// Watches a kind while its CRD exists with a compatible schema.
+    fn watch_kind<K>(
         &mut self,
         kind: &KindInfo,
         cache: Cache<K>,
-        phase: watch::Sender<KindState>,
-        relists: mpsc::Receiver<oneshot::Sender<()>>,
-        on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
+        readiness: Readiness,
+        commands: watch::Sender<Command>,
     ) where
         K: Kind
-            + Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Resource<Scope = NamespaceResourceScope>
             + Clone
             + Debug
             + DeserializeOwned
@@ -409,36 +418,30 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (crd, follow) = crds::follow(
+        let watch = ResourceWatch {
+            resource: ResourceName::from(&ApiResource::erase::<K>(&())),
+            apis: self.scope.apis::<K>(&self.client),
+            config: self.watch_config.clone(),
+            index: Arc::new(cache),
+            readiness,
+            metrics: self.metrics.clone(),
+            purpose: Purpose::Own,
+            watchdog: self.watchdog(format!("{}-cache", kind.controller)),
+        };
+        let is_crd_known = Arc::default();
+        self.spawn_watch(watch, &is_crd_known, commands.subscribe());
+        let follow = crds::follow(
             self.client.clone(),
             kind,
             self.settings.program.hints.replace_crds,
             &self.watch_config,
             &self.metrics,
+            commands,
+            is_crd_known,
         );
         self.spawn(
             format!("the watch of the CRD of {}s", kind.controller),
             follow,
-        );
-        let feed = Feed {
-            name: kind.controller,
-            apis: self
-                .scope
-                .apis(&self.client)
-                .into_iter()
-                .map(|(_, api)| api)
-                .collect(),
-            watch_config: self.watch_config.clone(),
-            metrics: self.metrics.clone(),
-            probes: self.probes.clone(),
-            watchdog: self.watchdog(format!("{}-cache", kind.controller)),
-            phase,
-            crd,
-            relists,
-        };
-        self.spawn(
-            format!("the cache of {}s", kind.controller),
-            feed.run(cache, on),
         );
     }
 
@@ -502,16 +505,6 @@ impl Manager {
             LeadershipEnd::Finished(()) | LeadershipEnd::Stopped => Ok(()),
             LeadershipEnd::Lost => anyhow::bail!("lost the lease; the process must restart"),
         }
-    }
-}
-
-/// Waits until a feed has relisted its objects. A watch that stalled on a standby is stale, and a reconcile of stale
-/// state would undo the changes of the previous leader.
-async fn relisted(relist: mpsc::Sender<oneshot::Sender<()>>) {
-    let (done, listed) = oneshot::channel();
-    // Without a feed there are no objects to reconcile.
-    if relist.send(done).await.is_ok() {
-        let _ = listed.await;
     }
 }
 

@@ -642,12 +642,13 @@ impl<R: Reconcile> Runner<R> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use kube::runtime::reflector::store::Writer;
     use kube::runtime::watcher::Event;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
-    use crate::cache::Cache;
+    use crate::cache::empty_store;
     use crate::health::Probes;
     use crate::testing::{PROGRAM, Widget};
 
@@ -750,7 +751,7 @@ mod tests {
             trigger: trigger.clone(),
             counts: Mutex::default(),
         });
-        let (limits, cache) = (limits(2), filled(OBJECTS));
+        let (limits, (store, writer)) = (limits(2), filled(OBJECTS));
         let (health, metrics) = (
             Probes::new().watchdog("busy", limits.resync),
             Metrics::new(&PROGRAM),
@@ -765,9 +766,8 @@ mod tests {
             health,
             tracker,
         );
-        let store = cache.store();
         let running = tokio::spawn(async move {
-            let _cache = cache;
+            let _writer = writer;
             runner.run(store, trigger).await;
         });
         sleep(Duration::from_secs(10)).await;
@@ -843,18 +843,16 @@ mod tests {
         }
     }
 
-    /// Returns a cache of that many objects.
-    fn filled(objects: usize) -> Cache<Widget> {
-        let mut cache = Cache::new(vec![None]);
-        cache.apply(0, Event::Init);
+    /// Returns a store of that many objects, and its writer.
+    fn filled(objects: usize) -> (Store<Widget>, Writer<Widget>) {
+        let (store, mut writer) = empty_store();
         for number in 0..objects {
             let mut object = Widget::default();
             (object.metadata.name, object.metadata.namespace) =
                 (Some(format!("o-{number}")), Some("n".into()));
-            cache.apply(0, Event::InitApply(object));
+            writer.apply_watcher_event(&Event::Apply(object));
         }
-        cache.apply(0, Event::InitDone);
-        cache
+        (store, writer)
     }
 
     /// Runs a controller of `objects` objects whose failures are retried after an hour.
@@ -863,7 +861,7 @@ mod tests {
         status: serde_json::Value,
         availability: &Availability,
     ) -> (Arc<Failing>, Trigger<Widget>) {
-        let cache = filled(objects);
+        let (store, writer) = filled(objects);
         let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
         let limits = limits(16);
         let reconciler = Arc::new(Failing {
@@ -882,11 +880,10 @@ mod tests {
             TaskTracker::new(),
         );
         let trigger = Trigger::default();
-        let store = cache.store();
         let woken = trigger.clone();
         tokio::spawn(async move {
             // The store lasts as long as its writer.
-            let _cache = cache;
+            let _writer = writer;
             runner.run(store, woken).await;
         });
         (reconciler, trigger)

@@ -29,7 +29,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     pub fn wake(&self, key: &ObjectKey) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             // The receiver is dropped only while the process ends.
-            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
+            let _ = sender.send(key.object_ref());
         }
     }
 

@@ -9,16 +9,14 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
 use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
 use qm_runtime::ownership::owner_of;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::error_status;
-use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::watch::{self, Phase, Readiness};
 use qm_runtime::{ObjectKey, WatchScope, version};
-use tokio::sync::{SetOnce, watch};
+use tokio::sync::SetOnce;
 
 use super::plan::{Destinations, Plan};
 
@@ -28,20 +26,12 @@ pub struct Index {
     pub copies: ChildCache<()>,
     /// Set once there is a `ConfigMapSync`.
     pub watch_needed: Arc<SetOnce<()>>,
+    /// Readiness of the watch of `ConfigMap`s.
+    pub maps_readiness: Readiness,
+    /// Readiness of the watch of namespaces; `None` if the operator does not watch them.
+    pub namespaces_readiness: Option<Readiness>,
     state: Mutex<IndexState>,
-    namespaces: watch::Sender<NamespaceListing>,
     wake: Trigger<ConfigMapSync>,
-}
-
-/// State of the list of namespaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NamespaceListing {
-    /// The namespaces have not been listed yet.
-    Unlisted,
-    /// The namespaces have been listed.
-    Listed,
-    /// The operator may not list the namespaces, with the apiserver's message, or does not watch them.
-    Unknown(String),
 }
 
 #[derive(Default)]
@@ -51,8 +41,6 @@ struct IndexState {
     /// The syncs that `ConfigMap`s of a name concern.
     names: HashMap<String, BTreeSet<ObjectKey>>,
     namespaces: BTreeMap<String, NamespaceInfo>,
-    /// The namespaces that the current list has shown so far.
-    listing: Option<BTreeSet<String>>,
     /// Syncs that would close a loop.
     looping: BTreeSet<ObjectKey>,
 }
@@ -83,17 +71,12 @@ pub enum NamespacePresence {
 impl Index {
     /// Creates an empty index. `wake` wakes the syncs that a change concerns.
     pub fn new(scope: &WatchScope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
-        let names = match scope {
-            WatchScope::Cluster => NamespaceListing::Unlisted,
-            WatchScope::Namespaces(_) => {
-                NamespaceListing::Unknown("the operator does not watch namespaces".into())
-            }
-        };
         Self {
-            copies: ChildCache::new(scope.places().into_iter().collect(), trust),
+            copies: ChildCache::new(trust),
             watch_needed: Arc::default(),
+            maps_readiness: Readiness::default(),
+            namespaces_readiness: (*scope == WatchScope::Cluster).then(Readiness::default),
             state: Mutex::default(),
-            namespaces: watch::channel(names).0,
             wake,
         }
     }
@@ -110,20 +93,17 @@ impl Index {
 
     /// Waits until everything has been listed that the operator may list.
     pub async fn ready(&self) {
-        self.copies.synced().await;
-        // `self` owns the sender.
-        let _ = self
-            .namespaces
-            .subscribe()
-            .wait_for(|names| *names != NamespaceListing::Unlisted)
-            .await;
+        self.maps_readiness.synced().await;
+        if let Some(namespaces) = &self.namespaces_readiness {
+            namespaces.synced().await;
+        }
     }
 
     /// Returns why the namespaces are unknown.
     pub fn namespaces_unknown(&self) -> Option<String> {
-        match &*self.namespaces.borrow() {
-            NamespaceListing::Unknown(why) => Some(why.clone()),
-            NamespaceListing::Unlisted | NamespaceListing::Listed => None,
+        match &self.namespaces_readiness {
+            Some(namespaces) => namespaces.denied(),
+            None => Some("the operator does not watch namespaces".into()),
         }
     }
 
@@ -197,7 +177,8 @@ impl Index {
     }
 
     fn presence(&self, state: &IndexState, namespace: &str) -> NamespacePresence {
-        let known = *self.namespaces.borrow() == NamespaceListing::Listed;
+        let readiness = self.namespaces_readiness.as_ref();
+        let known = readiness.is_some_and(Readiness::is_listed);
         match state.namespaces.get(namespace) {
             Some(info) if known && info.is_terminating => NamespacePresence::Terminating,
             None if known => NamespacePresence::Missing,
@@ -349,14 +330,12 @@ pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> KnownChild<()> {
     }
 }
 
-impl Observer<PartialObjectMeta<ConfigMap>> for Index {
-    fn on_list_started(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.on_list_started(shard);
-    }
-
-    fn on_applied(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
+    /// Keeps only copies: `ConfigMap`s with a mark.
+    fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
-        let (owner, news) = match map.labels().get(OWNER_UID) {
+        let owner_uid = map.labels().get(OWNER_UID);
+        let (owner, news) = match owner_uid {
             Some(uid) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
                 self.copies
@@ -373,41 +352,35 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
         // The owner that wrote the copy knows of it; an owner that got it from another one does not.
         let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
         self.wake_concerned(&key, knows.as_ref());
+        owner_uid.is_some()
     }
 
-    fn on_deleted(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
-        let key = ObjectKey::of(&map);
-        if let Some(owner) = self.copies.on_deleted(&key, &map.uid().unwrap_or_default()) {
-            self.wake.wake(&owner);
+    fn delete(&self, key: &ObjectKey, last: Option<PartialObjectMeta<ConfigMap>>) {
+        let owner = match last {
+            Some(map) => self.copies.on_deleted(key, &map.uid().unwrap_or_default()),
+            None => self.copies.on_missing(key),
+        };
+        if let Some(owner) = &owner {
+            self.wake.wake(owner);
         }
-        self.wake_concerned(&key, None);
+        self.wake_concerned(key, None);
     }
 
-    fn on_list_done(&self, _: &ResourceName, shard: Option<&str>) {
-        self.copies.on_list_done(shard);
-        // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
-        self.wake_all();
+    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        self.copies.keys(place)
     }
 
-    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_error(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        if error_status(error).is_some_and(|status| status.code == 403) {
-            self.copies.set_synced(shard);
+    fn phase(&self, _place: Option<&str>, phase: &Phase) {
+        if *phase == Phase::Listed {
+            // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
+            self.wake_all();
         }
     }
 }
 
-impl Observer<PartialObjectMeta<Namespace>> for Index {
-    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
-        self.state().listing = Some(BTreeSet::new());
-    }
-
-    fn on_applied(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+impl watch::Index<PartialObjectMeta<Namespace>> for Index {
+    fn apply(&self, namespace: PartialObjectMeta<Namespace>) -> bool {
         let name = namespace.name_any();
-        if let Some(listing) = &mut self.state().listing {
-            listing.insert(name.clone());
-        }
         let is_terminating = namespace.metadata.deletion_timestamp.is_some();
         self.set_namespace(
             &name,
@@ -416,35 +389,16 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
                 is_terminating,
             }),
         );
+        true
     }
 
-    fn on_deleted(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
-        self.set_namespace(&namespace.name_any(), None);
+    fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Namespace>>) {
+        self.set_namespace(&key.name, None);
     }
 
-    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
-        let missing: Vec<_> = {
-            let mut state = self.state();
-            let listed = state.listing.take().unwrap_or_default();
-            state
-                .namespaces
-                .keys()
-                .filter(|name| !listed.contains(*name))
-                .cloned()
-                .collect()
-        };
-        for name in &missing {
-            self.set_namespace(name, None);
-        }
-        self.namespaces.send_replace(NamespaceListing::Listed);
-    }
-
-    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(refusal) = error_status(error).filter(|status| status.code == 403) {
-            self.namespaces
-                .send_replace(NamespaceListing::Unknown(refusal.message.clone()));
-        }
+    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let names = state.namespaces.keys();
+        names.map(|name| ObjectKey::new("", name)).collect()
     }
 }

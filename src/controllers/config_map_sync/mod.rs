@@ -4,7 +4,6 @@
 //! ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
 
 use std::collections::{BTreeSet, HashMap};
-use std::convert::identity;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt, stream};
@@ -104,21 +103,21 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         );
         let maps = manager.scope.apis(&manager.client);
         let watch_needed = &index.watch_needed;
-        manager.watch_resource::<PartialObjectMeta<ConfigMap>, _>(
+        manager.watch_resource::<PartialObjectMeta<ConfigMap>>(
             maps,
             &others,
             watch_needed,
             &index,
-            identity,
+            &index.maps_readiness,
         );
-        if manager.scope == WatchScope::Cluster {
+        if let Some(readiness) = &index.namespaces_readiness {
             let namespaces = vec![(None, Api::all(manager.client.clone()))];
-            manager.watch_resource::<PartialObjectMeta<Namespace>, _>(
+            manager.watch_resource::<PartialObjectMeta<Namespace>>(
                 namespaces,
                 &newest,
                 watch_needed,
                 &index,
-                identity,
+                readiness,
             );
         }
         let drift = Drift::new(

@@ -8,13 +8,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Service};
 use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher;
 use qm_api::MyIngress;
 use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::error_status;
-use qm_runtime::watch_hub::{Observer, ResourceName};
-use tokio::sync::{SetOnce, watch};
+use qm_runtime::watch::{Index, Phase, Readiness};
+use tokio::sync::SetOnce;
 
 /// Label of nodes that get no traffic from load balancers
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
@@ -27,8 +25,9 @@ const LISTED_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Backends {
     /// Set once a `MyIngress` has listeners.
     pub watch_needed: Arc<SetOnce<()>>,
+    /// Readiness of the watch of nodes.
+    pub nodes_readiness: Readiness,
     state: Mutex<BackendState>,
-    nodes: watch::Sender<NodeListing>,
     trigger: Trigger<MyIngress>,
 }
 
@@ -36,29 +35,18 @@ pub(crate) struct Backends {
 struct BackendState {
     /// The instance of each node that takes traffic, by node.
     instances: BTreeMap<String, String>,
-    /// The nodes that the current list has shown so far.
-    listing: Option<BTreeSet<String>>,
-    is_listed: bool,
     /// A reconcile found the nodes unknown, and waits for them.
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
     services: HashMap<ObjectKey, BTreeSet<String>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NodeListing {
-    Unlisted,
-    Listed,
-    /// The operator may not list the nodes: the apiserver's message.
-    Forbidden(String),
-}
-
 impl Backends {
     pub fn new(trigger: Trigger<MyIngress>) -> Self {
         Self {
             watch_needed: Arc::default(),
+            nodes_readiness: Readiness::default(),
             state: Mutex::default(),
-            nodes: watch::channel(NodeListing::Unlisted).0,
             trigger,
         }
     }
@@ -92,21 +80,15 @@ impl Backends {
     /// # Errors
     /// The reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
-        let mut nodes = self.nodes.subscribe();
-        let listed = tokio::time::timeout(
-            LISTED_WITHIN,
-            nodes.wait_for(|nodes| *nodes != NodeListing::Unlisted),
-        );
-        let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
+        let synced = tokio::time::timeout(LISTED_WITHIN, self.nodes_readiness.synced()).await;
+        let unknown = match synced {
             Err(_) => Some("the list is in progress".into()),
-            Ok(Ok(NodeListing::Forbidden(why))) => Some(why),
-            // `self` owns the sender.
-            Ok(_) => None,
+            Ok(()) => self.nodes_readiness.denied(),
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
             // A list that ended just before triggered nothing.
-            if *self.nodes.borrow() != NodeListing::Listed {
+            if !self.nodes_readiness.is_listed() {
                 return Err(unknown);
             }
         }
@@ -123,14 +105,7 @@ impl Backends {
             None => state.instances.remove(name),
         };
         drop(state);
-        if *self.nodes.borrow() == NodeListing::Listed {
-            self.wake_all();
-        }
-    }
-
-    fn on_listed(&self) {
-        self.nodes.send_replace(NodeListing::Listed);
-        if std::mem::take(&mut self.state().is_awaited) {
+        if self.nodes_readiness.is_listed() {
             self.wake_all();
         }
     }
@@ -166,71 +141,45 @@ fn instance(node: &Node) -> Option<String> {
     (!excluded && id.starts_with("i-")).then(|| id.to_owned())
 }
 
-impl Observer<Node> for Backends {
-    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {
-        self.state().listing = Some(BTreeSet::new());
+impl Index<Node> for Backends {
+    fn apply(&self, node: Node) -> bool {
+        let instance = instance(&node);
+        let takes_traffic = instance.is_some();
+        self.set_node(&node.name_any(), instance);
+        takes_traffic
     }
 
-    fn on_applied(&self, _: &ResourceName, node: Node) {
-        if let Some(listing) = &mut self.state().listing {
-            listing.insert(node.name_any());
-        }
-        self.set_node(&node.name_any(), instance(&node));
+    fn delete(&self, key: &ObjectKey, _last: Option<Node>) {
+        self.set_node(&key.name, None);
     }
 
-    fn on_deleted(&self, _: &ResourceName, node: Node) {
-        self.set_node(&node.name_any(), None);
+    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let names = state.instances.keys();
+        names.map(|name| ObjectKey::new("", name)).collect()
     }
 
-    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {
-        let missing: Vec<_> = {
-            let mut state = self.state();
-            state.is_listed = true;
-            let listed = state.listing.take().unwrap_or_default();
-            state
-                .instances
-                .keys()
-                .filter(|name| !listed.contains(*name))
-                .cloned()
-                .collect()
-        };
-        for name in &missing {
-            self.set_node(name, None);
-        }
-        self.on_listed();
-    }
-
-    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {
-        // A complete list follows an incomplete one.
-        if self.state().is_listed {
-            self.on_listed();
-        }
-    }
-
-    fn on_error(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
-        if let Some(error) = error_status(error).filter(|status| status.code == 403) {
-            self.nodes
-                .send_replace(NodeListing::Forbidden(error.message.clone()));
+    fn phase(&self, _place: Option<&str>, phase: &Phase) {
+        if *phase == Phase::Listed && std::mem::take(&mut self.state().is_awaited) {
+            self.wake_all();
         }
     }
 }
 
-impl Observer<PartialObjectMeta<Service>> for Backends {
-    fn on_list_started(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_applied(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
+/// Services are not kept: their changes trigger reconciles.
+impl Index<PartialObjectMeta<Service>> for Backends {
+    fn apply(&self, service: PartialObjectMeta<Service>) -> bool {
         self.on_service(&ObjectKey::of(&service));
+        false
     }
 
-    fn on_deleted(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
-        self.on_service(&ObjectKey::of(&service));
+    fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Service>>) {
+        self.on_service(key);
     }
 
-    fn on_list_done(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_recovered(&self, _: &ResourceName, _: Option<&str>) {}
-
-    fn on_error(&self, _: &ResourceName, _: Option<&str>, _: &watcher::Error) {}
+    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+        Vec::new()
+    }
 }
 
 #[cfg(test)]
@@ -238,7 +187,6 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use futures::FutureExt;
-    use kube::core::Status;
     use rstest::rstest;
     use serde_json::{Value, from_value, json};
 
@@ -270,11 +218,8 @@ mod tests {
     #[tokio::test]
     async fn instances_are_unknown_until_listed_and_while_forbidden() {
         let backends = Backends::new(Trigger::default());
-        let nodes: &dyn Observer<Node> = &backends;
-        let resource = ResourceName {
-            api_version: "v1".into(),
-            plural: "nodes".into(),
-        };
+        let nodes: &dyn Index<Node> = &backends;
+        let readiness = &backends.nodes_readiness;
         let known = || {
             backends
                 .instances()
@@ -282,29 +227,24 @@ mod tests {
                 .map(|known| known.map(Vec::from_iter))
         };
         let is = |ids: &[&str]| Some(Ok(ids.iter().map(|id| (*id).to_owned()).collect()));
-        nodes.on_list_started(&resource, None);
-        nodes.on_applied(&resource, node("a", "aws:///a/i-1"));
-        nodes.on_applied(&resource, node("b", "aws:///a/i-2"));
+        readiness.begin(0, [None]);
+        assert!(nodes.apply(node("a", "aws:///a/i-1")));
+        assert!(nodes.apply(node("b", "aws:///a/i-2")));
         assert_eq!(known(), None);
-        nodes.on_list_done(&resource, None);
+        readiness.set_listed(None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        let refusal = Status::failure("nodes is forbidden", "Forbidden")
-            .with_code(403)
-            .boxed();
-        nodes.on_error(&resource, None, &watcher::Error::WatchError(refusal));
+        readiness.set_denied(None, "nodes is forbidden".into());
         assert_eq!(known(), Some(Err("nodes is forbidden".into())));
-        nodes.on_recovered(&resource, None);
+        readiness.set_listed(None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        // Node `a` was deleted while the watch was down.
-        nodes.on_list_started(&resource, None);
-        nodes.on_applied(&resource, node("b", "aws:///a/i-2"));
-        nodes.on_applied(&resource, node("c", ""));
-        assert_eq!(known(), is(&["i-1", "i-2"]));
-        nodes.on_list_done(&resource, None);
+        assert!(!nodes.apply(node("c", "")), "the node takes no traffic");
+        let keys = [ObjectKey::new("", "a"), ObjectKey::new("", "b")];
+        assert_eq!(nodes.keys(None), keys);
+        nodes.delete(&keys[0], None);
         assert_eq!(known(), is(&["i-2"]));
-        nodes.on_deleted(&resource, node("b", "aws:///a/i-2"));
+        nodes.delete(&keys[1], Some(node("b", "aws:///a/i-2")));
         assert_eq!(known(), is(&[]));
     }
 

@@ -3,7 +3,6 @@
 //! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is
 //! left. Then [`report::report`] computes the report of the observed state.
 
-use std::convert::identity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::Readiness;
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::OnceCell;
 
@@ -93,10 +93,15 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         );
         let nodes = vec![(None, Api::all(manager.client.clone()))];
         let needed = &backends.watch_needed;
-        manager.watch_resource::<Node, _>(nodes, &newest, needed, &backends, identity);
+        let readiness = &backends.nodes_readiness;
+        manager.watch_resource::<Node>(nodes, &newest, needed, &backends, readiness);
         let services = manager.scope.apis(&manager.client);
-        manager.watch_resource::<PartialObjectMeta<Service>, _>(
-            services, &others, needed, &backends, identity,
+        manager.watch_resource::<PartialObjectMeta<Service>>(
+            services,
+            &others,
+            needed,
+            &backends,
+            &Readiness::default(),
         );
         let metrics = manager.metrics.register(AwsMetrics::register);
         let fence = manager.fence.clone();

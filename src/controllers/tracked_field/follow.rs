@@ -17,7 +17,7 @@ use qm_api::tracked_field::TargetReference;
 use qm_runtime::error::{Class, Error};
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch_hub::{ResourceName, WatchHub};
+use qm_runtime::watch::{ResourceName, WatchHub};
 use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -732,7 +732,7 @@ mod tests {
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
-    use qm_runtime::watch_hub::WatchHub;
+    use qm_runtime::watch::WatchHub;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
@@ -745,13 +745,13 @@ mod tests {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
-        let observer = Arc::clone(&tracker) as _;
+        let new_index = Tracker::new_index(&tracker);
         let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
         let hub = WatchHub::new(
             client.clone(),
             scope.clone(),
             config,
-            observer,
+            new_index,
             metrics,
             Tasks::new(),
             watchdog,

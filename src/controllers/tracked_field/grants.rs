@@ -8,8 +8,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use qm_runtime::metrics::{Metrics, Purpose};
-use qm_runtime::watch::{WatchUpdate, error_status, watch_updates};
-use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watch::{ResourceName, WatchUpdate, error_status, watch_updates};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};

@@ -24,13 +24,13 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::Phase;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
+use qm_runtime::watch::WatchProblem;
 use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
 use self::follow::{Answer, FollowedTarget, Targets, TrackError};
 use self::follower::FollowIdentity;
-use self::tracker::WatchProblem;
 use self::waiting::WaitingReason;
 
 pub mod field;

@@ -10,7 +10,7 @@ use kube::discovery::ApiResource;
 use qm_api::tracked_field::{
     GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
-use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watch::ResourceName;
 
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

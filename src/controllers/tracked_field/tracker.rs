@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
-use kube::runtime::watcher;
 use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observation, ObservationSeries};
 use qm_runtime::ObjectKey;
@@ -22,8 +21,7 @@ use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::error_status;
-use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::watch::{Index, NewIndex, Phase, ResourceName, WatchProblem};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
@@ -62,27 +60,14 @@ struct TrackerState {
 /// Progress of a watch.
 #[derive(Clone, Debug, Default)]
 struct Watch {
-    /// Generation of the watch's lists.
-    generation: u64,
-    /// The first list of this generation has begun: the watch may already have shown an object that is followed from
-    /// now on.
-    begun: bool,
+    /// Generation of the last list that has begun: the watch may already have shown an object that is followed from now
+    /// on.
+    generation: Option<u64>,
     /// Epoch: a new one begins when the watch relists or the resource is not served. The resource may then have another
     /// kind or scope.
     epoch: u64,
     /// Problem of the last failed request.
     problem: Option<WatchProblem>,
-}
-
-/// Why a resource cannot be watched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WatchProblem {
-    /// The operator may not list or watch it.
-    Forbidden(String),
-    /// The apiserver does not serve it.
-    NotServed,
-    /// The apiserver answers with another error, which stays.
-    Failing(String),
 }
 
 /// Observations that a reconcile is to record. Observations that are not confirmed by
@@ -146,6 +131,17 @@ impl Tracker {
         }
     }
 
+    /// Returns the function that creates the index of a resource's targets.
+    pub fn new_index(self: &Arc<Self>) -> NewIndex {
+        let tracker = Arc::clone(self);
+        Box::new(move |resource| {
+            Arc::new(TargetIndex {
+                tracker: Arc::clone(&tracker),
+                resource,
+            })
+        })
+    }
+
     /// Starts to lead: lists of this generation and later ones count.
     pub fn lead(&self, generation: u64) {
         let mut state = self.state();
@@ -182,7 +178,7 @@ impl Tracker {
         let begun = state
             .watches
             .get(&(target.resource.clone(), shard))
-            .is_some_and(|watch| watch.begun);
+            .is_some_and(|watch| watch.generation.is_some());
         let begun = begun && state.counts(target);
         let certainty = if begun {
             Certainty::NeedsRead
@@ -634,8 +630,9 @@ impl TrackerState {
 
     /// Returns whether events of the watch that shows `target` count.
     fn counts(&self, target: &TargetKey) -> bool {
-        let generation = self.watch(target).map_or(0, |watch| watch.generation);
-        self.leads_since.is_some_and(|since| since <= generation)
+        let generation = self.watch(target).and_then(|watch| watch.generation);
+        self.leads_since
+            .is_some_and(|since| since <= generation.unwrap_or_default())
     }
 
     /// Returns the epoch of the watch that shows `target`.
@@ -681,17 +678,44 @@ impl TrackerState {
     }
 }
 
-impl Observer for Tracker {
-    fn on_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
-        let mut state = self.state();
-        let watch = state
-            .watches
-            .entry((resource.clone(), shard.map(str::to_owned)))
-            .or_default();
-        (watch.generation, watch.begun) = (generation, false);
+/// Index of the targets of one resource.
+struct TargetIndex {
+    tracker: Arc<Tracker>,
+    resource: ResourceName,
+}
+
+impl Index<RawObject> for TargetIndex {
+    fn apply(&self, object: RawObject) -> bool {
+        self.tracker.on_applied(&self.resource, object);
+        false
     }
 
-    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn delete(&self, _key: &ObjectKey, last: Option<RawObject>) {
+        if let Some(object) = last {
+            self.tracker.on_deleted(&self.resource, object);
+        }
+    }
+
+    /// The followers know which objects a list has shown.
+    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+        Vec::new()
+    }
+
+    fn phase(&self, place: Option<&str>, phase: &Phase) {
+        let Self { tracker, resource } = self;
+        match phase {
+            Phase::Listing { generation } => tracker.on_list_started(resource, place, *generation),
+            Phase::Listed => tracker.on_list_done(resource, place),
+            Phase::Healthy => tracker.on_recovered(resource, place),
+            Phase::Failed(problem) => tracker.on_failed(resource, place, problem),
+            // The hub aborts a watch instead.
+            Phase::Stopped(_) => {}
+        }
+    }
+}
+
+impl Tracker {
+    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
         let mut state = self.state();
         let TrackerState {
             followers,
@@ -703,7 +727,7 @@ impl Observer for Tracker {
             .entry((resource.clone(), shard.map(str::to_owned)))
             .or_default();
         *epochs += 1;
-        (watch.begun, watch.epoch) = (true, *epochs);
+        (watch.generation, watch.epoch) = (Some(generation), *epochs);
         for follower in followers.values_mut() {
             if follower.target.resource == *resource && in_shard(&follower.target, shard) {
                 follower.listed = false;
@@ -732,8 +756,11 @@ impl Observer for Tracker {
         let (generation, epoch) = state
             .watches
             .get(&place)
-            .map_or((0, 0), |watch| (watch.generation, watch.epoch));
-        if state.leads_since.is_none_or(|since| generation < since) {
+            .map_or((None, 0), |watch| (watch.generation, watch.epoch));
+        if state
+            .leads_since
+            .is_none_or(|since| generation < Some(since))
+        {
             return;
         }
         let TrackerState {
@@ -777,10 +804,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn on_error(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        let Some(problem) = WatchProblem::of(error) else {
-            return;
-        };
+    fn on_failed(&self, resource: &ResourceName, shard: Option<&str>, problem: &WatchProblem) {
         let mut state = self.state();
         let TrackerState {
             watches, epochs, ..
@@ -788,33 +812,20 @@ impl Observer for Tracker {
         let watch = watches
             .entry((resource.clone(), shard.map(str::to_owned)))
             .or_default();
-        if problem == WatchProblem::NotServed {
+        if *problem == WatchProblem::NotServed {
             *epochs += 1;
             watch.epoch = *epochs;
         }
         let news = watch
             .problem
             .as_ref()
-            .is_none_or(|known| discriminant(known) != discriminant(&problem));
+            .is_none_or(|known| discriminant(known) != discriminant(problem));
         if news {
-            watch.problem = Some(problem);
+            watch.problem = Some(problem.clone());
         }
         drop(state);
         if news {
             self.wake_all(resource, shard);
-        }
-    }
-}
-
-impl WatchProblem {
-    fn of(error: &watcher::Error) -> Option<Self> {
-        let status = error_status(error)?;
-        match status.code {
-            403 => Some(Self::Forbidden(status.message.clone())),
-            404 => Some(Self::NotServed),
-            // Other errors are transient.
-            410 | 429 | 503 | 504 => None,
-            _ => Some(Self::Failing(status.message.clone())),
         }
     }
 }

@@ -8,11 +8,11 @@ use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
 use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
-use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::follower::Unreadable;
 use super::target::TargetKey;
-use super::tracker::{Tracker, WatchProblem};
+use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 /// Reason of a target that cannot be read.

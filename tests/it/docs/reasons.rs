@@ -12,7 +12,7 @@ use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, ReceiverState};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
-use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watch::ResourceName;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::EndpointError;
 use quartermaster::controllers::contact_point::status;

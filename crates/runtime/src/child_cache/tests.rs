@@ -16,6 +16,13 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("shop", name)
 }
 
+/// Ends a list of a place that has shown these children. Returns the owners of the others.
+fn end_list(cache: &ChildCache<u8>, place: Option<&str>, shown: &[&str]) -> Vec<ObjectKey> {
+    let keys = cache.keys(place).into_iter();
+    let missing = keys.filter(|key| !shown.contains(&&*key.name));
+    missing.filter_map(|key| cache.on_missing(&key)).collect()
+}
+
 fn summary(cache: &ChildCache<u8>, key: &ObjectKey) -> Option<u8> {
     cache.known(key).map(|known| known.summary)
 }
@@ -42,7 +49,7 @@ fn matched(desired: &str) -> Match {
 
 #[test]
 fn own_write_wakes_no_owner_and_a_changed_field_does() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
     for version in [4, 5, 6] {
@@ -93,7 +100,7 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
 
 #[tokio::test(start_paused = true)]
 async fn match_expires_after_the_trust_period() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     cache.record(&key("web"), child(5, 0, 1), matched("d"));
     tokio::time::advance(TRUST / 2).await;
     assert_eq!(
@@ -107,7 +114,7 @@ async fn match_expires_after_the_trust_period() {
 /// The watch may be faster than the response: such a child would stay in the cache forever.
 #[test]
 fn child_is_unknown_when_it_is_deleted_during_the_read() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
     {
@@ -139,12 +146,11 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
 
 #[test]
 fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
-    let cache = ChildCache::new([Some("shop".into())].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let (web, other, far) = (key("web"), key("other"), ObjectKey::new("far", "web"));
     let reads = [&web, &other, &far].map(|key| cache.begin_read(key));
-    cache.on_list_started(Some("shop"));
     cache.on_applied(other.clone(), child(4, 0, 1));
-    cache.on_list_done(Some("shop"));
+    end_list(&cache, Some("shop"), &["other"]);
     assert!(!cache.record(&web, child(6, 0, 1), matched("d")));
     assert!(
         cache.record(&other, child(6, 0, 1), matched("d")),
@@ -161,7 +167,7 @@ fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
 /// State that the watch shows before the response needs no read if its relevant content is the same.
 #[test]
 fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.on_applied(web.clone(), child(6, 3, 2));
     assert!(cache.record(&web, child(5, 3, 1), matched("d")));
@@ -184,7 +190,7 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
 /// The child would count as absent forever, although it exists.
 #[test]
 fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     {
         let _read = cache.begin_read(&web);
@@ -210,10 +216,9 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
 /// A list shows the replacement alone, and never the deletion of the replaced child.
 #[test]
 fn response_about_a_replaced_child_keeps_its_replacement() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     let _read = cache.begin_read(&web);
-    cache.on_list_started(None);
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -224,7 +229,7 @@ fn response_about_a_replaced_child_keeps_its_replacement() {
         ),
         Some(key("owner"))
     );
-    assert_eq!(cache.on_list_done(None), []);
+    assert_eq!(end_list(&cache, None, &["web"]), []);
     assert!(
         cache.record(&web, child(5, 0, 1), matched("d")),
         "the list woke the owner"
@@ -237,7 +242,7 @@ fn response_about_a_replaced_child_keeps_its_replacement() {
 
 #[test]
 fn late_event_of_a_replaced_child_wakes_no_owner() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(
         &web,
@@ -266,7 +271,7 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
 
 #[test]
 fn recreated_or_terminating_child_wakes_its_owner() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
     assert_eq!(
@@ -295,7 +300,7 @@ fn recreated_or_terminating_child_wakes_its_owner() {
 
 #[test]
 fn absent_child_is_read_once() {
-    let cache = ChildCache::<u8>::new([None].into(), TRUST);
+    let cache = ChildCache::<u8>::new(TRUST);
     let web = key("web");
     assert!(!cache.is_absent(&web));
     cache.record_absent(&web);
@@ -309,30 +314,24 @@ fn absent_child_is_read_once() {
     );
 }
 
-#[tokio::test]
-async fn child_is_unknown_when_a_list_lacks_it() {
-    let cache = ChildCache::new([Some("shop".into()), Some("far".into())].into(), TRUST);
-    cache.on_list_started(Some("shop"));
+#[test]
+fn child_is_unknown_when_a_list_lacks_it() {
+    let cache = ChildCache::new(TRUST);
     cache.on_applied(key("web"), child(5, 0, 1));
     cache.on_applied(key("db"), child(5, 0, 1));
-    assert_eq!(cache.on_list_done(Some("shop")), []);
-    assert!(
-        !*cache.listed.borrow(),
-        "the other namespace has no list yet"
+    assert_eq!(
+        end_list(&cache, Some("far"), &[]),
+        [],
+        "the list covers another namespace"
     );
-    cache.on_list_started(Some("far"));
-    cache.on_list_done(Some("far"));
-    cache.synced().await;
-    cache.on_list_started(Some("shop"));
-    cache.on_applied(key("db"), child(5, 0, 1));
-    assert_eq!(cache.on_list_done(Some("shop")), [key("owner")]);
+    assert_eq!(end_list(&cache, Some("shop"), &["db"]), [key("owner")]);
     assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unknown);
     assert_eq!(cache.lookup(&key("db"), "d"), ChildLookup::Unconfirmed);
 }
 
 #[test]
 fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     assert!(!cache.take_lost(&web), "the child never existed");
     cache.record_missing(&web);
@@ -345,8 +344,7 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
 
     // A list lacks the child, or a read does not find it before the watch shows its deletion.
     cache.record(&web, child(6, 0, 1), matched("d"));
-    cache.on_list_started(None);
-    cache.on_list_done(None);
+    end_list(&cache, None, &[]);
     assert!(cache.take_lost(&web));
     cache.record(&web, child(7, 0, 1), matched("d"));
     cache.record_missing(&web);
@@ -389,7 +387,7 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
 
 #[tokio::test]
 async fn child_that_the_operator_deletes_is_not_lost() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), matched("d"));
     delete(&cache, 200).await;
@@ -416,7 +414,7 @@ async fn child_is_lost_after_a_deletion_that_had_no_effect(
     #[case] code: u16,
     #[case] is_lost: bool,
 ) {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     cache.record(&key("web"), child(5, 0, 1), matched("d"));
     delete(&cache, code).await;
     cache.on_deleted(&key("web"), "1");
@@ -425,7 +423,7 @@ async fn child_is_lost_after_a_deletion_that_had_no_effect(
 
 #[tokio::test]
 async fn deletion_of_an_unknown_child_is_forgotten_with_the_child() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     delete(&cache, 200).await;
     cache.on_deleted(&key("web"), "2");
     assert_eq!(cache.state().deleting.len(), 1, "another child");
@@ -436,7 +434,7 @@ async fn deletion_of_an_unknown_child_is_forgotten_with_the_child() {
 
 #[test]
 fn lost_children_are_bounded() {
-    let cache = ChildCache::new([None].into(), TRUST);
+    let cache = ChildCache::new(TRUST);
     for number in 0..=MAX_LOST {
         let web = key(&number.to_string());
         cache.record(&web, child(5, 0, 1), matched("d"));

@@ -19,13 +19,6 @@ type Maps = Children<ConfigMap, ()>;
 /// Timeout on a clock that advances only while every task waits.
 const SOON: Duration = Duration::from_secs(1);
 
-fn name() -> ResourceName {
-    ResourceName {
-        api_version: "v1".into(),
-        plural: "configmaps".into(),
-    }
-}
-
 /// Returns children whose `data` the apiserver loses now and then.
 fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Maps {
     let events = Events::new(client.clone(), "test", "qm-0").0;
@@ -40,11 +33,12 @@ fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Ma
         },
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
-        cache: ChildCache::new([None].into(), Duration::from_mins(30)),
+        readiness: Readiness::default(),
+        cache: ChildCache::new(Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
-    maps.cache.set_synced(None);
+    maps.readiness.begin(0, []);
     maps
 }
 
@@ -57,9 +51,9 @@ fn owner() -> Owner {
 /// The watch may be faster than the response, and does not repeat the event: without another reconcile the child would
 /// stay missing.
 #[rstest]
-#[case::deleted(|maps: &Maps, made| maps.on_deleted(&name(), made), true)]
-#[case::missing_in_a_list(|maps: &Maps, _| { maps.on_list_started(&name(), None); maps.on_list_done(&name(), None); }, true)]
-#[case::applied(|maps: &Maps, made| maps.on_applied(&name(), made), false)]
+#[case::deleted(|maps: &Maps, made| Index::delete(maps, &ObjectKey::of(&made), Some(BoundedObject(made))), true)]
+#[case::missing_in_a_list(|maps: &Maps, made| Index::delete(maps, &ObjectKey::of(&made), None), true)]
+#[case::applied(|maps: &Maps, made| assert!(Index::apply(maps, BoundedObject(made))), false)]
 #[tokio::test]
 async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     #[case] meanwhile: fn(&Maps, ConfigMap),
@@ -155,7 +149,10 @@ async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
     );
     let answers = async {
         let (_, answer) = apiserver.next_request().await.unwrap();
-        maps.on_applied(&name(), serde_json::from_value(live.clone()).unwrap());
+        Index::apply(
+            &maps,
+            BoundedObject(serde_json::from_value(live.clone()).unwrap()),
+        );
         answer.send_response(not_found());
         let mut methods = Vec::new();
         for _ in 0..2 {
@@ -187,7 +184,10 @@ async fn terminating_child_is_read() {
     let maps = maps(Client::new(service, "shop"), |_| ());
     let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-    maps.on_applied(&name(), serde_json::from_value(child.clone()).unwrap());
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(child.clone()).unwrap()),
+    );
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::GET);

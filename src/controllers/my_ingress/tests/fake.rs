@@ -26,7 +26,7 @@ use qm_runtime::events::Events;
 use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Owner;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch_hub::{Observer, ResourceName};
+use qm_runtime::watch::Index;
 use serde_json::{Value, from_value, json, to_value};
 use tower::{BoxError, service_fn};
 
@@ -650,26 +650,18 @@ impl World {
             writer.apply_watcher_event(&watcher::Event::Apply(from_value(sibling).unwrap()));
         }
         let backends = Backends::new(Trigger::default());
-        let resource = ResourceName {
-            api_version: "v1".into(),
-            plural: "nodes".into(),
-        };
-        let nodes: &dyn Observer<Node> = &backends;
+        backends.nodes_readiness.begin(0, [None]);
         match &self.nodes {
             Ok(instances) => {
-                nodes.on_list_started(&resource, None);
                 for id in instances {
                     let provider = json!({ "providerID": format!("aws:///a/{id}") });
                     let node = json!({ "metadata": { "name": id }, "spec": provider });
-                    nodes.on_applied(&resource, from_value(node).unwrap());
+                    let node: Node = from_value(node).unwrap();
+                    backends.apply(node);
                 }
-                nodes.on_list_done(&resource, None);
+                backends.nodes_readiness.set_listed(None);
             }
-            Err(why) => {
-                let status = kube::core::Status::failure(why, "Forbidden").with_code(403);
-                let error = watcher::Error::WatchError(status.boxed());
-                nodes.on_error(&resource, None, &error);
-            }
+            Err(why) => backends.nodes_readiness.set_denied(None, why.to_string()),
         }
         let scope = self.scope.map(ToOwned::to_owned);
         let executor = Executor {

@@ -3,7 +3,7 @@
 use kube::Resource as _;
 use kube::discovery::ApiResource;
 use qm_api::tracked_field::TargetReference;
-use qm_runtime::watch_hub::ResourceName;
+use qm_runtime::watch::ResourceName;
 use serde_json::json;
 
 use super::*;

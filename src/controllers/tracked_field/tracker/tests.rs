@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use kube::runtime::watcher;
 use qm_api::tracked_field::{Subject, TargetReference};
 use qm_notify::history::{HistoryLimits, TargetState};
 use rstest::rstest;
@@ -74,7 +75,7 @@ fn taken(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity) -> Vec<O
 /// Creates a tracker whose watch began before the field was followed: a read is needed.
 fn following(key: &ObjectKey, identity: &FollowIdentity, target: &TargetKey) -> Tracker {
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_list_done(&resource(), None);
     follow(&tracker, key, identity, target);
     tracker
@@ -208,9 +209,10 @@ fn unrecorded_observations_return_only_to_their_identity() {
     assert_eq!(taken(&tracker, &key, &new), []);
 }
 
-fn refusal(code: u16) -> watcher::Error {
+fn problem(code: u16) -> WatchProblem {
     let status = json!({ "status": "Failure", "message": "no", "reason": "", "code": code });
-    watcher::Error::WatchError(serde_json::from_value(status).unwrap())
+    let error = watcher::Error::WatchError(serde_json::from_value(status).unwrap());
+    WatchProblem::of(&error).unwrap()
 }
 
 /// A new epoch makes the resolver repeat the discovery.
@@ -229,19 +231,19 @@ fn epoch_changes_when_the_watch_relists_or_is_not_served() {
         assert_eq!(!epochs.contains(&epoch), new, "{what}");
         epochs.push(epoch);
     };
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     epoch(true, "the first list");
     tracker.on_applied(&resource(), object("a", 5, "x"));
     tracker.on_list_done(&resource(), None);
     tracker.on_recovered(&resource(), None);
-    tracker.on_error(&resource(), None, &refusal(500));
-    tracker.on_error(&resource(), None, &refusal(403));
+    tracker.on_failed(&resource(), None, &problem(500));
+    tracker.on_failed(&resource(), None, &problem(403));
     epoch(false, "the watch continues");
     for _ in 0..2 {
-        tracker.on_error(&resource(), None, &refusal(404));
+        tracker.on_failed(&resource(), None, &problem(404));
         epoch(true, "not served");
     }
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     epoch(true, "served again");
 
     tracker.forget_watches();
@@ -255,7 +257,7 @@ fn epoch_changes_when_the_watch_relists_or_is_not_served() {
         ),
         (0, None)
     );
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     epoch(true, "an epoch never repeats");
 }
 
@@ -342,8 +344,7 @@ fn new_leader_keeps_no_earlier_observation() {
     let tracker = Tracker::new(Trigger::default(), false);
     follow(&tracker, &key, &identity, &target("a"));
     let list = |generation, version, value| {
-        tracker.on_started(&resource(), None, generation);
-        tracker.on_list_started(&resource(), None);
+        tracker.on_list_started(&resource(), None, generation);
         tracker.on_applied(&resource(), object("a", version, value));
         tracker.on_list_done(&resource(), None);
     };
@@ -367,7 +368,7 @@ fn new_leader_keeps_no_earlier_observation() {
         "the list shows the object"
     );
     tracker.on_applied(&resource(), object("a", 6, "y"));
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_applied(&resource(), object("a", 6, "y"));
     tracker.on_list_done(&resource(), None);
     assert_eq!(seen(), (None, vec![]), "the former watch does not count");
@@ -381,12 +382,11 @@ fn new_leader_keeps_no_earlier_observation() {
 fn object_followed_while_a_new_leader_lists_is_not_read() {
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.lead(1);
     follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
-    tracker.on_started(&resource(), None, 1);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 1);
     tracker.on_list_done(&resource(), None);
     assert!(
         tracker.unread(&key, Duration::MAX).is_some(),
@@ -409,7 +409,7 @@ fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_applied(&resource(), deep("a", 5));
     tracker.on_list_done(&resource(), None);
     assert_eq!(
@@ -569,7 +569,7 @@ async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
     follow_path(&tracker, &one, &identity, "{..x}");
     follow_path(&tracker, &other, &identity, "{..x}");
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_applied(&resource(), large("a", 5, "v5", 25_000));
     tracker.on_applied(&resource(), large("a", 6, "v6", 25_000));
     tracker.on_list_done(&resource(), None);
@@ -608,7 +608,7 @@ async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
 async fn read_that_defers_a_lookup_requests_a_background_read() {
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
         let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
@@ -650,7 +650,7 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
         &format!("{{..[{}]}}", names.join(",")),
     );
     follow_path(&tracker, &cheap, &identity, PATH);
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_applied(&resource(), large("a", 5, "x", 200_000));
     tracker.on_list_done(&resource(), None);
     inspect_queue(&tracker).await;
@@ -709,7 +709,7 @@ async fn slow_read_does_not_overwrite_later_watch_events() {
         };
         follow_path(&tracker, &slow, &identity, "{..x}");
         follow_path(&tracker, &late, &identity, &path);
-        tracker.on_list_started(&resource(), None);
+        tracker.on_list_started(&resource(), None, 0);
         tracker.on_applied(&resource(), large("a", 5, "v5", 20_000));
         tracker.on_list_done(&resource(), None);
         let ticket = tracker.unread(&slow, Duration::MAX).unwrap();
@@ -744,7 +744,7 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     let huge = |version| {
         with_spec(
             "a",
@@ -776,7 +776,7 @@ async fn large_objects_wait_and_others_do_not() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_applied(&resource(), large("a", 5, "large", 50_000));
     assert_eq!(
         taken(&tracker, &key, &identity),
@@ -821,10 +821,10 @@ async fn queued_large_object_is_read_if_the_relist_does_not_show_it() {
     for shown_again in [false, true] {
         let tracker = Tracker::new(Trigger::default(), true);
         follow(&tracker, &key, &identity, &target("a"));
-        tracker.on_list_started(&resource(), None);
+        tracker.on_list_started(&resource(), None, 0);
         tracker.on_list_done(&resource(), None);
         tracker.on_applied(&resource(), large("a", 5, "x", 50_000));
-        tracker.on_list_started(&resource(), None);
+        tracker.on_list_started(&resource(), None, 0);
         if shown_again {
             tracker.on_applied(&resource(), object("a", 6, "y"));
             tracker.on_list_done(&resource(), None);
@@ -851,7 +851,7 @@ async fn full_queue_makes_a_large_object_be_read() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &identity, &target("a"));
     follow(&tracker, &other, &identity, &target("b"));
-    tracker.on_list_started(&resource(), None);
+    tracker.on_list_started(&resource(), None, 0);
     tracker.on_list_done(&resource(), None);
     // Three objects do not fit.
     let long =

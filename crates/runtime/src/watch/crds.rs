@@ -1,4 +1,6 @@
-//! State of the CRD of each kind: whether it exists with a compatible schema.
+//! The CRD of each kind: the kind is watched while its CRD exists with a compatible schema.
+
+use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -8,61 +10,49 @@ use kube::{Api, Client, ResourceExt};
 use qm_core::kind::KindInfo;
 use qm_core::names::MetadataNames;
 use qm_core::schema::SchemaVersion;
-use tokio::sync::watch;
+use tokio::sync::{SetOnce, watch};
 use tracing::warn;
 
-use super::metrics::{Metrics, Purpose};
-use super::watch::{WatchUpdate, watch_updates};
+use super::adapter::Command;
+use super::stream::{WatchUpdate, watch_updates};
+use crate::metrics::{Metrics, Purpose};
 
-/// State of a CRD.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CrdState {
-    /// The CRD exists with a compatible schema.
-    Present,
-    /// The CRD does not exist or has an incompatible schema; with the message of `/readyz`.
-    Absent(String),
-}
-
-/// Returns the state of the CRD of `kind`, `None` before the watch has answered, and the future that follows the CRD.
-/// Messages about an incompatible schema contain the command `replace`.
+/// Follows the CRD of `kind`, whose watch is to stop while the CRD is missing or incompatible. `is_known` is set once the
+/// watch has answered. Messages about an incompatible schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
     replace: Option<&'static str>,
     watches: &watcher::Config,
     metrics: &Metrics,
-) -> (
-    watch::Receiver<Option<CrdState>>,
-    impl Future<Output = ()> + Send + use<>,
-) {
-    let (sender, receiver) = watch::channel(None);
+    commands: watch::Sender<Command>,
+    is_known: Arc<SetOnce<()>>,
+) -> impl Future<Output = ()> + Send + use<> {
     let (name, own, names) = (kind.crd_name(), kind.schema(), kind.names);
     let config = watches.clone().fields(&format!("metadata.name={name}"));
     let guard = metrics.watch(
         "customresourcedefinitions.apiextensions.k8s.io",
         Purpose::Own,
     );
-    let follow = async move {
+    async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
         let mut update = std::pin::pin!(watch_updates(api, config, guard));
-        let mut listed = None;
+        let problem = |crd: &PartialObjectMeta<_>| problem(&name, crd, names, &own, replace);
+        let missing = || Some(format!("CRD {name} is not installed"));
+        let mut listed = missing();
         while let Some(update) = update.next().await {
-            let state = match update {
+            let stop = match update {
                 WatchUpdate::Event(Event::Init) => {
-                    listed = None;
+                    listed = missing();
                     continue;
                 }
                 WatchUpdate::Event(Event::InitApply(crd)) => {
-                    listed = Some(state_of(&name, &crd, names, &own, replace));
+                    listed = problem(&crd);
                     continue;
                 }
-                WatchUpdate::Event(Event::InitDone) => {
-                    listed.take().unwrap_or_else(|| missing(&name))
-                }
-                WatchUpdate::Event(Event::Apply(crd)) => {
-                    state_of(&name, &crd, names, &own, replace)
-                }
-                WatchUpdate::Event(Event::Delete(_)) => missing(&name),
+                WatchUpdate::Event(Event::InitDone) => listed.clone(),
+                WatchUpdate::Event(Event::Apply(crd)) => problem(&crd),
+                WatchUpdate::Event(Event::Delete(_)) => missing(),
                 WatchUpdate::Recovered => continue,
                 WatchUpdate::Failed(error) => {
                     warn!(
@@ -73,32 +63,28 @@ pub fn follow(
                     continue;
                 }
             };
-            sender.send_if_modified(|known| {
-                let news = known.as_ref() != Some(&state);
-                *known = Some(state);
+            commands.send_if_modified(|command| {
+                let news = command.stop != stop;
+                command.stop = stop;
                 news
             });
+            // Later calls have no effect.
+            let _ = is_known.set(());
         }
-    };
-    (receiver, follow)
+    }
 }
 
-fn missing(name: &str) -> CrdState {
-    CrdState::Absent(format!("CRD {name} is not installed"))
-}
-
-fn state_of(
+/// Returns why the kind of this CRD is not served, if it is not; with the message of `/readyz`.
+fn problem(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     names: &MetadataNames,
     own: &SchemaVersion,
     replace: Option<&str>,
-) -> CrdState {
-    let Some(problem) = mismatch(crd, names, own) else {
-        return CrdState::Present;
-    };
+) -> Option<String> {
+    let mismatch = mismatch(crd, names, own)?;
     let hint = replace.map_or_else(String::new, |command| format!(" ({command})"));
-    CrdState::Absent(format!("CRD {name} {problem}{hint}"))
+    Some(format!("CRD {name} {mismatch}{hint}"))
 }
 
 /// Returns why a program with the schema `own` cannot work with this CRD, if it cannot. An older or foreign schema silently
@@ -164,21 +150,15 @@ mod tests {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =
             installed.map(|installed| [(NAMES.schema.to_owned(), installed.to_owned())].into());
-        match (
-            state_of(
+        assert_eq!(
+            super::problem(
                 "x.example.com",
                 &crd,
                 &NAMES,
                 &"2-aa".parse().unwrap(),
                 Some("replace"),
             ),
-            problem,
-        ) {
-            (CrdState::Present, None) => {}
-            (CrdState::Absent(message), Some(problem)) => {
-                assert_eq!(message, format!("CRD x.example.com {problem} (replace)"));
-            }
-            (state, _) => panic!("{state:?}"),
-        }
+            problem.map(|problem| format!("CRD x.example.com {problem} (replace)"))
+        );
     }
 }

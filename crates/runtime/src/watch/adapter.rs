@@ -1,0 +1,345 @@
+//! Adapter between the watches of a resource and an index of its objects: one watch for each place, the comparison of
+//! each list with the index, and the readiness of the places.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::stream::select_all;
+use kube::discovery::ApiResource;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use super::stream::{WatchUpdate, error_status, watch_updates};
+use crate::ObjectKey;
+use crate::health::Watchdog;
+use crate::metrics::{Metrics, Purpose};
+
+/// Resource as in the API's paths.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceName {
+    /// API version, such as `apps/v1` or `v1`.
+    pub api_version: String,
+    /// Plural, such as `deployments`.
+    pub plural: String,
+}
+
+impl ResourceName {
+    /// Returns the name with its group, as CRDs and metrics use it, such as `deployments.apps` or `services`.
+    pub fn full(&self) -> String {
+        let group = self.api_version.split_once('/').map(|(group, _)| group);
+        group.map_or_else(
+            || self.plural.clone(),
+            |group| format!("{}.{group}", self.plural),
+        )
+    }
+
+    /// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
+    /// `ConfigMap`s of up to 1 MiB, and few of them are targets.
+    pub fn is_watched_by_metadata(&self) -> bool {
+        self.api_version == "v1" && self.plural == "configmaps"
+    }
+}
+
+impl From<&ApiResource> for ResourceName {
+    fn from(resource: &ApiResource) -> Self {
+        Self {
+            api_version: resource.api_version.clone(),
+            plural: resource.plural.clone(),
+        }
+    }
+}
+
+/// Index of watched objects. The task of the watch calls the methods, one at a time, so no method may block.
+///
+/// A place is the whole cluster (`None`) or one namespace, as watched.
+pub trait Index<T>: Send + Sync + 'static {
+    /// Applies the state of an object that exists. Returns whether the index keeps anything of the object.
+    fn apply(&self, object: T) -> bool;
+
+    /// Deletes an object. `last` is its last state, `None` if a list did not show the object.
+    fn delete(&self, key: &ObjectKey, last: Option<T>);
+
+    /// Returns the keys of which the index keeps anything in a place. The index deletes those that a complete list did
+    /// not show.
+    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey>;
+
+    /// Handles a new phase of the watch of a place.
+    fn phase(&self, _place: Option<&str>, _phase: &Phase) {}
+}
+
+/// Phase of the watch of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// A list begins.
+    Listing {
+        /// Generation of the list, see [`Command::generation`].
+        generation: u64,
+    },
+    /// The list is complete: the index has every object of the place, and no other.
+    Listed,
+    /// Both list and watch succeed: an earlier problem is over.
+    Healthy,
+    /// The list or the watch failed and will be retried.
+    Failed(WatchProblem),
+    /// The watch has stopped, for this reason. The index is emptied next.
+    Stopped(String),
+}
+
+/// Why a resource cannot be watched. Errors that pass by themselves are no problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchProblem {
+    /// The operator may not list or watch it.
+    Forbidden(String),
+    /// The apiserver does not serve it.
+    NotServed,
+    /// The apiserver answers with another error, which stays.
+    Failing(String),
+}
+
+impl WatchProblem {
+    /// Returns the problem behind an error of a watch.
+    pub fn of(error: &watcher::Error) -> Option<Self> {
+        let status = error_status(error)?;
+        match status.code {
+            403 => Some(Self::Forbidden(status.message.clone())),
+            404 => Some(Self::NotServed),
+            // Other errors are transient.
+            410 | 429 | 503 | 504 => None,
+            _ => Some(Self::Failing(status.message.clone())),
+        }
+    }
+}
+
+/// What a watch is to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Command {
+    /// Generation of the lists: a higher one begins with a new list of each place.
+    pub generation: u64,
+    /// Reason for which the watch is to stop.
+    pub stop: Option<String>,
+}
+
+/// Which places of a watch are listed. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<watch::Sender<Lists>>);
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// Generation of the lists; `None` before the watch runs.
+    generation: Option<u64>,
+    places: BTreeMap<Option<String>, ListState>,
+}
+
+/// State of the list of a place.
+#[derive(Debug, Default)]
+struct ListState {
+    /// True if a list of this generation was complete.
+    is_listed: bool,
+    /// Message of the apiserver that has denied list or watch since the last complete list.
+    denied: Option<String>,
+}
+
+impl Lists {
+    /// Returns whether every place has been listed or its list was denied: a denied place does not block the others.
+    fn are_synced(&self) -> bool {
+        let is_synced = |list: &ListState| list.is_listed || list.denied.is_some();
+        self.generation.is_some() && self.places.values().all(is_synced)
+    }
+}
+
+impl Readiness {
+    /// Waits until every place has been listed or its list was denied.
+    pub async fn synced(&self) {
+        // `self` owns the sender.
+        let _ = self.0.subscribe().wait_for(Lists::are_synced).await;
+    }
+
+    /// Returns the generation of the lists, if every place has been listed or its list was denied.
+    pub fn synced_generation(&self) -> Option<u64> {
+        let lists = self.0.borrow();
+        lists.generation.filter(|_| lists.are_synced())
+    }
+
+    /// Returns whether every place has been listed, and the apiserver denies none.
+    pub fn is_listed(&self) -> bool {
+        let is_listed = |list: &ListState| list.is_listed && list.denied.is_none();
+        let lists = self.0.borrow();
+        lists.generation.is_some() && lists.places.values().all(is_listed)
+    }
+
+    /// Returns the message of the apiserver that denies a place.
+    pub fn denied(&self) -> Option<String> {
+        let lists = self.0.borrow();
+        lists.places.values().find_map(|list| list.denied.clone())
+    }
+
+    /// Returns the places that were never listed because the apiserver denies that, with its messages.
+    pub fn unlisted(&self) -> BTreeMap<Option<String>, String> {
+        let lists = self.0.borrow();
+        let unlisted = lists.places.iter().filter(|(_, list)| !list.is_listed);
+        unlisted
+            .filter_map(|(place, list)| Some((place.clone(), list.denied.clone()?)))
+            .collect()
+    }
+
+    /// Starts the lists of a generation.
+    pub fn begin(&self, generation: u64, places: impl IntoIterator<Item = Option<String>>) {
+        let lists = places
+            .into_iter()
+            .map(|place| (place, ListState::default()));
+        self.0.send_replace(Lists {
+            generation: Some(generation),
+            places: lists.collect(),
+        });
+    }
+
+    /// Records that the list of a place is complete.
+    pub fn set_listed(&self, place: Option<&str>) {
+        self.update(place, |list| (list.is_listed, list.denied) = (true, None));
+    }
+
+    /// Records that the apiserver denies the list or the watch of a place.
+    pub fn set_denied(&self, place: Option<&str>, why: String) {
+        self.update(place, |list| list.denied = Some(why));
+    }
+
+    fn update(&self, place: Option<&str>, update: impl FnOnce(&mut ListState)) {
+        let place = place.map(str::to_owned);
+        self.0
+            .send_modify(|lists| update(lists.places.entry(place).or_default()));
+    }
+}
+
+/// Watch of a resource, for an index of its objects.
+pub struct ResourceWatch<W, T> {
+    /// Name of the resource.
+    pub resource: ResourceName,
+    /// API of each place.
+    pub apis: Vec<(Option<String>, Api<W>)>,
+    /// Configuration of the watches.
+    pub config: watcher::Config,
+    /// Index of the objects.
+    pub index: Arc<dyn Index<T>>,
+    /// Readiness of the places.
+    pub readiness: Readiness,
+    /// Metrics of the watches.
+    pub metrics: Metrics,
+    /// Purpose of the watches.
+    pub purpose: Purpose,
+    /// Watchdog of each step.
+    pub watchdog: Watchdog,
+}
+
+impl<W, T> ResourceWatch<W, T>
+where
+    W: Resource + Into<T> + Clone + Debug + DeserializeOwned + Send + 'static,
+    T: 'static,
+{
+    /// Watches until dropped, as the last of `commands` says.
+    pub async fn run(self, mut commands: watch::Receiver<Command>) {
+        loop {
+            let Command { generation, stop } = commands.borrow_and_update().clone();
+            let places = self.apis.iter().map(|(place, _)| place.clone());
+            self.readiness.begin(generation, places);
+            if let Some(why) = stop {
+                self.stop(&why);
+                changed(&mut commands).await;
+                continue;
+            }
+            tokio::select! {
+                () = self.watch(generation) => {}
+                () = changed(&mut commands) => {}
+            }
+        }
+    }
+
+    async fn watch(&self, generation: u64) {
+        let watches = self.apis.iter().map(|(place, api)| {
+            let guard = self.metrics.watch(&self.resource.full(), self.purpose);
+            watch_updates(api.clone(), self.config.clone(), guard)
+                .map(|update| (place.as_deref(), update))
+                .boxed()
+        });
+        let mut updates = select_all(watches);
+        // The keys that the running list of each place has shown, as far as the index keeps the objects.
+        let mut shown = HashMap::<_, HashSet<_>>::new();
+        while let Some((place, update)) = updates.next().await {
+            let _busy = self.watchdog.busy();
+            let shown = shown.entry(place).or_default();
+            match update {
+                WatchUpdate::Event(Event::Init) => {
+                    shown.clear();
+                    self.index.phase(place, &Phase::Listing { generation });
+                }
+                WatchUpdate::Event(Event::InitApply(object)) => {
+                    let key = ObjectKey::of(&object);
+                    if self.index.apply(object.into()) {
+                        shown.insert(key);
+                    }
+                }
+                WatchUpdate::Event(Event::InitDone) => {
+                    debug!(resource = self.resource.plural, "listed");
+                    self.delete_except(place, &std::mem::take(shown));
+                    self.readiness.set_listed(place);
+                    self.index.phase(place, &Phase::Listed);
+                }
+                WatchUpdate::Event(Event::Apply(object)) => {
+                    self.index.apply(object.into());
+                }
+                WatchUpdate::Event(Event::Delete(object)) => {
+                    let key = ObjectKey::of(&object);
+                    self.index.delete(&key, Some(object.into()));
+                }
+                WatchUpdate::Recovered => self.index.phase(place, &Phase::Healthy),
+                WatchUpdate::Failed(error) => self.failed(place, &error),
+            }
+        }
+    }
+
+    /// Deletes the objects of a place that a list did not show.
+    fn delete_except(&self, place: Option<&str>, shown: &HashSet<ObjectKey>) {
+        let keys = self.index.keys(place).into_iter();
+        for key in keys.filter(|key| !shown.contains(key)) {
+            self.index.delete(&key, None);
+        }
+    }
+
+    fn failed(&self, place: Option<&str>, error: &watcher::Error) {
+        warn!(
+            resource = self.resource.plural,
+            error = error as &dyn std::error::Error,
+            "watch failed; will retry"
+        );
+        let Some(problem) = WatchProblem::of(error) else {
+            return;
+        };
+        if let WatchProblem::Forbidden(why) = &problem {
+            self.readiness.set_denied(place, why.clone());
+        }
+        self.index.phase(place, &Phase::Failed(problem));
+    }
+
+    /// Empties the index.
+    fn stop(&self, why: &str) {
+        for (place, _) in &self.apis {
+            let place = place.as_deref();
+            self.index.phase(place, &Phase::Stopped(why.to_owned()));
+            self.delete_except(place, &HashSet::new());
+        }
+    }
+}
+
+/// Waits for the next command; never returns without a sender, which is dropped only while the process ends.
+async fn changed(commands: &mut watch::Receiver<Command>) {
+    if commands.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

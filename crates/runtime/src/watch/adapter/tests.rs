@@ -1,0 +1,259 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::super::stream::tests::{FakeResponse, WatchRequest, api, object};
+use super::*;
+use crate::health::Probes;
+use crate::testing::{PROGRAM, Widget};
+
+/// Index that keeps the keys of objects, but not of those named `other`, and logs each call.
+#[derive(Default)]
+struct Names {
+    kept: Mutex<BTreeSet<ObjectKey>>,
+    calls: Mutex<Vec<String>>,
+}
+
+impl Names {
+    fn log(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    /// Returns the calls since the last call of this function.
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+}
+
+impl Index<Widget> for Names {
+    fn apply(&self, object: Widget) -> bool {
+        self.log(format!("+{}", object.name_any()));
+        let is_kept = object.name_any() != "other";
+        if is_kept {
+            self.kept.lock().unwrap().insert(ObjectKey::of(&object));
+        }
+        is_kept
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<Widget>) {
+        self.kept.lock().unwrap().remove(key);
+        let by = if last.is_some() { "an event" } else { "a list" };
+        self.log(format!("-{key} by {by}"));
+    }
+
+    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+        let kept = self.kept.lock().unwrap();
+        kept.iter()
+            .filter(|key| key.is_in(place))
+            .cloned()
+            .collect()
+    }
+
+    fn phase(&self, place: Option<&str>, phase: &Phase) {
+        self.log(format!("{} {phase:?}", place.unwrap_or("cluster")));
+    }
+}
+
+struct Scene {
+    names: Arc<Names>,
+    readiness: Readiness,
+    commands: watch::Sender<Command>,
+}
+
+/// Runs the watch of these places.
+fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
+    let (names, readiness) = (Arc::<Names>::default(), Readiness::default());
+    let commands = watch::Sender::<Command>::default();
+    let watch = ResourceWatch {
+        resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
+        apis: apis
+            .into_iter()
+            .map(|(place, api)| (place.map(str::to_owned), api))
+            .collect(),
+        config: watcher::Config::default(),
+        index: Arc::clone(&names) as Arc<dyn Index<Widget>>,
+        readiness: readiness.clone(),
+        metrics: Metrics::new(&PROGRAM),
+        purpose: Purpose::Own,
+        watchdog: Probes::new().watchdog("widgets", Duration::from_mins(1)),
+    };
+    tokio::spawn(watch.run(commands.subscribe()));
+    Scene {
+        names,
+        readiness,
+        commands,
+    }
+}
+
+/// Returns an API whose lists show these names one after the other, and whose watch shows these events.
+fn lists(names: &'static [&'static [&'static str]], events: Vec<Value>) -> Api<Widget> {
+    let answer = move |request, before: usize| -> FakeResponse {
+        let shown = match request {
+            WatchRequest::List => names[before].iter().map(|name| object(name, "5")).collect(),
+            _ => events.clone(),
+        };
+        (200, shown)
+    };
+    api(answer).0
+}
+
+const SOON: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn list_deletes_the_kept_objects_that_it_does_not_show() {
+    let apis = vec![(Some("a"), lists(&[&["x", "other"], &["y"]], vec![]))];
+    let scene = run(apis);
+    scene.readiness.synced().await;
+    let elsewhere = ObjectKey::new("b", "x");
+    scene.names.kept.lock().unwrap().insert(elsewhere.clone());
+    assert_eq!(
+        scene.names.calls(),
+        ["a Listing { generation: 0 }", "+x", "+other", "a Listed"]
+    );
+    scene.commands.send_modify(|command| command.generation = 1);
+    sleep(SOON).await;
+    assert_eq!(
+        scene.names.calls(),
+        [
+            "a Listing { generation: 1 }",
+            "+y",
+            "-a/x by a list",
+            "a Listed"
+        ]
+    );
+    assert_eq!(scene.readiness.synced_generation(), Some(1));
+    assert_eq!(scene.names.keys(Some("b")), [elsewhere]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_apply_and_delete() {
+    let event = |kind: &str, name: &str| json!({ "type": kind, "object": object(name, "6") });
+    let events = vec![event("ADDED", "y"), event("DELETED", "x")];
+    let scene = run(vec![(None, lists(&[&["x"]], events))]);
+    sleep(SOON).await;
+    let all = scene.names.calls();
+    assert_eq!(
+        all,
+        [
+            "cluster Listing { generation: 0 }",
+            "+x",
+            "cluster Listed",
+            "+y",
+            "cluster Healthy",
+            "-a/x by an event"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn denied_place_does_not_block_the_others() {
+    let (denied, _) = api(|_, before| match before {
+        0..=2 => (403, vec![]),
+        _ => (200, vec![object("y", "5")]),
+    });
+    let scene = run(vec![
+        (Some("a"), lists(&[&["x"]], vec![])),
+        (Some("b"), denied),
+    ]);
+    let readiness = &scene.readiness;
+    assert_eq!(readiness.synced_generation(), None, "before the watch runs");
+    readiness.synced().await;
+    assert_eq!(
+        readiness.unlisted(),
+        [(Some("b".into()), "no".into())].into()
+    );
+    assert_eq!(
+        (readiness.is_listed(), readiness.denied()),
+        (false, Some("no".into()))
+    );
+    while !readiness.is_listed() {
+        assert_eq!(
+            readiness.synced_generation(),
+            Some(0),
+            "the place stays denied until its list is complete"
+        );
+        sleep(SOON).await;
+    }
+    assert_eq!(
+        (readiness.unlisted(), readiness.denied()),
+        ([].into(), None)
+    );
+    let calls = scene.names.calls();
+    let forbidden = calls
+        .iter()
+        .filter(|call| *call == "b Failed(Forbidden(\"no\"))");
+    assert_eq!(forbidden.count(), 3, "{calls:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn listed_place_stays_synced_when_its_watch_is_denied() {
+    let (denied, _) = api(|request, _| match request {
+        WatchRequest::List => (200, vec![]),
+        _ => (403, vec![]),
+    });
+    let scene = run(vec![(None, denied)]);
+    scene.readiness.synced().await;
+    while scene.readiness.denied().is_none() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(scene.readiness.synced_generation(), Some(0));
+    assert!(scene.readiness.unlisted().is_empty() && !scene.readiness.is_listed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopped_watch_empties_the_index() {
+    let scene = run(vec![(None, lists(&[&["x"], &["x"]], vec![]))]);
+    scene.readiness.synced().await;
+    scene.names.calls();
+    let stop = |reason: Option<&str>| {
+        let stop = reason.map(str::to_owned);
+        scene.commands.send_modify(|command| command.stop = stop);
+    };
+    stop(Some("no CRD"));
+    sleep(SOON).await;
+    assert_eq!(
+        scene.names.calls(),
+        ["cluster Stopped(\"no CRD\")", "-a/x by a list"]
+    );
+    assert_eq!(scene.readiness.synced_generation(), None);
+    stop(None);
+    scene.readiness.synced().await;
+    assert_eq!(
+        scene.names.calls(),
+        ["cluster Listing { generation: 0 }", "+x", "cluster Listed"]
+    );
+}
+
+/// As on shutdown: a task that ends would end the process with an error.
+#[tokio::test(start_paused = true)]
+async fn watch_continues_without_a_sender_of_commands() {
+    let scene = run(vec![(None, lists(&[&["x"]], vec![]))]);
+    drop(scene.commands);
+    scene.readiness.synced().await;
+    sleep(SOON).await;
+    assert_eq!(scene.names.keys(None), [ObjectKey::new("a", "x")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn transient_error_is_no_problem() {
+    for (code, expected) in [(503, 0), (429, 0), (500, 1), (404, 1)] {
+        let (failing, _) = api(move |_, before| {
+            if before == 0 {
+                (code, vec![])
+            } else {
+                (200, vec![])
+            }
+        });
+        let scene = run(vec![(None, failing)]);
+        scene.readiness.synced().await;
+        let calls = scene.names.calls();
+        let failed = calls.iter().filter(|call| call.contains("Failed"));
+        assert_eq!(failed.count(), expected, "{code}: {calls:?}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Watches of resources that objects name: one per resource in the operator's scope, however many objects name it.
+//! Watched objects are never stored: the index of the resource gets each once.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kube::core::{DynamicResourceScope, PartialObjectMeta};
+use kube::discovery::ApiResource;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tracing::info;
+
+use super::adapter::{Command, Index, Readiness, ResourceName, ResourceWatch};
+use crate::WatchScope;
+use crate::health::Watchdog;
+use crate::metrics::{Metrics, Purpose};
+use crate::raw_object::RawObject;
+use crate::tasks::Tasks;
+
+/// Creates the index of a resource. For some resources the index gets only metadata, see
+/// [`ResourceName::is_watched_by_metadata`].
+pub type NewIndex = Box<dyn Fn(ResourceName) -> Arc<dyn Index<RawObject>> + Send + Sync>;
+
+/// Watches by resource.
+pub struct WatchHub {
+    client: Client,
+    scope: WatchScope,
+    config: watcher::Config,
+    new_index: NewIndex,
+    metrics: Metrics,
+    tasks: Tasks,
+    watchdog: Watchdog,
+    commands: watch::Sender<Command>,
+    watches: Mutex<HashMap<ResourceName, AbortHandle>>,
+}
+
+impl WatchHub {
+    /// Creates a hub without watches. `config` configures each of them.
+    pub fn new(
+        client: Client,
+        scope: WatchScope,
+        config: watcher::Config,
+        new_index: NewIndex,
+        metrics: Metrics,
+        tasks: Tasks,
+        watchdog: Watchdog,
+    ) -> Self {
+        Self {
+            client,
+            scope,
+            config,
+            new_index,
+            metrics,
+            tasks,
+            watchdog,
+            commands: watch::Sender::default(),
+            watches: Mutex::default(),
+        }
+    }
+
+    /// Relists every watch. `next` receives the generation of these lists before any of them begins.
+    pub fn relist(&self, next: impl FnOnce(u64)) {
+        self.commands.send_modify(|command| {
+            command.generation += 1;
+            next(command.generation);
+        });
+    }
+
+    /// Starts the watch of `resource`, unless it runs.
+    pub fn ensure(&self, resource: &ApiResource, namespaced: bool) {
+        let name = ResourceName::from(resource);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if watches.contains_key(&name) {
+            return;
+        }
+        info!(
+            resource = name.plural,
+            apiVersion = name.api_version,
+            "watching"
+        );
+        let handle = if name.is_watched_by_metadata() {
+            self.spawn::<PartialObjectMeta>(resource, &name, namespaced)
+        } else {
+            self.spawn::<RawObject>(resource, &name, namespaced)
+        };
+        watches.insert(name, handle);
+    }
+
+    fn spawn<W>(&self, resource: &ApiResource, name: &ResourceName, namespaced: bool) -> AbortHandle
+    where
+        W: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+            + Into<RawObject>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        let places = if namespaced {
+            self.scope.places()
+        } else {
+            vec![None]
+        };
+        let apis = places.into_iter().map(|place| {
+            let api = match &place {
+                Some(namespace) => {
+                    Api::<W>::namespaced_with(self.client.clone(), namespace, resource)
+                }
+                None => Api::all_with(self.client.clone(), resource),
+            };
+            (place, api)
+        });
+        let watch = ResourceWatch {
+            resource: name.clone(),
+            apis: apis.collect(),
+            config: self.config.clone(),
+            index: (self.new_index)(name.clone()),
+            readiness: Readiness::default(),
+            metrics: self.metrics.clone(),
+            purpose: Purpose::Target,
+            watchdog: self.watchdog.clone(),
+        };
+        let watch = watch.run(self.commands.subscribe());
+        tokio::spawn(
+            self.tasks
+                .guard(format!("the watch of {}", name.plural), watch),
+        )
+        .abort_handle()
+    }
+
+    /// Stops the watches of resources for which `is_needed` returns false.
+    pub fn retain(&self, is_needed: impl Fn(&ResourceName) -> bool) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|name, watch| {
+            let keep = is_needed(name);
+            if !keep {
+                info!(
+                    resource = name.plural,
+                    apiVersion = name.api_version,
+                    "no longer watching"
+                );
+                watch.abort();
+            }
+            keep
+        });
+    }
+}
+
+impl Drop for WatchHub {
+    fn drop(&mut self) {
+        self.retain(|_| false);
+    }
+}

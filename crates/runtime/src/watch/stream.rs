@@ -1,0 +1,222 @@
+//! A watch that recovers from every error: kube's watcher, restarted where the watcher itself would be stuck.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::{BoxStream, Stream, unfold};
+use kube::core::Status;
+use kube::runtime::watcher;
+use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::info;
+
+use crate::backoff::{Backoff, BackoffPolicy};
+use crate::metrics::WatchGuard;
+
+/// Backoff of a failed watch, short enough for a newly granted permission to take effect soon.
+const RETRY: BackoffPolicy = BackoffPolicy {
+    min: Duration::from_millis(500),
+    max: Duration::from_secs(30),
+};
+
+/// Time without a failure after its list from which on a quiet watch counts as recovered.
+const RECOVERY_DELAY: Duration = Duration::from_secs(30);
+
+/// Time after its server-side timeout from which on a stalled watch has failed.
+pub const STALL_MARGIN: Duration = Duration::from_secs(45);
+
+/// Item of the stream of a watch.
+#[derive(Debug)]
+pub enum WatchUpdate<K> {
+    /// Event of kube's watcher.
+    Event(Event<K>),
+    /// Both list and watch succeed: an earlier error is over.
+    Recovered,
+    /// The watch failed and will be retried.
+    Failed(Error),
+}
+
+/// Watches without an end, and reports the health of the watch to `guard`.
+pub fn watch_updates<K>(
+    api: Api<K>,
+    config: Config,
+    guard: WatchGuard,
+) -> impl Stream<Item = WatchUpdate<K>> + Send
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let events = start(&api, &config);
+    let failures = RETRY.start();
+    let stream = WatchStream {
+        api,
+        config,
+        guard,
+        events,
+        failures,
+        pause: None,
+        recovered: false,
+        recovery: None,
+    };
+    unfold(stream, |mut stream| async {
+        Some((stream.next().await, stream))
+    })
+}
+
+fn start<K>(api: &Api<K>, config: &Config) -> BoxStream<'static, watcher::Result<Event<K>>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    watcher(api.clone(), config.clone()).boxed()
+}
+
+struct WatchStream<K> {
+    api: Api<K>,
+    config: Config,
+    guard: WatchGuard,
+    events: BoxStream<'static, watcher::Result<Event<K>>>,
+    failures: Backoff,
+    /// Pause before the next try, after a failure.
+    pause: Option<Pause>,
+    /// True if the watch has reported its recovery and not failed since.
+    recovered: bool,
+    /// Time at which the watch counts as recovered unless it fails before.
+    recovery: Option<Instant>,
+}
+
+struct Pause {
+    delay: Duration,
+    /// True if the watch restarts with a list; otherwise kube's watcher resumes.
+    restarts: bool,
+    /// True if a list was complete before: the watch recovers unless it fails again.
+    listed: bool,
+}
+
+impl<K> WatchStream<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    async fn next(&mut self) -> WatchUpdate<K> {
+        loop {
+            if let Some(Pause {
+                delay,
+                restarts,
+                listed,
+            }) = self.pause.take()
+            {
+                sleep(delay).await;
+                self.recovery = listed.then(|| Instant::now() + RECOVERY_DELAY);
+                if restarts {
+                    self.events = start(&self.api, &self.config);
+                }
+            }
+            let event = tokio::select! {
+                biased;
+                () = due(self.recovery) => {
+                    self.recovery = None;
+                    self.recovered = true;
+                    self.failures = RETRY.start();
+                    return WatchUpdate::Recovered;
+                }
+                event = self.events.next() => event,
+            };
+            match event {
+                Some(Ok(event)) => {
+                    self.schedule_recovery(&event);
+                    return WatchUpdate::Event(event);
+                }
+                Some(Err(error)) if self.is_streaming() && is_streaming_rejected(&error) => {
+                    info!(
+                        resource = self.api.resource_url(),
+                        "apiserver has no streaming lists; will list in pages"
+                    );
+                    self.config.initial_list_strategy = InitialListStrategy::ListWatch;
+                    self.events = start(&self.api, &self.config);
+                }
+                Some(Err(error)) => {
+                    let is_denied =
+                        error_status(&error).is_some_and(|status| matches!(status.code, 403 | 404));
+                    self.guard.failed(is_denied, self.stall_timeout());
+                    let restarts = is_permanent(&error);
+                    self.failed(restarts);
+                    return WatchUpdate::Failed(error);
+                }
+                // kube's watcher never ends.
+                None => self.failed(true),
+            }
+        }
+    }
+
+    fn failed(&mut self, restarts: bool) {
+        let listed = !restarts && (self.recovered || self.recovery.is_some());
+        (self.recovered, self.recovery) = (false, None);
+        self.pause = Some(Pause {
+            delay: self.failures.next_delay(),
+            restarts,
+            listed,
+        });
+    }
+
+    /// Returns the time within which a stalled watch fails again.
+    fn stall_timeout(&self) -> Duration {
+        Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
+    }
+
+    fn is_streaming(&self) -> bool {
+        self.config.initial_list_strategy == InitialListStrategy::StreamingList
+    }
+
+    /// Decides when the watch counts as recovered. A list does not prove that a watch succeeds: a client that may only
+    /// list would restart its backoff again and again. An event of the watch proves it, and so does a list that came
+    /// through a watch.
+    fn schedule_recovery(&mut self, event: &Event<K>) {
+        let recovery = match event {
+            Event::InitDone if !self.is_streaming() => Instant::now() + RECOVERY_DELAY,
+            Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
+                self.guard.recovered();
+                Instant::now()
+            }
+            Event::Init | Event::InitApply(_) => return,
+        };
+        if !self.recovered {
+            self.recovery = Some(recovery);
+        }
+    }
+}
+
+async fn due(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns the status that the apiserver answered a failed list or watch with.
+pub fn error_status(error: &Error) -> Option<&Status> {
+    match error {
+        Error::InitialListFailed(kube::Error::Api(status))
+        | Error::WatchStartFailed(kube::Error::Api(status))
+        | Error::WatchError(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// Returns whether the same request fails until somebody fixes the cause. kube's watcher resumes from the version that
+/// it knows, even after 410, and a resumed watch does not report when it succeeds.
+fn is_permanent(error: &Error) -> bool {
+    match error {
+        // kube's watcher relists by itself after a 410 event, and reads on after other error events.
+        Error::WatchError(status) => matches!(status.code, 403 | 404),
+        _ => error_status(error).is_some_and(|status| status.code < 500 && status.code != 429),
+    }
+}
+
+/// Returns whether the apiserver rejects streaming lists (422): it knows `sendInitialEvents` and has the feature off.
+fn is_streaming_rejected(error: &Error) -> bool {
+    matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 422)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
