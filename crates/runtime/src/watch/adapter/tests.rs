@@ -153,9 +153,10 @@ async fn events_apply_and_delete() {
 
 #[tokio::test(start_paused = true)]
 async fn denied_place_does_not_block_the_others() {
-    let (denied, _) = api(|_, before| match before {
-        0..=2 => (403, vec![]),
-        _ => (200, vec![object("y", "5")]),
+    let (denied, _) = api(|request, before| match (request, before) {
+        (WatchRequest::List, 0..=2) => (403, vec![]),
+        (WatchRequest::List, _) => (200, vec![object("y", "5")]),
+        _ => (200, vec![]),
     });
     let scene = run(vec![
         (Some("a"), lists(&[&["x"]], vec![])),
@@ -243,12 +244,9 @@ async fn watch_continues_without_a_sender_of_commands() {
 #[tokio::test(start_paused = true)]
 async fn transient_error_is_no_problem() {
     for (code, expected) in [(503, 0), (429, 0), (500, 1), (404, 1)] {
-        let (failing, _) = api(move |_, before| {
-            if before == 0 {
-                (code, vec![])
-            } else {
-                (200, vec![])
-            }
+        let (failing, _) = api(move |request, before| match (request, before) {
+            (WatchRequest::List, 0) => (code, vec![]),
+            _ => (200, vec![]),
         });
         let scene = run(vec![(None, failing)]);
         scene.readiness.synced().await;
