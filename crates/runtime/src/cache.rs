@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::ObjectKey;
 use super::health::{KindState, Probes};
-use super::watch::{Index, Phase, Readiness};
+use super::watch::{Index, SyncState, WatchPhase};
 
 /// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more
 /// than a few are a mistake or an attack.
@@ -28,11 +28,12 @@ pub struct Cache<K: Kind + Clone + 'static> {
     writer: Mutex<Writer<K>>,
     store: Store<K>,
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
-    readiness: Readiness,
+    /// State of the lists.
+    pub sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
     /// Generation whose lists are complete, as far as the apiserver allows them.
-    synced: watch::Sender<Option<u64>>,
+    synced_generation: watch::Sender<Option<u64>>,
 }
 
 /// Change of the cache.
@@ -60,20 +61,19 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         name: &'static str,
         writer: Writer<K>,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
-        readiness: Readiness,
         probes: Probes,
         state: watch::Sender<KindState>,
-        synced: watch::Sender<Option<u64>>,
+        synced_generation: watch::Sender<Option<u64>>,
     ) -> Self {
         Self {
             name,
             store: writer.as_reader(),
             writer: Mutex::new(writer),
             on: Box::new(on),
-            readiness,
+            sync: SyncState::default(),
             probes,
             state,
-            synced,
+            synced_generation,
         }
     }
 
@@ -84,7 +84,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
     }
 
     fn report(&self, change: CacheChange<K>) {
-        (self.on)(change, self.readiness.synced_generation().is_some());
+        (self.on)(change, self.sync.synced_generation().is_some());
     }
 
     fn set_state(&self, state: KindState) {
@@ -139,12 +139,12 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         keys.filter(|key| key.is_in(place)).collect()
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &Phase) {
-        if let Phase::Stopped(why) = phase {
-            self.synced.send_replace(None);
+    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+        if let WatchPhase::Stopped(why) = phase {
+            self.synced_generation.send_replace(None);
             return self.set_state(KindState::Absent(why.clone()));
         }
-        let synced = self.readiness.synced_generation();
+        let synced = self.sync.synced_generation();
         if synced.is_none() {
             // During a relist the kind is still served.
             if matches!(*self.state.borrow(), KindState::Absent(_)) {
@@ -152,20 +152,20 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             }
             return;
         }
-        let is_news = *self.synced.borrow() != synced;
+        let is_news = *self.synced_generation.borrow() != synced;
         if is_news {
             for object in self.store.state() {
                 self.report(CacheChange::Present(object));
             }
         }
-        let denied = self.readiness.unlisted();
+        let denied = self.sync.unlisted();
         self.set_state(if denied.is_empty() {
             KindState::Synced
         } else {
             KindState::PartiallySynced(denied)
         });
         if is_news {
-            self.synced.send_replace(synced);
+            self.synced_generation.send_replace(synced);
         }
     }
 }
@@ -258,7 +258,6 @@ mod tests {
         let (sender, changes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(KindState::Syncing);
         let (synced, synced_receiver) = watch::channel(None);
-        let readiness = Readiness::default();
         let on = move |change: CacheChange<Widget>, is_listed: bool| {
             let text = match change {
                 CacheChange::Present(object) => format!("+{} {is_listed}", object.name_any()),
@@ -270,7 +269,6 @@ mod tests {
             "widget",
             empty_store().1,
             on,
-            readiness.clone(),
             Probes::new(),
             state,
             synced,
@@ -281,7 +279,7 @@ mod tests {
             apis,
             config: watcher::Config::default(),
             index: Arc::clone(&cache) as Arc<dyn Index<Widget>>,
-            readiness,
+            sync: cache.sync.clone(),
             metrics: Metrics::new(&PROGRAM),
             purpose: Purpose::Own,
             watchdog: Probes::new().watchdog("cache", Duration::from_mins(1)),

@@ -35,7 +35,7 @@ use super::managed_fields::{self, TakenFields};
 use super::manager::Manager;
 use super::ownership::{Owner, Ownership, owner_of};
 use super::raw_object::BoundedObject;
-use super::watch::{Index, Readiness};
+use super::watch::{Index, SyncState};
 use super::{ObjectKey, apply, short_digest};
 
 pub mod immutable;
@@ -102,7 +102,7 @@ pub struct Children<K, S> {
     quirks: Quirks<K>,
     wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     needs_watch: Arc<SetOnce<()>>,
-    readiness: Readiness,
+    sync: SyncState,
     cache: ChildCache<S>,
     drift: Drift,
     unconfirmed: Pacer,
@@ -145,7 +145,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             quirks,
             wake: Arc::new(wake),
             needs_watch: Arc::clone(&writer.needs_watch),
-            readiness: Readiness::default(),
+            sync: SyncState::default(),
             cache: ChildCache::new(manager.settings.timings.sync_period),
             drift: Drift::new(
                 &manager.settings.timings,
@@ -165,7 +165,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             &config,
             &children.needs_watch,
             &children,
-            &children.readiness,
+            &children.sync,
         );
         children
     }
@@ -182,7 +182,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     pub async fn synced(&self) {
         // Later calls have no effect.
         let _ = self.needs_watch.set(());
-        self.readiness.synced().await;
+        self.sync.synced().await;
     }
 
     /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of

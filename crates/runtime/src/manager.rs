@@ -33,7 +33,7 @@ use super::metrics::{Metrics, Purpose};
 use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
-use super::watch::{Command, Index, Readiness, ResourceName, ResourceWatch, crds};
+use super::watch::{Command, Index, ResourceName, ResourceWatch, SyncState, crds};
 use super::{WatchScope, client, cluster, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
@@ -290,7 +290,7 @@ impl Manager {
             writer,
         } = handles;
         let commands = watch::Sender::<Command>::default();
-        let (synced, mut lists) = watch::channel(None);
+        let (synced_generation, mut synced) = watch::channel(None);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.set_resources(name, move || {
@@ -300,9 +300,15 @@ impl Manager {
         });
         if self.settings.runs(name) {
             self.probes.set(name, KindState::Syncing);
-            let (readiness, probes) = (Readiness::default(), self.probes.clone());
-            let cache = Cache::new(name, writer, on, readiness.clone(), probes, state, synced);
-            self.watch_kind(kind, cache, readiness, commands.clone());
+            let cache = Cache::new(
+                name,
+                writer,
+                on,
+                self.probes.clone(),
+                state,
+                synced_generation,
+            );
+            self.watch_kind(kind, cache, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
             let off = KindState::Absent(format!("switched off by {by}"));
@@ -327,7 +333,7 @@ impl Manager {
                 commands.send_modify(|command| command.generation += 1);
                 // A watch that stalled on a standby is stale, and a reconcile of stale state would undo the changes of
                 // the previous leader. This fails without a watch: there are no objects to reconcile then.
-                let _ = lists.wait_for(|generation| *generation >= Some(1)).await;
+                let _ = synced.wait_for(|generation| *generation >= Some(1)).await;
             }
             phase.synced().await;
             join_all(after.iter_mut().map(Phase::synced)).await;
@@ -340,15 +346,15 @@ impl Manager {
         );
     }
 
-    /// Watches the objects of a kind at the places of `apis` with `config`, once `is_needed` is set. `readiness` gets the
-    /// readiness of the places.
+    /// Watches the objects of a kind at the places of `apis` with `config`, once `is_needed` is set. `sync` gets the state
+    /// of their lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
         is_needed: &Arc<SetOnce<()>>,
         index: &Arc<impl Index<W>>,
-        readiness: &Readiness,
+        sync: &SyncState,
     ) where
         W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
@@ -357,7 +363,7 @@ impl Manager {
             apis,
             config: config.clone(),
             index: Arc::clone(index) as _,
-            readiness: readiness.clone(),
+            sync: sync.clone(),
             metrics: self.metrics.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(resource.full()),
@@ -402,13 +408,8 @@ impl Manager {
     }
 
     /// Watches a kind while its CRD exists with a compatible schema.
-    fn watch_kind<K>(
-        &mut self,
-        kind: &KindInfo,
-        cache: Cache<K>,
-        readiness: Readiness,
-        commands: watch::Sender<Command>,
-    ) where
+    fn watch_kind<K>(&mut self, kind: &KindInfo, cache: Cache<K>, commands: watch::Sender<Command>)
+    where
         K: Kind
             + Resource<Scope = NamespaceResourceScope>
             + Clone
@@ -422,8 +423,8 @@ impl Manager {
             resource: ResourceName::from(&ApiResource::erase::<K>(&())),
             apis: self.scope.apis::<K>(&self.client),
             config: self.watch_config.clone(),
+            sync: cache.sync.clone(),
             index: Arc::new(cache),
-            readiness,
             metrics: self.metrics.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),

@@ -1,7 +1,7 @@
 //! Watches: one adapter between kube's watcher and every index of objects.
 //!
 //! [`watch_updates`] is kube's watcher, restarted where it would be stuck. A [`ResourceWatch`] runs one for each place,
-//! tells an [`Index`] what the lists and events show, and keeps the [`Readiness`] of the places. The [`WatchHub`] has the
+//! tells an [`Index`] what the lists and events show, and keeps the [`SyncState`] of the lists. The [`WatchHub`] has the
 //! watches that begin and end while the process runs; [`crds`] stops the watch of a kind without its CRD.
 
 mod adapter;
@@ -9,7 +9,9 @@ pub mod crds;
 mod hub;
 mod stream;
 
-pub use adapter::{Command, Index, Phase, Readiness, ResourceName, ResourceWatch, WatchProblem};
+pub use adapter::{
+    Command, Index, ResourceName, ResourceWatch, SyncState, WatchPhase, WatchProblem,
+};
 pub use hub::{NewIndex, WatchHub};
 #[cfg(test)]
 pub(crate) use stream::tests;

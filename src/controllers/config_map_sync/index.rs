@@ -14,7 +14,7 @@ use qm_api::common::{NAMES, OWNER_UID};
 use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
 use qm_runtime::ownership::owner_of;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::{self, Phase, Readiness};
+use qm_runtime::watch::{self, SyncState, WatchPhase};
 use qm_runtime::{ObjectKey, WatchScope, version};
 use tokio::sync::SetOnce;
 
@@ -26,10 +26,10 @@ pub struct Index {
     pub copies: ChildCache<()>,
     /// Set once there is a `ConfigMapSync`.
     pub watch_needed: Arc<SetOnce<()>>,
-    /// Readiness of the watch of `ConfigMap`s.
-    pub maps_readiness: Readiness,
-    /// Readiness of the watch of namespaces; `None` if the operator does not watch them.
-    pub namespaces_readiness: Option<Readiness>,
+    /// State of the lists of `ConfigMap`s.
+    pub maps_sync: SyncState,
+    /// State of the list of namespaces; `None` if the operator does not watch them.
+    pub namespaces_sync: Option<SyncState>,
     state: Mutex<IndexState>,
     wake: Trigger<ConfigMapSync>,
 }
@@ -74,8 +74,8 @@ impl Index {
         Self {
             copies: ChildCache::new(trust),
             watch_needed: Arc::default(),
-            maps_readiness: Readiness::default(),
-            namespaces_readiness: (*scope == WatchScope::Cluster).then(Readiness::default),
+            maps_sync: SyncState::default(),
+            namespaces_sync: (*scope == WatchScope::Cluster).then(SyncState::default),
             state: Mutex::default(),
             wake,
         }
@@ -93,15 +93,15 @@ impl Index {
 
     /// Waits until everything has been listed that the operator may list.
     pub async fn ready(&self) {
-        self.maps_readiness.synced().await;
-        if let Some(namespaces) = &self.namespaces_readiness {
+        self.maps_sync.synced().await;
+        if let Some(namespaces) = &self.namespaces_sync {
             namespaces.synced().await;
         }
     }
 
     /// Returns why the namespaces are unknown.
     pub fn namespaces_unknown(&self) -> Option<String> {
-        match &self.namespaces_readiness {
+        match &self.namespaces_sync {
             Some(namespaces) => namespaces.denied(),
             None => Some("the operator does not watch namespaces".into()),
         }
@@ -177,8 +177,8 @@ impl Index {
     }
 
     fn presence(&self, state: &IndexState, namespace: &str) -> NamespacePresence {
-        let readiness = self.namespaces_readiness.as_ref();
-        let known = readiness.is_some_and(Readiness::is_listed);
+        let sync = self.namespaces_sync.as_ref();
+        let known = sync.is_some_and(SyncState::is_listed);
         match state.namespaces.get(namespace) {
             Some(info) if known && info.is_terminating => NamespacePresence::Terminating,
             None if known => NamespacePresence::Missing,
@@ -370,8 +370,8 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
         self.copies.keys(place)
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &Phase) {
-        if *phase == Phase::Listed {
+    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+        if *phase == WatchPhase::Listed {
             // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
             self.wake_all();
         }

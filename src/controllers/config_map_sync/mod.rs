@@ -108,16 +108,16 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             &others,
             watch_needed,
             &index,
-            &index.maps_readiness,
+            &index.maps_sync,
         );
-        if let Some(readiness) = &index.namespaces_readiness {
+        if let Some(sync) = &index.namespaces_sync {
             let namespaces = vec![(None, Api::all(manager.client.clone()))];
             manager.watch_resource::<PartialObjectMeta<Namespace>>(
                 namespaces,
                 &newest,
                 watch_needed,
                 &index,
-                readiness,
+                sync,
             );
         }
         let drift = Drift::new(

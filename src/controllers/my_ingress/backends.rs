@@ -11,7 +11,7 @@ use kube::core::PartialObjectMeta;
 use qm_api::MyIngress;
 use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::{Index, Phase, Readiness};
+use qm_runtime::watch::{Index, SyncState, WatchPhase};
 use tokio::sync::SetOnce;
 
 /// Label of nodes that get no traffic from load balancers
@@ -25,8 +25,8 @@ const LISTED_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Backends {
     /// Set once a `MyIngress` has listeners.
     pub watch_needed: Arc<SetOnce<()>>,
-    /// Readiness of the watch of nodes.
-    pub nodes_readiness: Readiness,
+    /// State of the list of nodes.
+    pub nodes_sync: SyncState,
     state: Mutex<BackendState>,
     trigger: Trigger<MyIngress>,
 }
@@ -45,7 +45,7 @@ impl Backends {
     pub fn new(trigger: Trigger<MyIngress>) -> Self {
         Self {
             watch_needed: Arc::default(),
-            nodes_readiness: Readiness::default(),
+            nodes_sync: SyncState::default(),
             state: Mutex::default(),
             trigger,
         }
@@ -80,15 +80,15 @@ impl Backends {
     /// # Errors
     /// The reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
-        let synced = tokio::time::timeout(LISTED_WITHIN, self.nodes_readiness.synced()).await;
+        let synced = tokio::time::timeout(LISTED_WITHIN, self.nodes_sync.synced()).await;
         let unknown = match synced {
             Err(_) => Some("the list is in progress".into()),
-            Ok(()) => self.nodes_readiness.denied(),
+            Ok(()) => self.nodes_sync.denied(),
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
             // A list that ended just before triggered nothing.
-            if !self.nodes_readiness.is_listed() {
+            if !self.nodes_sync.is_listed() {
                 return Err(unknown);
             }
         }
@@ -105,7 +105,7 @@ impl Backends {
             None => state.instances.remove(name),
         };
         drop(state);
-        if self.nodes_readiness.is_listed() {
+        if self.nodes_sync.is_listed() {
             self.wake_all();
         }
     }
@@ -159,8 +159,8 @@ impl Index<Node> for Backends {
         names.map(|name| ObjectKey::new("", name)).collect()
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &Phase) {
-        if *phase == Phase::Listed && std::mem::take(&mut self.state().is_awaited) {
+    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+        if *phase == WatchPhase::Listed && std::mem::take(&mut self.state().is_awaited) {
             self.wake_all();
         }
     }
@@ -219,7 +219,7 @@ mod tests {
     async fn instances_are_unknown_until_listed_and_while_forbidden() {
         let backends = Backends::new(Trigger::default());
         let nodes: &dyn Index<Node> = &backends;
-        let readiness = &backends.nodes_readiness;
+        let sync = &backends.nodes_sync;
         let known = || {
             backends
                 .instances()
@@ -227,16 +227,16 @@ mod tests {
                 .map(|known| known.map(Vec::from_iter))
         };
         let is = |ids: &[&str]| Some(Ok(ids.iter().map(|id| (*id).to_owned()).collect()));
-        readiness.begin(0, [None]);
+        sync.begin(0, [None]);
         assert!(nodes.apply(node("a", "aws:///a/i-1")));
         assert!(nodes.apply(node("b", "aws:///a/i-2")));
         assert_eq!(known(), None);
-        readiness.set_listed(None);
+        sync.set_listed(None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
-        readiness.set_denied(None, "nodes is forbidden".into());
+        sync.set_denied(None, "nodes is forbidden".into());
         assert_eq!(known(), Some(Err("nodes is forbidden".into())));
-        readiness.set_listed(None);
+        sync.set_listed(None);
         assert_eq!(known(), is(&["i-1", "i-2"]));
 
         assert!(!nodes.apply(node("c", "")), "the node takes no traffic");

@@ -20,7 +20,7 @@ use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::Readiness;
+use qm_runtime::watch::SyncState;
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::OnceCell;
 
@@ -93,15 +93,15 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         );
         let nodes = vec![(None, Api::all(manager.client.clone()))];
         let needed = &backends.watch_needed;
-        let readiness = &backends.nodes_readiness;
-        manager.watch_resource::<Node>(nodes, &newest, needed, &backends, readiness);
+        let sync = &backends.nodes_sync;
+        manager.watch_resource::<Node>(nodes, &newest, needed, &backends, sync);
         let services = manager.scope.apis(&manager.client);
         manager.watch_resource::<PartialObjectMeta<Service>>(
             services,
             &others,
             needed,
             &backends,
-            &Readiness::default(),
+            &SyncState::default(),
         );
         let metrics = manager.metrics.register(AwsMetrics::register);
         let fence = manager.fence.clone();

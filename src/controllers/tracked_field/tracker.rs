@@ -21,7 +21,7 @@ use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{RawObject, TooLarge};
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::{Index, NewIndex, Phase, ResourceName, WatchProblem};
+use qm_runtime::watch::{Index, NewIndex, ResourceName, WatchPhase, WatchProblem};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
@@ -701,15 +701,17 @@ impl Index<RawObject> for TargetIndex {
         Vec::new()
     }
 
-    fn phase(&self, place: Option<&str>, phase: &Phase) {
+    fn phase(&self, place: Option<&str>, phase: &WatchPhase) {
         let Self { tracker, resource } = self;
         match phase {
-            Phase::Listing { generation } => tracker.on_list_started(resource, place, *generation),
-            Phase::Listed => tracker.on_list_done(resource, place),
-            Phase::Healthy => tracker.on_recovered(resource, place),
-            Phase::Failed(problem) => tracker.on_failed(resource, place, problem),
+            WatchPhase::Listing { generation } => {
+                tracker.on_list_started(resource, place, *generation)
+            }
+            WatchPhase::Listed => tracker.on_list_done(resource, place),
+            WatchPhase::Healthy => tracker.on_recovered(resource, place),
+            WatchPhase::Failed(problem) => tracker.on_failed(resource, place, problem),
             // The hub aborts a watch instead.
-            Phase::Stopped(_) => {}
+            WatchPhase::Stopped(_) => {}
         }
     }
 }

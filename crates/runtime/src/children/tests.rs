@@ -33,12 +33,12 @@ fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Ma
         },
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
-        readiness: Readiness::default(),
+        sync: SyncState::default(),
         cache: ChildCache::new(Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
-    maps.readiness.begin(0, []);
+    maps.sync.begin(0, []);
     maps
 }
 

@@ -1,5 +1,5 @@
 //! Adapter between the watches of a resource and an index of its objects: one watch for each place, the comparison of
-//! each list with the index, and the readiness of the places.
+//! each list with the index, and the state of the lists.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -69,12 +69,12 @@ pub trait Index<T>: Send + Sync + 'static {
     fn keys(&self, place: Option<&str>) -> Vec<ObjectKey>;
 
     /// Handles a new phase of the watch of a place.
-    fn phase(&self, _place: Option<&str>, _phase: &Phase) {}
+    fn phase(&self, _place: Option<&str>, _phase: &WatchPhase) {}
 }
 
-/// Phase of the watch of a place.
+/// WatchPhase of the watch of a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum WatchPhase {
     /// A list begins.
     Listing {
         /// Generation of the list, see [`Command::generation`].
@@ -124,9 +124,9 @@ pub struct Command {
     pub stop: Option<String>,
 }
 
-/// Which places of a watch are listed. Cheap to clone.
+/// State of the lists of a watch: which places are listed or denied. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<watch::Sender<Lists>>);
+pub struct SyncState(Arc<watch::Sender<Lists>>);
 
 #[derive(Debug, Default)]
 struct Lists {
@@ -152,7 +152,7 @@ impl Lists {
     }
 }
 
-impl Readiness {
+impl SyncState {
     /// Waits until every place has been listed or its list was denied.
     pub async fn synced(&self) {
         // `self` owns the sender.
@@ -225,8 +225,8 @@ pub struct ResourceWatch<W, T> {
     pub config: watcher::Config,
     /// Index of the objects.
     pub index: Arc<dyn Index<T>>,
-    /// Readiness of the places.
-    pub readiness: Readiness,
+    /// State of the lists.
+    pub sync: SyncState,
     /// Metrics of the watches.
     pub metrics: Metrics,
     /// Purpose of the watches.
@@ -245,7 +245,7 @@ where
         loop {
             let Command { generation, stop } = commands.borrow_and_update().clone();
             let places = self.apis.iter().map(|(place, _)| place.clone());
-            self.readiness.begin(generation, places);
+            self.sync.begin(generation, places);
             if let Some(why) = stop {
                 self.stop(&why);
                 changed(&mut commands).await;
@@ -274,7 +274,7 @@ where
             match update {
                 WatchUpdate::Event(Event::Init) => {
                     shown.clear();
-                    self.index.phase(place, &Phase::Listing { generation });
+                    self.index.phase(place, &WatchPhase::Listing { generation });
                 }
                 WatchUpdate::Event(Event::InitApply(object)) => {
                     let key = ObjectKey::of(&object);
@@ -285,8 +285,8 @@ where
                 WatchUpdate::Event(Event::InitDone) => {
                     debug!(resource = self.resource.plural, "listed");
                     self.delete_except(place, &std::mem::take(shown));
-                    self.readiness.set_listed(place);
-                    self.index.phase(place, &Phase::Listed);
+                    self.sync.set_listed(place);
+                    self.index.phase(place, &WatchPhase::Listed);
                 }
                 WatchUpdate::Event(Event::Apply(object)) => {
                     self.index.apply(object.into());
@@ -295,7 +295,7 @@ where
                     let key = ObjectKey::of(&object);
                     self.index.delete(&key, Some(object.into()));
                 }
-                WatchUpdate::Recovered => self.index.phase(place, &Phase::Healthy),
+                WatchUpdate::Recovered => self.index.phase(place, &WatchPhase::Healthy),
                 WatchUpdate::Failed(error) => self.failed(place, &error),
             }
         }
@@ -319,16 +319,17 @@ where
             return;
         };
         if let WatchProblem::Forbidden(why) = &problem {
-            self.readiness.set_denied(place, why.clone());
+            self.sync.set_denied(place, why.clone());
         }
-        self.index.phase(place, &Phase::Failed(problem));
+        self.index.phase(place, &WatchPhase::Failed(problem));
     }
 
     /// Empties the index.
     fn stop(&self, why: &str) {
         for (place, _) in &self.apis {
             let place = place.as_deref();
-            self.index.phase(place, &Phase::Stopped(why.to_owned()));
+            self.index
+                .phase(place, &WatchPhase::Stopped(why.to_owned()));
             self.delete_except(place, &HashSet::new());
         }
     }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::info;
 
-use super::adapter::{Command, Index, Readiness, ResourceName, ResourceWatch};
+use super::adapter::{Command, Index, ResourceName, ResourceWatch, SyncState};
 use crate::WatchScope;
 use crate::health::Watchdog;
 use crate::metrics::{Metrics, Purpose};
@@ -119,7 +119,7 @@ impl WatchHub {
             apis: apis.collect(),
             config: self.config.clone(),
             index: (self.new_index)(name.clone()),
-            readiness: Readiness::default(),
+            sync: SyncState::default(),
             metrics: self.metrics.clone(),
             purpose: Purpose::Target,
             watchdog: self.watchdog.clone(),

@@ -650,7 +650,7 @@ impl World {
             writer.apply_watcher_event(&watcher::Event::Apply(from_value(sibling).unwrap()));
         }
         let backends = Backends::new(Trigger::default());
-        backends.nodes_readiness.begin(0, [None]);
+        backends.nodes_sync.begin(0, [None]);
         match &self.nodes {
             Ok(instances) => {
                 for id in instances {
@@ -659,9 +659,9 @@ impl World {
                     let node: Node = from_value(node).unwrap();
                     backends.apply(node);
                 }
-                backends.nodes_readiness.set_listed(None);
+                backends.nodes_sync.set_listed(None);
             }
-            Err(why) => backends.nodes_readiness.set_denied(None, why.to_string()),
+            Err(why) => backends.nodes_sync.set_denied(None, why.to_string()),
         }
         let scope = self.scope.map(ToOwned::to_owned);
         let executor = Executor {

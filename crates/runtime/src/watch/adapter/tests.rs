@@ -55,20 +55,20 @@ impl Index<Widget> for Names {
             .collect()
     }
 
-    fn phase(&self, place: Option<&str>, phase: &Phase) {
+    fn phase(&self, place: Option<&str>, phase: &WatchPhase) {
         self.log(format!("{} {phase:?}", place.unwrap_or("cluster")));
     }
 }
 
 struct Scene {
     names: Arc<Names>,
-    readiness: Readiness,
+    sync: SyncState,
     commands: watch::Sender<Command>,
 }
 
 /// Runs the watch of these places.
 fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
-    let (names, readiness) = (Arc::<Names>::default(), Readiness::default());
+    let (names, sync) = (Arc::<Names>::default(), SyncState::default());
     let commands = watch::Sender::<Command>::default();
     let watch = ResourceWatch {
         resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
@@ -78,7 +78,7 @@ fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
             .collect(),
         config: watcher::Config::default(),
         index: Arc::clone(&names) as Arc<dyn Index<Widget>>,
-        readiness: readiness.clone(),
+        sync: sync.clone(),
         metrics: Metrics::new(&PROGRAM),
         purpose: Purpose::Own,
         watchdog: Probes::new().watchdog("widgets", Duration::from_mins(1)),
@@ -86,7 +86,7 @@ fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
     tokio::spawn(watch.run(commands.subscribe()));
     Scene {
         names,
-        readiness,
+        sync,
         commands,
     }
 }
@@ -109,7 +109,7 @@ const SOON: Duration = Duration::from_secs(1);
 async fn list_deletes_the_kept_objects_that_it_does_not_show() {
     let apis = vec![(Some("a"), lists(&[&["x", "other"], &["y"]], vec![]))];
     let scene = run(apis);
-    scene.readiness.synced().await;
+    scene.sync.synced().await;
     let elsewhere = ObjectKey::new("b", "x");
     scene.names.kept.lock().unwrap().insert(elsewhere.clone());
     assert_eq!(
@@ -127,7 +127,7 @@ async fn list_deletes_the_kept_objects_that_it_does_not_show() {
             "a Listed"
         ]
     );
-    assert_eq!(scene.readiness.synced_generation(), Some(1));
+    assert_eq!(scene.sync.synced_generation(), Some(1));
     assert_eq!(scene.names.keys(Some("b")), [elsewhere]);
 }
 
@@ -162,29 +162,23 @@ async fn denied_place_does_not_block_the_others() {
         (Some("a"), lists(&[&["x"]], vec![])),
         (Some("b"), denied),
     ]);
-    let readiness = &scene.readiness;
-    assert_eq!(readiness.synced_generation(), None, "before the watch runs");
-    readiness.synced().await;
+    let sync = &scene.sync;
+    assert_eq!(sync.synced_generation(), None, "before the watch runs");
+    sync.synced().await;
+    assert_eq!(sync.unlisted(), [(Some("b".into()), "no".into())].into());
     assert_eq!(
-        readiness.unlisted(),
-        [(Some("b".into()), "no".into())].into()
-    );
-    assert_eq!(
-        (readiness.is_listed(), readiness.denied()),
+        (sync.is_listed(), sync.denied()),
         (false, Some("no".into()))
     );
-    while !readiness.is_listed() {
+    while !sync.is_listed() {
         assert_eq!(
-            readiness.synced_generation(),
+            sync.synced_generation(),
             Some(0),
             "the place stays denied until its list is complete"
         );
         sleep(SOON).await;
     }
-    assert_eq!(
-        (readiness.unlisted(), readiness.denied()),
-        ([].into(), None)
-    );
+    assert_eq!((sync.unlisted(), sync.denied()), ([].into(), None));
     let calls = scene.names.calls();
     let forbidden = calls
         .iter()
@@ -199,18 +193,18 @@ async fn listed_place_stays_synced_when_its_watch_is_denied() {
         _ => (403, vec![]),
     });
     let scene = run(vec![(None, denied)]);
-    scene.readiness.synced().await;
-    while scene.readiness.denied().is_none() {
+    scene.sync.synced().await;
+    while scene.sync.denied().is_none() {
         sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(scene.readiness.synced_generation(), Some(0));
-    assert!(scene.readiness.unlisted().is_empty() && !scene.readiness.is_listed());
+    assert_eq!(scene.sync.synced_generation(), Some(0));
+    assert!(scene.sync.unlisted().is_empty() && !scene.sync.is_listed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn stopped_watch_empties_the_index() {
     let scene = run(vec![(None, lists(&[&["x"], &["x"]], vec![]))]);
-    scene.readiness.synced().await;
+    scene.sync.synced().await;
     scene.names.calls();
     let stop = |reason: Option<&str>| {
         let stop = reason.map(str::to_owned);
@@ -222,9 +216,9 @@ async fn stopped_watch_empties_the_index() {
         scene.names.calls(),
         ["cluster Stopped(\"no CRD\")", "-a/x by a list"]
     );
-    assert_eq!(scene.readiness.synced_generation(), None);
+    assert_eq!(scene.sync.synced_generation(), None);
     stop(None);
-    scene.readiness.synced().await;
+    scene.sync.synced().await;
     assert_eq!(
         scene.names.calls(),
         ["cluster Listing { generation: 0 }", "+x", "cluster Listed"]
@@ -236,7 +230,7 @@ async fn stopped_watch_empties_the_index() {
 async fn watch_continues_without_a_sender_of_commands() {
     let scene = run(vec![(None, lists(&[&["x"]], vec![]))]);
     drop(scene.commands);
-    scene.readiness.synced().await;
+    scene.sync.synced().await;
     sleep(SOON).await;
     assert_eq!(scene.names.keys(None), [ObjectKey::new("a", "x")]);
 }
@@ -249,7 +243,7 @@ async fn transient_error_is_no_problem() {
             _ => (200, vec![]),
         });
         let scene = run(vec![(None, failing)]);
-        scene.readiness.synced().await;
+        scene.sync.synced().await;
         let calls = scene.names.calls();
         let failed = calls.iter().filter(|call| call.contains("Failed"));
         assert_eq!(failed.count(), expected, "{code}: {calls:?}");
