@@ -705,7 +705,7 @@ impl Index<RawObject> for TargetIndex {
         let Self { tracker, resource } = self;
         match phase {
             WatchPhase::Listing { generation } => {
-                tracker.on_list_started(resource, place, *generation)
+                tracker.on_list_started(resource, place, *generation);
             }
             WatchPhase::Listed => tracker.on_list_done(resource, place),
             WatchPhase::Healthy => tracker.on_recovered(resource, place),

@@ -72,7 +72,7 @@ pub trait Index<T>: Send + Sync + 'static {
     fn phase(&self, _place: Option<&str>, _phase: &WatchPhase) {}
 }
 
-/// WatchPhase of the watch of a place.
+/// Phase of the watch of a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchPhase {
     /// A list begins.
