@@ -118,7 +118,8 @@ impl WatchProblem {
 /// What a watch is to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// Generation of the lists: a higher one begins with a new list of each place.
+    /// Generation of the lists: a higher one begins with a new list of each place. The index keeps its objects until the
+    /// list of their place is complete.
     pub generation: u64,
     /// Reason for which the watch is to stop.
     pub stop: Option<String>,
@@ -203,7 +204,7 @@ impl SyncState {
         self.update(place, |list| (list.is_listed, list.denied) = (true, None));
     }
 
-    /// Records that the apiserver denies the list or the watch of a place.
+    /// Records that the apiserver denies the list or the watch of a place. A place that was listed before stays listed.
     pub fn set_denied(&self, place: Option<&str>, why: String) {
         self.update(place, |list| list.denied = Some(why));
     }
