@@ -594,3 +594,197 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.failing().remove(key);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use kube::runtime::reflector;
+    use qm_core::kind::DelegatedAccess;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tower::{BoxError, service_fn};
+
+    use super::*;
+    use crate::testing::{Widget, WidgetStatus};
+
+    /// Controller whose reconciles have these results, in turn. It records the status and the freshness that each sees.
+    struct Widgets {
+        results: Mutex<Vec<Result<Outcome>>>,
+        seen: Mutex<Vec<(WidgetStatus, bool)>>,
+    }
+
+    impl Controller for Widgets {
+        type Kind = Widget;
+
+        const KIND: &'static KindInfo =
+            &KindInfo::of::<Widget>("widget", &[], DelegatedAccess::Nothing, &[]);
+        const FIELD_MANAGER: &'static str = "widgets";
+
+        async fn reconcile(&self, cx: &mut Context<Widget>) -> Result<Outcome> {
+            let seen = (cx.status.clone(), cx.owner.is_fresh());
+            self.seen.lock().unwrap().push(seen);
+            self.results.lock().unwrap().remove(0)
+        }
+    }
+
+    /// A controller of widgets, and the bodies of its writes by path.
+    struct Bench {
+        managed: Managed<Widgets>,
+        writes: mpsc::UnboundedReceiver<(String, Value)>,
+        report: Option<Box<Report<Widget>>>,
+    }
+
+    impl Bench {
+        /// Starts a controller whose reconciles have these results, and an apiserver that answers each write of a status
+        /// with `code`.
+        fn start(code: u16, results: Vec<Result<Outcome>>) -> Self {
+            let (written, writes) = mpsc::unbounded_channel();
+            let apiserver = service_fn(move |request: Request<Body>| {
+                let written = written.clone();
+                async move {
+                    let (parts, body) = request.into_parts();
+                    let body: Value = serde_json::from_slice(&body.collect_bytes().await?)?;
+                    let is_status = parts.method == Method::PATCH;
+                    let answer = if is_status && code != 200 {
+                        json!({ "status": "Failure", "message": "", "reason": "", "code": code })
+                    } else if is_status {
+                        serde_json::to_value(widget("1", "8", None))?
+                    } else {
+                        body.clone()
+                    };
+                    written.send((parts.uri.path().to_owned(), body)).unwrap();
+                    let answer = Body::from(serde_json::to_vec(&answer)?);
+                    let code = if is_status { code } else { 201 };
+                    Ok::<_, BoxError>(Response::builder().status(code).body(answer)?)
+                }
+            });
+            let client = Client::new(apiserver, "default");
+            let (events, write) = Events::new(client.clone(), "widgets", "widgets-0");
+            tokio::spawn(write);
+            let (objects, trigger) = (reflector::store().0, Trigger::default());
+            let shared = KindContext::new(client, "widgets", objects, trigger, events);
+            let widgets = Widgets {
+                results: Mutex::new(results),
+                seen: Mutex::default(),
+            };
+            Self {
+                managed: Managed::new(widgets, shared),
+                writes,
+                report: None,
+            }
+        }
+
+        async fn reconcile(&mut self, widget: Widget) -> Result<Requeue, Failure> {
+            let (widget, report) = (Arc::new(widget), &mut self.report);
+            self.managed.reconcile(widget, report).await
+        }
+
+        async fn report(&mut self) -> Result<Option<Duration>, Failure> {
+            self.managed.report(self.report.take().unwrap()).await
+        }
+
+        /// Returns what the last reconcile saw.
+        fn seen(&self) -> (WidgetStatus, bool) {
+            self.managed.controller.seen.lock().unwrap().pop().unwrap()
+        }
+    }
+
+    fn status(ready: &str) -> WidgetStatus {
+        WidgetStatus {
+            fields: [("ready".to_owned(), ready.into())].into(),
+        }
+    }
+
+    fn widget(uid: &str, version: &str, status: Option<WidgetStatus>) -> Widget {
+        let metadata = ObjectMeta {
+            name: Some("w".into()),
+            namespace: Some("n".into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        Widget {
+            metadata,
+            status,
+            ..Widget::default()
+        }
+    }
+
+    fn outcome(reason: &'static str) -> Result<Outcome> {
+        Ok(Outcome::failed(reason, "because"))
+    }
+
+    #[tokio::test]
+    async fn newest_status_is_written_before_its_event() {
+        let mut bench = Bench::start(200, vec![outcome("A"), outcome("B")]);
+        bench.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(bench.seen(), (WidgetStatus::default(), true));
+        bench.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(bench.seen(), (status("A"), false), "as if it were written");
+        bench.report().await.unwrap();
+        let (path, body) = bench.writes.recv().await.unwrap();
+        assert!(path.ends_with("/widgets/w/status"), "{path}");
+        assert_eq!(body["status"], json!({ "ready": "B" }));
+        let (path, body) = bench.writes.recv().await.unwrap();
+        assert!(path.ends_with("/events"), "{path}");
+        assert_eq!(body["reason"], "B");
+        assert!(bench.writes.try_recv().is_err(), "A is not reported");
+    }
+
+    #[rstest]
+    #[case::replaced(widget("2", "8", None))]
+    #[case::status_of_another_client(widget("1", "8", Some(status("theirs"))))]
+    #[tokio::test]
+    async fn waiting_status_is_dropped_for_another_object_or_status(#[case] next: Widget) {
+        let mut bench = Bench::start(200, vec![outcome("A"), Err(Error::Stale("".into()))]);
+        bench.reconcile(widget("1", "7", None)).await.unwrap();
+        let shown = next.status.clone().unwrap_or_default();
+        assert!(bench.reconcile(next).await.is_err());
+        assert_eq!(bench.seen().0, shown);
+        assert!(bench.report.is_none());
+    }
+
+    #[tokio::test]
+    async fn waiting_status_outlasts_a_conflict() {
+        let mut bench = Bench::start(200, vec![outcome("A"), Err(Error::Stale("".into()))]);
+        bench.reconcile(widget("1", "7", None)).await.unwrap();
+        assert!(bench.reconcile(widget("1", "7", None)).await.is_err());
+        bench.report().await.unwrap();
+        let (_, body) = bench.writes.recv().await.unwrap();
+        assert_eq!(body["status"], json!({ "ready": "A" }));
+    }
+
+    #[tokio::test]
+    async fn written_status_is_not_reported_again() {
+        let mut bench = Bench::start(200, vec![outcome("B"), outcome("A")]);
+        for is_reported in [true, false] {
+            let stored = widget("1", "7", Some(status("A")));
+            bench.reconcile(stored).await.unwrap();
+            assert_eq!(bench.report.is_some(), is_reported);
+        }
+    }
+
+    #[rstest]
+    #[case::success(500, outcome("A"), true)]
+    #[case::success_of_a_deleted_object(404, outcome("A"), false)]
+    #[case::failure_that_is_retried(500, Err(Error::Invalid("".into())), false)]
+    #[case::failure_with_an_outcome(
+        500,
+        Err(Error::Stale("".into()).reported(outcome("A").unwrap())),
+        true
+    )]
+    #[tokio::test]
+    async fn failed_write_fails_the_reconcile_once(
+        #[case] code: u16,
+        #[case] result: Result<Outcome>,
+        #[case] fails: bool,
+    ) {
+        let mut bench = Bench::start(code, vec![result]);
+        let _ = bench.reconcile(widget("1", "7", None)).await;
+        assert_eq!(bench.report().await.is_err(), fails);
+    }
+}
