@@ -632,13 +632,13 @@ mod tests {
     }
 
     /// A controller of widgets, and the bodies of its writes by path.
-    struct Bench {
+    struct Fixture {
         managed: Managed<Widgets>,
         writes: mpsc::UnboundedReceiver<(String, Value)>,
         report: Option<Box<Report<Widget>>>,
     }
 
-    impl Bench {
+    impl Fixture {
         /// Starts a controller whose reconciles have these results, and an apiserver that answers each write of a status
         /// with `code`.
         fn start(code: u16, results: Vec<Result<Outcome>>) -> Self {
@@ -714,25 +714,33 @@ mod tests {
         }
     }
 
-    fn outcome(reason: &'static str) -> Result<Outcome> {
-        Ok(Outcome::failed(reason, "because"))
+    fn outcome(reason: &'static str) -> Outcome {
+        Outcome::failed(reason, "because")
+    }
+
+    fn conflict() -> Error {
+        Error::Stale("the object has changed".into())
     }
 
     #[tokio::test]
     async fn newest_status_is_written_before_its_event() {
-        let mut bench = Bench::start(200, vec![outcome("A"), outcome("B")]);
-        bench.reconcile(widget("1", "7", None)).await.unwrap();
-        assert_eq!(bench.seen(), (WidgetStatus::default(), true));
-        bench.reconcile(widget("1", "7", None)).await.unwrap();
-        assert_eq!(bench.seen(), (status("A"), false), "as if it were written");
-        bench.report().await.unwrap();
-        let (path, body) = bench.writes.recv().await.unwrap();
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Ok(outcome("B"))]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(fixture.seen(), (WidgetStatus::default(), true));
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(
+            fixture.seen(),
+            (status("A"), false),
+            "as if it were written"
+        );
+        fixture.report().await.unwrap();
+        let (path, body) = fixture.writes.recv().await.unwrap();
         assert!(path.ends_with("/widgets/w/status"), "{path}");
         assert_eq!(body["status"], json!({ "ready": "B" }));
-        let (path, body) = bench.writes.recv().await.unwrap();
+        let (path, body) = fixture.writes.recv().await.unwrap();
         assert!(path.ends_with("/events"), "{path}");
         assert_eq!(body["reason"], "B");
-        assert!(bench.writes.try_recv().is_err(), "A is not reported");
+        assert!(fixture.writes.try_recv().is_err(), "A is not reported");
     }
 
     #[rstest]
@@ -740,41 +748,41 @@ mod tests {
     #[case::status_of_another_client(widget("1", "8", Some(status("theirs"))))]
     #[tokio::test]
     async fn waiting_status_is_dropped_for_another_object_or_status(#[case] next: Widget) {
-        let mut bench = Bench::start(200, vec![outcome("A"), Err(Error::Stale("".into()))]);
-        bench.reconcile(widget("1", "7", None)).await.unwrap();
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
         let shown = next.status.clone().unwrap_or_default();
-        assert!(bench.reconcile(next).await.is_err());
-        assert_eq!(bench.seen().0, shown);
-        assert!(bench.report.is_none());
+        assert!(fixture.reconcile(next).await.is_err());
+        assert_eq!(fixture.seen().0, shown);
+        assert!(fixture.report.is_none());
     }
 
     #[tokio::test]
     async fn waiting_status_outlasts_a_conflict() {
-        let mut bench = Bench::start(200, vec![outcome("A"), Err(Error::Stale("".into()))]);
-        bench.reconcile(widget("1", "7", None)).await.unwrap();
-        assert!(bench.reconcile(widget("1", "7", None)).await.is_err());
-        bench.report().await.unwrap();
-        let (_, body) = bench.writes.recv().await.unwrap();
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert!(fixture.reconcile(widget("1", "7", None)).await.is_err());
+        fixture.report().await.unwrap();
+        let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["status"], json!({ "ready": "A" }));
     }
 
     #[tokio::test]
     async fn written_status_is_not_reported_again() {
-        let mut bench = Bench::start(200, vec![outcome("B"), outcome("A")]);
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("B")), Ok(outcome("A"))]);
         for is_reported in [true, false] {
             let stored = widget("1", "7", Some(status("A")));
-            bench.reconcile(stored).await.unwrap();
-            assert_eq!(bench.report.is_some(), is_reported);
+            fixture.reconcile(stored).await.unwrap();
+            assert_eq!(fixture.report.is_some(), is_reported);
         }
     }
 
     #[rstest]
-    #[case::success(500, outcome("A"), true)]
-    #[case::success_of_a_deleted_object(404, outcome("A"), false)]
-    #[case::failure_that_is_retried(500, Err(Error::Invalid("".into())), false)]
+    #[case::success(500, Ok(outcome("A")), true)]
+    #[case::success_of_a_deleted_object(404, Ok(outcome("A")), false)]
+    #[case::failure_that_is_retried(500, Err(Error::Invalid("no text".into())), false)]
     #[case::failure_with_an_outcome(
         500,
-        Err(Error::Stale("".into()).reported(outcome("A").unwrap())),
+        Err(conflict().reported(outcome("A"))),
         true
     )]
     #[tokio::test]
@@ -783,8 +791,8 @@ mod tests {
         #[case] result: Result<Outcome>,
         #[case] fails: bool,
     ) {
-        let mut bench = Bench::start(code, vec![result]);
-        let _ = bench.reconcile(widget("1", "7", None)).await;
-        assert_eq!(bench.report().await.is_err(), fails);
+        let mut fixture = Fixture::start(code, vec![result]);
+        let _ = fixture.reconcile(widget("1", "7", None)).await;
+        assert_eq!(fixture.report().await.is_err(), fails);
     }
 }
