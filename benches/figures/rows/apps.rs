@@ -1,13 +1,13 @@
-//! `AppService` and `MyApp`: a burst compared with a bare program that makes the same writes, a single object, memory
-//! after many objects, and 500 of each kind at rest.
+//! `AppService` and `MyApp`: a burst compared with a plain controller that creates the same children and writes no status,
+//! a single object, memory after many objects, and 500 of each kind at rest.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
@@ -29,13 +29,12 @@ const ALONE: usize = 40;
 const MANY: usize = 2_000;
 const EACH: usize = 500;
 
-/// A kind with children, and the children that a bare program would create.
+/// A kind with children, and the children that a plain controller would create.
 struct Made {
     controller: &'static str,
     spec: fn(&str) -> Value,
     /// Resource, name and content of each child.
     children: fn(&str) -> Vec<(ApiResource, String, Value)>,
-    status: fn(&str) -> Value,
 }
 
 const APPS: Made = Made {
@@ -57,7 +56,6 @@ const APPS: Made = Made {
             (resource("v1", "Service"), name.to_owned(), service),
         ]
     },
-    status: |_| json!({ "observedGeneration": 1, "conditions": [condition()] }),
 };
 
 const PODS: Made = Made {
@@ -69,13 +67,7 @@ const PODS: Made = Made {
         let pod = json!({ "metadata": { "labels": { "app": name } }, "spec": { "containers": [container] } });
         vec![(resource("v1", "Pod"), format!("{name}-pod"), pod)]
     },
-    status: |name| json!({ "podName": format!("{name}-pod"), "phase": "Pending", "ready": false, "observedGeneration": 1, "conditions": [condition()] }),
 };
-
-fn condition() -> Value {
-    json!({ "type": "Ready", "status": "False", "reason": "Pending", "message": "made by the floor", "observedGeneration": 1,
-        "lastTransitionTime": "2026-01-01T00:00:00Z" })
-}
 
 fn resource(api_version: &str, kind: &str) -> ApiResource {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
@@ -97,11 +89,30 @@ fn operator_kind(controller: &str) -> ApiResource {
         .resource()
 }
 
-/// A separate control plane, and the children that a bare watch has seen.
+/// Objects that a bare watch has seen, and when it saw the last of them for the first time.
+struct Seen(Mutex<(HashSet<(String, String)>, Instant)>);
+
+impl Seen {
+    fn nothing() -> Arc<Self> {
+        Arc::new(Self(Mutex::new((HashSet::new(), Instant::now()))))
+    }
+
+    /// Waits until `count` objects have been seen. Returns when the last one was.
+    async fn all(&self, what: &str, count: usize) -> Result<Instant> {
+        until(format!("{count} {what}"), PATIENCE, async || {
+            let seen = self.0.lock().unwrap();
+            ensure!(seen.0.len() >= count, "{} are there", seen.0.len());
+            Ok(Some(seen.1))
+        })
+        .await
+    }
+}
+
+/// A separate control plane, and what bare watches have seen of the children and of the statuses.
 struct Scene {
     bed: Bed,
-    seen: Arc<Mutex<HashSet<(String, String)>>>,
-    last: Arc<Mutex<Instant>>,
+    children: Arc<Seen>,
+    statuses: Arc<Seen>,
     watches: Vec<AbortHandle>,
 }
 
@@ -116,42 +127,41 @@ impl Scene {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         // The controller-manager, which does not run, would create this ServiceAccount: Pods are rejected without it.
         bed.kubectl(&["create", "serviceaccount", "default"]).await;
-        let (seen, last) = (
-            Arc::<Mutex<HashSet<_>>>::default(),
-            Arc::new(Mutex::new(Instant::now())),
-        );
-        let kinds = made
-            .iter()
-            .flat_map(|made| (made.children)("x"))
-            .map(|(resource, ..)| resource);
-        let watches = kinds.map(|resource| {
-            let api: Api<DynamicObject> =
-                Api::namespaced_with(bed.client.clone(), &bed.namespace, &resource);
-            let (seen, last) = (Arc::clone(&seen), Arc::clone(&last));
-            let watch = async move {
-                let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
-                while let Some(event) = events.next().await {
-                    let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
-                        continue;
-                    };
-                    if seen
-                        .lock()
-                        .unwrap()
-                        .insert((resource.plural.clone(), object.name_any()))
-                    {
-                        *last.lock().unwrap() = Instant::now();
-                    }
-                }
-            };
-            tokio::spawn(watch).abort_handle()
-        });
-        let watches = watches.collect();
-        Ok(Self {
+        let mut scene = Self {
             bed,
-            seen,
-            last,
-            watches,
-        })
+            children: Seen::nothing(),
+            statuses: Seen::nothing(),
+            watches: Vec::new(),
+        };
+        for (resource, ..) in made.iter().flat_map(|made| (made.children)("x")) {
+            let children = Arc::clone(&scene.children);
+            scene.watch(resource, children, |_| true);
+        }
+        Ok(scene)
+    }
+
+    /// Watches a resource, and adds the objects that match to `seen`.
+    fn watch(
+        &mut self,
+        resource: ApiResource,
+        seen: Arc<Seen>,
+        matches: fn(&DynamicObject) -> bool,
+    ) {
+        let api = self.api(&resource);
+        let watch = async move {
+            let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
+            while let Some(event) = events.next().await {
+                let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
+                    continue;
+                };
+                let name = (resource.plural.clone(), object.name_any());
+                let mut seen = seen.0.lock().unwrap();
+                if matches(&object) && seen.0.insert(name) {
+                    seen.1 = Instant::now();
+                }
+            }
+        };
+        self.watches.push(tokio::spawn(watch).abort_handle());
     }
 
     async fn operator(&self, program: PathBuf) -> Result<Operator> {
@@ -201,27 +211,26 @@ impl Scene {
             .await
     }
 
-    /// Waits until `count` children have been seen. Returns when the last one was.
-    async fn children(&self, count: usize) -> Result<Instant> {
-        until(format!("{count} children"), PATIENCE, async || {
-            let seen = self.seen.lock().unwrap().len();
-            ensure!(seen >= count, "{seen} are there");
-            Ok(Some(*self.last.lock().unwrap()))
+    /// Lists the objects of the kind; returns the events that follow.
+    async fn events(&self, made: &Made) -> impl Stream<Item = DynamicObject> + use<> {
+        let api = self.api(&operator_kind(made.controller));
+        let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
+        while !matches!(events.next().await, Some(Ok(Event::InitDone))) {}
+        events.filter_map(async |event| match event {
+            Ok(Event::Apply(object)) => Some(object),
+            _ => None,
         })
-        .await
     }
 
-    /// Creates the children of one object, as the bare program does.
-    async fn bare(&self, made: &Made, name: &str) -> Result<()> {
-        self.make(made, name).await?;
-        for (resource, name, content) in (made.children)(name) {
-            self.create(&resource, &name, content).await?;
-        }
-        let patch = json!({ "status": (made.status)(name) });
-        self.api(&operator_kind(made.controller))
-            .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
-        Ok(())
+    /// Creates the children of each object as a plain controller does: `AT_ONCE` objects at a time, a child after the other.
+    async fn plain(&self, made: &Made, events: impl Stream<Item = DynamicObject>) {
+        events
+            .for_each_concurrent(AT_ONCE, async |object| {
+                for (resource, name, content) in (made.children)(&object.name_any()) {
+                    self.create(&resource, &name, content).await.unwrap();
+                }
+            })
+            .await;
     }
 }
 
@@ -239,39 +248,55 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures 500 `AppService`s and 500 `MyApp`s at once, each side on a separate control plane, in turn.
+/// Measures 500 `AppService`s and 500 `MyApp`s at once, each side on a separate control plane, in turn; and how long the
+/// last status takes from the last child on.
 pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
-    for (made, what) in [
-        (&APPS, "500 AppServices at once"),
-        (&PODS, "500 MyApps at once"),
-    ] {
-        let each = (made.children)("x").len();
-        let (mut rates, mut bare) = (Vec::new(), Vec::new());
+    for (made, kind) in [(&APPS, "AppServices"), (&PODS, "MyApps")] {
+        let count = BURST * (made.children)("x").len();
+        let (mut rates, mut plain, mut delays) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let scene = Scene::set(&[made]).await?;
+            let mut scene = Scene::set(&[made]).await?;
+            let statuses = Arc::clone(&scene.statuses);
+            let has_status = |object: &DynamicObject| !object.data["status"].is_null();
+            scene.watch(operator_kind(made.controller), statuses, has_status);
             let _operator = scene.operator(program.clone()).await?;
             let began = Instant::now();
             scene.make_all(made, &names(BURST)).await?;
-            rates.push(rate(BURST, scene.children(BURST * each).await? - began));
+            let last_child = scene.children.all("children", count).await?;
+            rates.push(rate(BURST, last_child - began));
+            let last_status = scene.statuses.all("statuses", BURST).await?;
+            delays.push(milliseconds(last_child, last_status.max(last_child)));
             drop(scene);
 
             let scene = Scene::set(&[made]).await?;
-            let names = names(BURST);
+            let events = scene.events(made).await;
             let began = Instant::now();
-            let work = stream::iter(&names)
-                .map(|name| scene.bare(made, name))
-                .buffer_unordered(AT_ONCE);
-            work.try_for_each(async |()| Ok(())).await?;
-            bare.push(rate(BURST, scene.children(BURST * each).await? - began));
+            let load = async {
+                scene.make_all(made, &names(BURST)).await?;
+                scene.children.all("children", count).await
+            };
+            let last_child = tokio::select! {
+                last_child = load => last_child?,
+                () = scene.plain(made, events) => bail!("the watch has ended"),
+            };
+            plain.push(rate(BURST, last_child - began));
         }
-        let note = format!("{rates:.0?}/s beside {bare:.0?}/s of a bare program");
-        let (rates, bare) = (median(rates), median(bare));
+        let note =
+            format!("{rates:.0?}/s beside {plain:.0?}/s of a plain controller without statuses");
+        let percent = median(rates) / median(plain) * 100.0;
         lines.push(
-            Line::new(what, rates / bare * 100.0, "% of a bare program")
-                .at_least(70.0)
-                .note(note),
+            Line::new(
+                &format!("500 {kind} at once"),
+                percent,
+                "% of a plain controller",
+            )
+            .at_least(100.0)
+            .note(note),
         );
+        let what = format!("500 {kind} at once: last child -> last status");
+        let longest = delays.iter().copied().fold(0.0, f64::max);
+        lines.push(Line::new(&what, longest, "ms").below(2000.0));
     }
     Ok(lines)
 }
@@ -284,12 +309,12 @@ pub async fn alone(program: PathBuf) -> Result<Vec<Line>> {
     for number in 0..ALONE {
         scene.make(&APPS, &format!("alone-{number}")).await?;
         let at = Instant::now();
-        let last = scene.children((number + 1) * 2).await?;
+        let last = scene.children.all("children", (number + 1) * 2).await?;
         sample = sample.and([milliseconds(at, last.max(at))].into_iter().collect());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     scene.make_all(&APPS, &names(MANY)).await?;
-    scene.children((MANY + ALONE) * 2).await?;
+    scene.children.all("children", (MANY + ALONE) * 2).await?;
     tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     Ok(vec![
@@ -308,7 +333,7 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
     scene.make_all(&APPS, &names).await?;
     let pods: Vec<_> = names.iter().map(|name| format!("pod-{name}")).collect();
     scene.make_all(&PODS, &pods).await?;
-    scene.children(EACH * 3).await?;
+    scene.children.all("children", EACH * 3).await?;
     let receiver = Receiver::start()?;
     let (scene_ref, hook) = (&scene, &receiver.url());
     stream::iter(&names)

@@ -1,6 +1,6 @@
 //! The contract of a controller, and what the runtime does around each reconcile: it gives the controller the newest
 //! object, handles deletion and `spec.suspend`, turns a failure into an outcome, writes the status if it differs, and then
-//! publishes at most one Event.
+//! publishes at most one Event. Under load the status waits for reconciles, and only the newest one is written.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -31,6 +31,9 @@ use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, finalizer};
+
+/// Longest time that a status waits for reconciles: constant load starves none.
+const STATUS_DELAY: Duration = Duration::from_secs(5);
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
@@ -81,6 +84,9 @@ pub trait Controller: Send + Sync + 'static {
     const KIND: &'static KindInfo;
     /// Field manager of all writes.
     const FIELD_MANAGER: &'static str;
+    /// Whether the status only reports: under load, the runtime writes it after the children of other objects, and once
+    /// for several reconciles. False if a later step relies on the status.
+    const STATUS_CAN_WAIT: bool = true;
 
     /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
     /// reconcile that exceeds its timeout is dropped at an `await`.
@@ -162,7 +168,8 @@ impl<K: ReconciledKind> KindContext<K> {
 pub struct Context<K: ReconciledKind> {
     /// The object, as last read or written.
     pub object: Arc<K>,
-    /// Draft of the status. The runtime sets its condition `Ready` and writes it after the reconcile.
+    /// Draft of the status, at first the one that the last reconcile reported, although that may not be written yet. The
+    /// runtime sets its condition `Ready` and writes it after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
     pub key: ObjectKey,
@@ -321,6 +328,24 @@ impl<K: ReconciledKind> Context<K> {
     }
 }
 
+/// Status to write after a reconcile, and the outcome whose Event follows.
+pub(super) struct Report<K: ReconciledKind> {
+    cx: Context<K>,
+    outcome: Outcome,
+    /// Whether the log reports a failure anyway.
+    is_logged: bool,
+    /// Whether the reconcile failed and its retry reports again, so that a failed write needs no retry of its own.
+    is_retried: bool,
+}
+
+impl<K: ReconciledKind> Report<K> {
+    /// Returns whether `object` is still the one of the report, with the same status: no other client's change of the
+    /// status may be lost.
+    fn is_of(&self, object: &K) -> bool {
+        self.cx.object.uid() == object.uid() && self.cx.object.status() == object.status()
+    }
+}
+
 /// A controller with what the runtime keeps for it.
 pub(super) struct Managed<C: Controller> {
     pub controller: C,
@@ -369,26 +394,46 @@ impl<C: Controller> Managed<C> {
         Ok(left)
     }
 
-    /// Writes the status and the annotations, and publishes the Event of an outcome. `is_logged` says whether the log reports the
-    /// failure anyway. Returns when the Event is to be renewed.
-    async fn report(
+    /// Completes the draft of the status. Returns the report, if there is something to write or to publish.
+    fn draft(
         &self,
-        cx: &mut Context<C::Kind>,
-        outcome: &Outcome,
+        mut cx: Context<C::Kind>,
+        outcome: Outcome,
         is_logged: bool,
-    ) -> Result<Option<Duration>> {
-        self.controller.observe(cx);
-        let generation = cx.object.meta().generation.unwrap_or_default();
+        is_retried: bool,
+    ) -> Option<Box<Report<C::Kind>>> {
+        self.controller.observe(&mut cx);
+        let mut is_silent = !matches!(outcome.event, EventPolicy::Renew(_));
+        if outcome.progress != Progress::Unchanged {
+            let generation = cx.object.meta().generation.unwrap_or_default();
+            let (condition, now) = (outcome.condition(), Time(Timestamp::now()));
+            C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
+            is_silent &= C::Kind::ready_annotations(&condition).is_empty();
+        }
+        if is_silent && cx.is_written() {
+            self.controller.reported(&cx);
+            return None;
+        }
+        Some(Box::new(Report {
+            cx,
+            outcome,
+            is_logged,
+            is_retried,
+        }))
+    }
+
+    /// Writes the annotations and the status, and publishes the Event of the outcome. Returns when the Event is to be
+    /// renewed.
+    async fn write(&self, report: &mut Report<C::Kind>) -> Result<Option<Duration>> {
+        let Report { cx, outcome, .. } = report;
         let mut annotated = Ok(());
         if outcome.progress != Progress::Unchanged {
-            let (condition, now) = (outcome.condition(), Time(Timestamp::now()));
-            let annotations = C::Kind::ready_annotations(&condition);
+            let annotations = C::Kind::ready_annotations(&outcome.condition());
             let annotations: Vec<_> = annotations
                 .iter()
                 .map(|(name, value)| (*name, value.as_deref()))
                 .collect();
             annotated = cx.annotate(&annotations).await;
-            C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
         }
         let written = cx.written().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then reports the reason.
@@ -399,6 +444,7 @@ impl<C: Controller> Managed<C> {
             renewal = left;
             is_due
         } else if is_rejected || matches!(written, Ok(Some(_))) {
+            let generation = cx.object.meta().generation.unwrap_or_default();
             let before = cx.object.ready_condition().filter(|_| !is_rejected);
             self.dedup.is_due(&cx.key, generation, outcome, before)
         } else {
@@ -406,7 +452,7 @@ impl<C: Controller> Managed<C> {
         };
         if is_due {
             let is_failed = outcome.is_failed();
-            if is_failed && !is_logged {
+            if is_failed && !report.is_logged {
                 warn!(
                     reason = &*outcome.reason,
                     cause = outcome.message,
@@ -425,6 +471,11 @@ impl<C: Controller> Managed<C> {
         written?;
         self.controller.reported(cx);
         Ok(renewal)
+    }
+
+    fn failure(&self, error: Error) -> Failure {
+        let (class, _) = self.controller.classify(&error);
+        Failure { class, error }
     }
 
     /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
@@ -461,12 +512,19 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
 
 impl<C: Controller> Reconcile for Managed<C> {
     type Object = C::Kind;
+    type Report = Box<Report<C::Kind>>;
 
-    async fn reconcile(&self, object: Arc<C::Kind>) -> Result<Requeue, Failure> {
-        let classified = |error: Error| {
-            let (class, _) = self.controller.classify(&error);
-            Failure { class, error }
-        };
+    const LONGEST_WAIT: Duration = if C::STATUS_CAN_WAIT {
+        STATUS_DELAY
+    } else {
+        Duration::ZERO
+    };
+
+    async fn reconcile(
+        &self,
+        object: Arc<C::Kind>,
+        report: &mut Option<Self::Report>,
+    ) -> Result<Requeue, Failure> {
         let object = self
             .shared
             .own_writes
@@ -475,36 +533,49 @@ impl<C: Controller> Reconcile for Managed<C> {
         let Some(owner) = Owner::of(object.as_ref()) else {
             return Ok(Requeue::OnChange);
         };
-        let owner = owner_with_history(owner, object.as_ref());
-        let mut cx = Context::new(Arc::clone(&self.shared), object, owner);
+        if report.as_ref().is_some_and(|last| !last.is_of(&object)) {
+            *report = None;
+        }
+        // To the controller, the last report is written.
+        let reported = report.as_ref().map(|last| {
+            let mut reported = object.as_ref().clone();
+            *reported.status_mut() = Some(last.cx.status.clone());
+            reported
+        });
+        let reported = reported.as_ref().unwrap_or(&object);
+        let owner = owner_with_history(owner, reported);
+        let status = reported.status().cloned().unwrap_or_default();
+        let shared = Arc::clone(&self.shared);
+        let mut cx = Context {
+            status,
+            ..Context::new(shared, Arc::clone(&object), owner)
+        };
         match self.run(&mut cx).await {
             Ok(outcome) => {
                 self.failing().remove(&cx.key);
-                let Some(outcome) = outcome else {
-                    return Ok(Requeue::OnChange);
-                };
-                let reported = self.report(&mut cx, &outcome, false).await;
-                let renewal = reported.map_err(classified)?;
-                Ok(match renewal {
-                    Some(delay) => outcome.requeue.at_latest(delay),
-                    None => outcome.requeue,
-                })
+                let requeue = outcome.as_ref().map(|it| it.requeue).unwrap_or_default();
+                *report = outcome.and_then(|outcome| self.draft(cx, outcome, false, false));
+                Ok(requeue)
             }
             Err(Error::Reported { outcome, error }) => {
-                let reported = self.report(&mut cx, &outcome, true).await;
-                // A newer state of the object takes precedence over both.
-                reported.map_err(classified)?;
-                Err(classified(*error))
+                *report = self.draft(cx, *outcome, true, false);
+                Err(self.failure(*error))
             }
             Err(error) => {
                 let (class, reason) = self.controller.classify(&error);
                 if let Some(outcome) = self.failed(&cx.key, class, reason, &error) {
-                    // The failure of the reconcile decides what happens next.
                     let is_logged = class != Class::Waiting;
-                    let _ = self.report(&mut cx, &outcome, is_logged).await;
+                    *report = self.draft(cx, outcome, is_logged, true);
                 }
                 Err(Failure { class, error })
             }
+        }
+    }
+
+    async fn report(&self, mut report: Self::Report) -> Result<Option<Duration>, Failure> {
+        match self.write(&mut report).await {
+            Err(_) if report.is_retried => Ok(None),
+            written => written.map_err(|error| self.failure(error)),
         }
     }
 
@@ -521,5 +592,207 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);
         self.failing().remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use kube::runtime::reflector;
+    use qm_core::kind::DelegatedAccess;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tower::{BoxError, service_fn};
+
+    use super::*;
+    use crate::testing::{Widget, WidgetStatus};
+
+    /// Controller whose reconciles have these results, in turn. It records the status and the freshness that each sees.
+    struct Widgets {
+        results: Mutex<Vec<Result<Outcome>>>,
+        seen: Mutex<Vec<(WidgetStatus, bool)>>,
+    }
+
+    impl Controller for Widgets {
+        type Kind = Widget;
+
+        const KIND: &'static KindInfo =
+            &KindInfo::of::<Widget>("widget", &[], DelegatedAccess::Nothing, &[]);
+        const FIELD_MANAGER: &'static str = "widgets";
+
+        async fn reconcile(&self, cx: &mut Context<Widget>) -> Result<Outcome> {
+            let seen = (cx.status.clone(), cx.owner.is_fresh());
+            self.seen.lock().unwrap().push(seen);
+            self.results.lock().unwrap().remove(0)
+        }
+    }
+
+    /// A controller of widgets, and the bodies of its writes by path.
+    struct Fixture {
+        managed: Managed<Widgets>,
+        writes: mpsc::UnboundedReceiver<(String, Value)>,
+        report: Option<Box<Report<Widget>>>,
+    }
+
+    impl Fixture {
+        /// Starts a controller whose reconciles have these results, and an apiserver that answers each write of a status
+        /// with `code`.
+        fn start(code: u16, results: Vec<Result<Outcome>>) -> Self {
+            let (written, writes) = mpsc::unbounded_channel();
+            let apiserver = service_fn(move |request: Request<Body>| {
+                let written = written.clone();
+                async move {
+                    let (parts, body) = request.into_parts();
+                    let body: Value = serde_json::from_slice(&body.collect_bytes().await?)?;
+                    let is_status = parts.method == Method::PATCH;
+                    let answer = if is_status && code != 200 {
+                        json!({ "status": "Failure", "message": "", "reason": "", "code": code })
+                    } else if is_status {
+                        serde_json::to_value(widget("1", "8", None))?
+                    } else {
+                        body.clone()
+                    };
+                    written.send((parts.uri.path().to_owned(), body)).unwrap();
+                    let answer = Body::from(serde_json::to_vec(&answer)?);
+                    let code = if is_status { code } else { 201 };
+                    Ok::<_, BoxError>(Response::builder().status(code).body(answer)?)
+                }
+            });
+            let client = Client::new(apiserver, "default");
+            let (events, write) = Events::new(client.clone(), "widgets", "widgets-0");
+            tokio::spawn(write);
+            let (objects, trigger) = (reflector::store().0, Trigger::default());
+            let shared = KindContext::new(client, "widgets", objects, trigger, events);
+            let widgets = Widgets {
+                results: Mutex::new(results),
+                seen: Mutex::default(),
+            };
+            Self {
+                managed: Managed::new(widgets, shared),
+                writes,
+                report: None,
+            }
+        }
+
+        async fn reconcile(&mut self, widget: Widget) -> Result<Requeue, Failure> {
+            let (widget, report) = (Arc::new(widget), &mut self.report);
+            self.managed.reconcile(widget, report).await
+        }
+
+        async fn report(&mut self) -> Result<Option<Duration>, Failure> {
+            self.managed.report(self.report.take().unwrap()).await
+        }
+
+        /// Returns what the last reconcile saw.
+        fn seen(&self) -> (WidgetStatus, bool) {
+            self.managed.controller.seen.lock().unwrap().pop().unwrap()
+        }
+    }
+
+    fn status(ready: &str) -> WidgetStatus {
+        WidgetStatus {
+            fields: [("ready".to_owned(), ready.into())].into(),
+        }
+    }
+
+    fn widget(uid: &str, version: &str, status: Option<WidgetStatus>) -> Widget {
+        let metadata = ObjectMeta {
+            name: Some("w".into()),
+            namespace: Some("n".into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        Widget {
+            metadata,
+            status,
+            ..Widget::default()
+        }
+    }
+
+    fn outcome(reason: &'static str) -> Outcome {
+        Outcome::failed(reason, "because")
+    }
+
+    fn conflict() -> Error {
+        Error::Stale("the object has changed".into())
+    }
+
+    #[tokio::test]
+    async fn newest_status_is_written_before_its_event() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Ok(outcome("B"))]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(fixture.seen(), (WidgetStatus::default(), true));
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert_eq!(
+            fixture.seen(),
+            (status("A"), false),
+            "as if it were written"
+        );
+        fixture.report().await.unwrap();
+        let (path, body) = fixture.writes.recv().await.unwrap();
+        assert!(path.ends_with("/widgets/w/status"), "{path}");
+        assert_eq!(body["status"], json!({ "ready": "B" }));
+        let (path, body) = fixture.writes.recv().await.unwrap();
+        assert!(path.ends_with("/events"), "{path}");
+        assert_eq!(body["reason"], "B");
+        assert!(fixture.writes.try_recv().is_err(), "A is not reported");
+    }
+
+    #[rstest]
+    #[case::replaced(widget("2", "8", None))]
+    #[case::status_of_another_client(widget("1", "8", Some(status("theirs"))))]
+    #[tokio::test]
+    async fn waiting_status_is_dropped_for_another_object_or_status(#[case] next: Widget) {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        let shown = next.status.clone().unwrap_or_default();
+        assert!(fixture.reconcile(next).await.is_err());
+        assert_eq!(fixture.seen().0, shown);
+        assert!(fixture.report.is_none());
+    }
+
+    #[tokio::test]
+    async fn waiting_status_outlasts_a_conflict() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert!(fixture.reconcile(widget("1", "7", None)).await.is_err());
+        fixture.report().await.unwrap();
+        let (_, body) = fixture.writes.recv().await.unwrap();
+        assert_eq!(body["status"], json!({ "ready": "A" }));
+    }
+
+    #[tokio::test]
+    async fn written_status_is_not_reported_again() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("B")), Ok(outcome("A"))]);
+        for is_reported in [true, false] {
+            let stored = widget("1", "7", Some(status("A")));
+            fixture.reconcile(stored).await.unwrap();
+            assert_eq!(fixture.report.is_some(), is_reported);
+        }
+    }
+
+    #[rstest]
+    #[case::success(500, Ok(outcome("A")), true)]
+    #[case::success_of_a_deleted_object(404, Ok(outcome("A")), false)]
+    #[case::failure_that_is_retried(500, Err(Error::Invalid("no text".into())), false)]
+    #[case::failure_with_an_outcome(
+        500,
+        Err(conflict().reported(outcome("A"))),
+        true
+    )]
+    #[tokio::test]
+    async fn failed_write_fails_the_reconcile_once(
+        #[case] code: u16,
+        #[case] result: Result<Outcome>,
+        #[case] fails: bool,
+    ) {
+        let mut fixture = Fixture::start(code, vec![result]);
+        let _ = fixture.reconcile(widget("1", "7", None)).await;
+        assert_eq!(fixture.report().await.is_err(), fails);
     }
 }

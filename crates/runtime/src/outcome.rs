@@ -73,19 +73,6 @@ pub enum Requeue {
     InFlight(Duration),
 }
 
-impl Requeue {
-    /// Returns a requeue with a reconcile after `delay` at the latest. Polling stays as it is.
-    #[must_use]
-    pub fn at_latest(self, delay: Duration) -> Self {
-        match self {
-            Self::OnChange => Self::After(delay),
-            Self::Poll => Self::Poll,
-            Self::After(other) => Self::After(other.min(delay)),
-            Self::InFlight(other) => Self::InFlight(other.min(delay)),
-        }
-    }
-}
-
 impl Outcome {
     /// Creates the outcome of an object that matches its desired state.
     pub fn ready(message: impl Into<String>) -> Self {

@@ -1,7 +1,8 @@
 //! Queue around the reconciles of one controller: a timeout, a guard against panics, backoff after failures, a limit on
-//! concurrent reconciles, a log line and metrics.
+//! concurrent reconciles, a log line and metrics. What a reconcile reports is a step of its own in the same queue: under
+//! load children come before statuses.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +19,8 @@ use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, debug, error, warn};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::{Instrument, Span, debug, error, warn};
 
 use super::ObjectKey;
 use super::availability::{self, Availability};
@@ -34,12 +36,25 @@ use super::{tasks, telemetry};
 pub(super) trait Reconcile: Send + Sync + 'static {
     /// Kind of the objects.
     type Object: Kind + Clone + Debug + Send + Sync + 'static;
+    /// What a reconcile reports: a status and its Event.
+    type Report: Send + 'static;
 
-    /// Reconciles one object. The runner never runs two reconciles of one object at once, and may drop the future at any await.
+    /// Longest time that a report waits for reconciles, and may be replaced by a newer one of its object.
+    const LONGEST_WAIT: Duration;
+
+    /// Reconciles one object. The runner takes one step of an object at a time, and may drop the future at any await.
+    /// `report` is the report of an earlier reconcile if it still waits, and becomes that of this one.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
+        report: &mut Option<Self::Report>,
     ) -> impl Future<Output = Result<Requeue, Failure>> + Send;
+
+    /// Writes a report. Returns after which time the object is due again at the latest, if the report decides that.
+    fn report(
+        &self,
+        report: Self::Report,
+    ) -> impl Future<Output = Result<Option<Duration>, Failure>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
@@ -129,57 +144,102 @@ pub(super) struct Runner<R: Reconcile> {
     failed: Backoffs<ObjectRef<R::Object>>,
     slow: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
-    work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
+    work: Arc<Mutex<WorkOf<R>>>,
 }
+
+type WorkOf<R> = Work<ObjectRef<<R as Reconcile>::Object>, <R as Reconcile>::Report>;
 
 /// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
 /// wait forever (kube 5: `Scheduler::pending` is a set).
-struct Work<O> {
-    objects: HashMap<O, Item>,
-    /// Queued objects that are not being reconciled, in the order of their next reconciles.
-    queue: BTreeMap<QueueKey, O>,
+struct Work<O, R> {
+    objects: HashMap<O, Item<R>>,
+    /// Objects without a running step, in the order of their next reconciles.
+    queue: BTreeMap<Place, O>,
+    /// Objects with a report and without a running step, in the order of the reports.
+    reports: BTreeMap<Place, O>,
     /// Number of places given so far.
-    keys_given: u64,
-    /// Objects that are being reconciled, and when each reconcile began.
+    places_given: u64,
+    /// Objects with a running step, and when it began.
     running: HashMap<O, Instant>,
+    /// Objects that are reconciled for the first time, which creates their children.
+    creating: HashSet<O>,
 }
 
-/// Place in the queue: when the reconcile may begin, and a unique number.
-type QueueKey = (Instant, u64);
+/// Place in the queue: when the reconcile may begin or the report must be written, and a unique number.
+type Place = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
-#[derive(Default)]
-struct Item {
+struct Item<R> {
     /// Key of the last trigger.
     requested: Option<TriggerKey>,
     /// Place of the next reconcile.
     due: Option<Due>,
+    /// Report of the last reconcile, until its write begins.
+    report: Option<Box<Pending<R>>>,
+}
+
+impl<R> Default for Item<R> {
+    fn default() -> Self {
+        Self {
+            requested: None,
+            due: None,
+            report: None,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Due {
-    key: QueueKey,
+    place: Place,
     /// True if the clock made the object due, rather than a trigger.
     timed: bool,
 }
 
-impl<O: Clone + Eq + Hash> Work<O> {
+/// A report that is not written yet.
+struct Pending<R> {
+    report: R,
+    /// Place among the reports.
+    place: Place,
+    /// Requeue of the reconcile, if that succeeded.
+    requeue: Option<Requeue>,
+    /// Span of the reconcile.
+    span: Span,
+    /// The shutdown waits for the report.
+    running: TaskTrackerToken,
+}
+
+/// The next step of an object.
+enum Step<O, R> {
+    Reconcile {
+        object: O,
+        /// How long the object was due.
+        waited: Duration,
+        /// Whether the clock made the object due: such additions to the queue are counted only now.
+        timed: bool,
+    },
+    /// The write of a report.
+    Report(O, Box<Pending<R>>),
+}
+
+impl<O: Clone + Eq + Hash, R> Work<O, R> {
     fn new() -> Self {
         Self {
             objects: HashMap::new(),
             queue: BTreeMap::new(),
-            keys_given: 0,
+            reports: BTreeMap::new(),
+            places_given: 0,
             running: HashMap::new(),
+            creating: HashSet::new(),
         }
     }
 
     /// Makes an object due. Returns whether that is an addition to the queue.
     fn triggered(&mut self, object: O, now: Instant) -> bool {
         let due = self.objects.get(&object).and_then(|item| item.due);
-        let added = due.is_none_or(|due| due.key.0 > now);
+        let added = due.is_none_or(|due| due.place.0 > now);
         if added {
             if let Some(due) = due {
-                self.queue.remove(&due.key);
+                self.queue.remove(&due.place);
             }
             self.add(object, now, false);
         }
@@ -187,50 +247,99 @@ impl<O: Clone + Eq + Hash> Work<O> {
     }
 
     fn add(&mut self, object: O, at: Instant, timed: bool) {
-        let key = (at, self.keys_given);
-        self.keys_given += 1;
-        self.objects.entry(object.clone()).or_default().due = Some(Due { key, timed });
+        let place = self.place(at);
+        self.objects.entry(object.clone()).or_default().due = Some(Due { place, timed });
         if !self.running.contains_key(&object) {
-            self.queue.insert(key, object);
+            self.queue.insert(place, object);
         }
     }
 
-    /// Takes the object that has been due for longest, if any.
-    fn next(&mut self, now: Instant) -> Option<O> {
-        let first = self.queue.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
+    /// Returns a new place, after those of the same time.
+    fn place(&mut self, at: Instant) -> Place {
+        self.places_given += 1;
+        (at, self.places_given)
     }
 
-    /// Returns when the next object is due.
+    fn take_report(&mut self, object: &O) -> Option<Pending<R>> {
+        let item = self.objects.get_mut(object)?;
+        item.report.take().map(|pending| *pending)
+    }
+
+    /// Starts the next step, if there is one; `free` steps may begin. Once the controller `is_closed`, no reconcile begins.
+    ///
+    /// Under load, children come before statuses: due reconciles come before reports, and no report begins while an object
+    /// is reconciled for the first time, because its write would compete with the creation of children. Without load, the
+    /// report of an object comes before its next reconcile. A report that has waited for its longest time comes first.
+    fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
+        let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
+        let is_loaded = due > free || !self.creating.is_empty();
+        let first_report = self.reports.first_key_value();
+        let is_overdue = first_report.is_some_and(|((at, _), _)| *at <= now);
+        let reports_begin = is_closed || is_overdue || !is_loaded;
+        let first = if due > 0 && !is_closed && !is_overdue {
+            self.queue.first_key_value()
+        } else {
+            first_report.filter(|_| reports_begin)
+        };
+        let object = first?.1.clone();
+        let item = self.objects.get_mut(&object)?;
+        if let Some(due) = item.due {
+            self.queue.remove(&due.place);
+        }
+        if let Some(report) = &item.report {
+            self.reports.remove(&report.place);
+        }
+        self.running.insert(object.clone(), now);
+        if reports_begin && let Some(report) = item.report.take() {
+            return Some(Step::Report(object, report));
+        }
+        if item.requested.is_none() {
+            self.creating.insert(object.clone());
+        }
+        let due = item.due.take()?;
+        Some(Step::Reconcile {
+            object,
+            waited: now.saturating_duration_since(due.place.0),
+            timed: due.timed,
+        })
+    }
+
+    /// Returns when the next object is due, or the next report must be written.
     fn next_due(&self) -> Option<Instant> {
-        self.queue.first_key_value().map(|((at, _), _)| *at)
+        let first = [&self.queue, &self.reports].map(BTreeMap::first_key_value);
+        first.into_iter().flatten().map(|((at, _), _)| *at).min()
     }
 
-    /// Marks the start of a reconcile. Returns how long the object was due, and whether the clock made it due (such additions
-    /// are counted only now).
-    fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
-        let due = self
-            .objects
-            .get_mut(&object)
-            .and_then(|item| item.due.take());
-        self.running.insert(object, now);
-        let due = due?;
-        self.queue.remove(&due.key);
-        Some((now.saturating_duration_since(due.key.0), due.timed))
-    }
-
-    /// Marks the end of a reconcile; the next one is due at `next` at the latest.
-    fn ended(&mut self, object: O, next: Instant) {
+    /// Marks the end of a step; the next reconcile is due at `latest`, if not before.
+    fn ended(&mut self, object: O, latest: Option<Instant>) {
         self.running.remove(&object);
-        match self.objects.get(&object).and_then(|item| item.due) {
-            Some(due) => _ = self.queue.insert(due.key, object),
-            None => self.add(object, next, true),
+        self.creating.remove(&object);
+        let item = self.objects.get(&object);
+        if let Some(report) = item.and_then(|item| item.report.as_ref()) {
+            self.reports.insert(report.place, object.clone());
+        }
+        let due = item.and_then(|item| item.due);
+        let is_before = |due: &Due| latest.is_none_or(|latest| due.place.0 <= latest);
+        match (due.filter(is_before), latest) {
+            (Some(due), _) => _ = self.queue.insert(due.place, object),
+            (None, Some(latest)) => self.add(object, latest, true),
+            // The object was deleted.
+            (None, None) => {}
         }
     }
 
+    /// Forgets a deleted object.
     fn forget(&mut self, object: &O) {
-        if let Some(due) = self.objects.remove(object).and_then(|item| item.due) {
-            self.queue.remove(&due.key);
+        self.running.remove(object);
+        self.creating.remove(object);
+        let Some(item) = self.objects.remove(object) else {
+            return;
+        };
+        if let Some(due) = item.due {
+            self.queue.remove(&due.place);
+        }
+        if let Some(report) = item.report {
+            self.reports.remove(&report.place);
         }
     }
 
@@ -239,7 +348,7 @@ impl<O: Clone + Eq + Hash> Work<O> {
             .objects
             .values()
             .filter_map(|item| item.due)
-            .filter(|due| due.key.0 <= now);
+            .filter(|due| due.place.0 <= now);
         let unfinished = self
             .running
             .values()
@@ -313,29 +422,46 @@ impl<R: Reconcile> Runner<R> {
             self.triggered(ObjectRef::from_obj(object.as_ref()));
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
-        let mut reconciles = FuturesUnordered::new();
+        let mut steps = FuturesUnordered::new();
         let limit = usize::from(self.limits.concurrency).max(1);
         loop {
-            while reconciles.len() < limit
-                && let Some(next) = self.next()
-            {
-                match store.get(&next) {
-                    Some(object) => reconciles.push(self.reconcile(object).boxed()),
-                    None => self.forget_deleted(&next),
+            let mut due = None;
+            while let free @ 1.. = limit - steps.len() {
+                // The shutdown closes the tracker before it waits for the tokens.
+                let running = self.running.token();
+                let is_closed = self.running.is_closed();
+                let next = self.work().next(Instant::now(), free, is_closed);
+                match next {
+                    Some(Step::Reconcile {
+                        object,
+                        waited,
+                        timed,
+                    }) => match store.get(&object) {
+                        Some(object) => {
+                            if timed {
+                                self.metrics.added();
+                            }
+                            self.metrics.queued(waited);
+                            steps.push(self.reconcile(object, running).boxed());
+                        }
+                        None => self.forget_deleted(&object),
+                    },
+                    Some(Step::Report(object, report)) => {
+                        steps.push(self.report(object, *report).boxed());
+                    }
+                    None => {
+                        due = self.work().next_due().filter(|_| !is_closed);
+                        break;
+                    }
                 }
             }
-            let due = if reconciles.len() < limit {
-                self.next_due()
-            } else {
-                None
-            };
             tokio::select! {
                 request = woken.recv() => match request {
                     Some(object) => self.triggered(object),
                     // The sender is dropped only while the process ends.
                     None => return,
                 },
-                Some(()) = reconciles.next() => {}
+                Some(()) = steps.next() => {}
                 () = until(due) => {}
                 () = &mut retries => return,
             }
@@ -346,14 +472,6 @@ impl<R: Reconcile> Runner<R> {
         if self.work().triggered(object, Instant::now()) {
             self.metrics.added();
         }
-    }
-
-    fn next(&self) -> Option<ObjectRef<R::Object>> {
-        self.work().next(Instant::now())
-    }
-
-    fn next_due(&self) -> Option<Instant> {
-        self.work().next_due()
     }
 
     fn forget_deleted(&self, object: &ObjectRef<R::Object>) {
@@ -420,7 +538,7 @@ impl<R: Reconcile> Runner<R> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) -> MutexGuard<'_, Work<ObjectRef<R::Object>>> {
+    fn work(&self) -> MutexGuard<'_, WorkOf<R>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -451,20 +569,33 @@ impl<R: Reconcile> Runner<R> {
         item.requested.replace(trigger.clone()) != Some(trigger)
     }
 
-    async fn reconcile(&self, object: Arc<R::Object>) {
-        let _running = self.running.token();
-        if self.running.is_closed() {
-            return;
-        }
+    async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
         let key = ObjectRef::from_obj(object.as_ref());
-        if let Some((waited, timed)) = self.work().began(key.clone(), Instant::now()) {
-            if timed {
-                self.metrics.added();
-            }
-            self.metrics.queued(waited);
-        }
         let delay = self.unless_paused(&key, object).await;
-        self.work().ended(key, Instant::now() + delay);
+        self.work().ended(key, Some(Instant::now() + delay));
+    }
+
+    /// Writes a report. A failed write fails the reconcile, which is repeated.
+    async fn report(&self, key: ObjectRef<R::Object>, pending: Pending<R::Report>) {
+        let Pending {
+            report,
+            requeue,
+            span,
+            running: _running,
+            ..
+        } = pending;
+        let write = self.attempt(&key, self.reconciler.report(report));
+        let delay = match write.instrument(span).await {
+            Ok(renewal) => {
+                if let Some(requeue) = requeue {
+                    self.succeeded(&key, requeue);
+                }
+                renewal
+            }
+            Err(delay) => Some(delay),
+        };
+        let latest = delay.map(|delay| Instant::now() + delay);
+        self.work().ended(key, latest);
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
@@ -492,19 +623,59 @@ impl<R: Reconcile> Runner<R> {
     }
 
     async fn run_reconcile(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+        let began = Instant::now();
+        self.transient().remove(key);
+        let unwritten = self.work().take_report(key);
+        let (mut report, place) = match unwritten {
+            Some(pending) => (Some(pending.report), Some(pending.place)),
+            None => (None, None),
+        };
+        let reconcile = self.reconciler.reconcile(object, &mut report);
+        let (delay, requeue) = match self.attempt(key, reconcile).await {
+            Ok(requeue) => {
+                debug!(?requeue, "reconciled");
+                let (result, delay) = self.next_reconcile(key, requeue);
+                self.metrics.reconciled(result, began.elapsed());
+                (delay, Some(requeue))
+            }
+            Err(delay) => (delay, None),
+        };
+        if let Some(report) = report {
+            let mut work = self.work();
+            let pending = Pending {
+                report,
+                // The newest report keeps the place of the first one that was not written.
+                place: place.unwrap_or_else(|| work.place(Instant::now() + R::LONGEST_WAIT)),
+                requeue,
+                span: Span::current(),
+                running: self.running.token(),
+            };
+            work.objects.entry(key.clone()).or_default().report = Some(Box::new(pending));
+        } else if let Some(requeue) = requeue {
+            self.succeeded(key, requeue);
+        }
+        delay
+    }
+
+    /// Runs a step of an object, with a timeout and a guard against panics. Returns the delay until the next reconcile if
+    /// the step failed.
+    async fn attempt<T>(
+        &self,
+        key: &ObjectRef<R::Object>,
+        step: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Duration> {
         let (began, returns) = (Instant::now(), self.availability.returned());
         let paused = self.availability.paused_until();
-        self.transient().remove(key);
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
-        let reconcile = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
-        let ended = timeout(self.limits.timeout, reconcile).await;
+        let step = AssertUnwindSafe(step).catch_unwind();
+        let ended = timeout(self.limits.timeout, step).await;
         if self.availability.returned() != returns {
             // Any failure would be due to an outage that is over.
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
-            Ok(Ok(Ok(requeue))) => self.succeeded(key, requeue),
+            Ok(Ok(Ok(done))) => return Ok(done),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(
@@ -524,15 +695,11 @@ impl<R: Reconcile> Runner<R> {
             telemetry::traces::failed();
         }
         self.metrics.reconciled(result, began.elapsed());
-        delay
+        Err(delay)
     }
 
-    fn succeeded(
-        &self,
-        key: &ObjectRef<R::Object>,
-        requeue: Requeue,
-    ) -> (ReconcileResult, Duration) {
-        debug!(?requeue, "reconciled");
+    /// Resets the delays of an object whose reconcile succeeded and whose report is written.
+    fn succeeded(&self, key: &ObjectRef<R::Object>, requeue: Requeue) {
         if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
             self.slow.reset(key);
@@ -540,6 +707,14 @@ impl<R: Reconcile> Runner<R> {
                 self.waiting.reset(key);
             }
         }
+    }
+
+    /// Returns the result of a reconcile that succeeded, and the delay until the next one.
+    fn next_reconcile(
+        &self,
+        key: &ObjectRef<R::Object>,
+        requeue: Requeue,
+    ) -> (ReconcileResult, Duration) {
         match requeue {
             Requeue::OnChange => (ReconcileResult::Success, self.resync()),
             Requeue::Poll => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
@@ -655,32 +830,49 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn queue_counts_what_is_due_and_what_runs() {
         let second = Duration::from_secs(1);
-        let (mut work, start) = (Work::new(), Instant::now());
+        let (mut work, start) = (Work::<_, ()>::new(), Instant::now());
         let depth =
-            |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
+            |work: &Work<&str, ()>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
+        let reconcile = |work: &mut Work<&'static str, ()>, at| match work.next(at, 1, false) {
+            Some(Step::Reconcile {
+                object,
+                waited,
+                timed,
+            }) => Some((object, waited, timed)),
+            _ => None,
+        };
         assert!(
             work.triggered("a", start) && !work.triggered("a", start),
             "once while it waits"
         );
         assert!(work.triggered("b", start));
         assert_eq!(depth(&work, start), (2, Duration::ZERO));
-        assert_eq!(work.began("a", start + second), Some((second, false)));
+        assert_eq!(
+            reconcile(&mut work, start + second),
+            Some(("a", second, false))
+        );
         assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
         assert!(
             work.triggered("a", start + 3 * second),
             "again while it runs"
         );
-        work.ended("a", start + 60 * second);
+        work.ended("a", Some(start + 60 * second));
+        let five = start + 5 * second;
+        assert_eq!(reconcile(&mut work, five), Some(("b", 5 * second, false)));
+        work.ended("b", Some(start + 90 * second));
         assert_eq!(
-            work.began("a", start + 5 * second),
-            Some((2 * second, false)),
+            reconcile(&mut work, five),
+            Some(("a", 2 * second, false)),
             "woken before the clock"
         );
-        work.ended("a", start + 60 * second);
-        assert_eq!(depth(&work, start + 59 * second).0, 1);
-        assert_eq!(depth(&work, start + 60 * second).0, 2, "by the clock");
-        assert_eq!(work.began("a", start + 61 * second), Some((second, true)));
-        assert_eq!(work.began("c", start), None, "unknown");
+        work.ended("a", Some(start + 60 * second));
+        assert_eq!(depth(&work, start + 59 * second).0, 0);
+        assert_eq!(depth(&work, start + 60 * second).0, 1, "by the clock");
+        assert_eq!(
+            reconcile(&mut work, start + 61 * second),
+            Some(("a", second, true))
+        );
+        assert_eq!(reconcile(&mut work, start + 61 * second), None);
     }
 
     fn failure(status: serde_json::Value) -> Failure {
@@ -710,15 +902,24 @@ mod tests {
 
     impl Reconcile for Failing {
         type Object = Widget;
+        type Report = ();
+        const LONGEST_WAIT: Duration = Duration::ZERO;
 
-        async fn reconcile(&self, _: Arc<Widget>) -> Result<Requeue, Failure> {
+        async fn reconcile(&self, _: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
             self.began.lock().unwrap().push(Instant::now());
             match &*self.status.lock().unwrap() {
                 Some(status) => Err(failure(status.clone())),
                 None => Ok(Requeue::OnChange),
             }
         }
+
+        async fn report(&self, (): ()) -> Result<Option<Duration>, Failure> {
+            Ok(None)
+        }
     }
+
+    /// Duration of a step of the controllers below.
+    const STEP_TIME: Duration = Duration::from_millis(10);
 
     /// Controller whose reconciles take a while and trigger the next one at once, as under load; it counts those of
     /// each object.
@@ -729,9 +930,15 @@ mod tests {
 
     impl Reconcile for Busy {
         type Object = Widget;
+        type Report = ();
+        const LONGEST_WAIT: Duration = Duration::ZERO;
 
-        async fn reconcile(&self, object: Arc<Widget>) -> Result<Requeue, Failure> {
-            sleep(Duration::from_millis(10)).await;
+        async fn reconcile(
+            &self,
+            object: Arc<Widget>,
+            _: &mut Option<()>,
+        ) -> Result<Requeue, Failure> {
+            sleep(STEP_TIME).await;
             *self
                 .counts
                 .lock()
@@ -740,6 +947,10 @@ mod tests {
                 .or_default() += 1;
             self.trigger.wake(&ObjectKey::of(object.as_ref()));
             Ok(Requeue::OnChange)
+        }
+
+        async fn report(&self, (): ()) -> Result<Option<Duration>, Failure> {
+            Ok(None)
         }
     }
 
@@ -751,21 +962,8 @@ mod tests {
             trigger: trigger.clone(),
             counts: Mutex::default(),
         });
-        let (limits, (store, writer)) = (limits(2), filled(OBJECTS));
-        let (health, metrics) = (
-            Probes::new().watchdog("busy", limits.resync),
-            Metrics::new(&PROGRAM),
-        );
-        let tracker = TaskTracker::new();
-        let runner = Runner::new(
-            "busy",
-            busy.clone(),
-            limits,
-            &metrics,
-            Availability::default(),
-            health,
-            tracker,
-        );
+        let (store, writer) = filled(OBJECTS);
+        let runner = runner(busy.clone(), limits(2), &Availability::default());
         let running = tokio::spawn(async move {
             let _writer = writer;
             runner.run(store, trigger).await;
@@ -799,16 +997,8 @@ mod tests {
             waiting: policy,
             resync: policy.max,
         };
-        let watchdog = Probes::new().watchdog("idle", policy.max);
-        let runner = Runner::new(
-            "idle",
-            Arc::new(Failing::default()),
-            limits,
-            &Metrics::new(&PROGRAM),
-            Availability::default(),
-            watchdog,
-            TaskTracker::new(),
-        );
+        let failing = Arc::new(Failing::default());
+        let runner = runner(failing, limits, &Availability::default());
         let key = ObjectRef::new("x").within("a");
         for least in [1, 2, 4] {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
@@ -843,6 +1033,22 @@ mod tests {
         }
     }
 
+    fn runner<R: Reconcile>(
+        reconciler: Arc<R>,
+        limits: ReconcileLimits,
+        availability: &Availability,
+    ) -> Runner<R> {
+        Runner::new(
+            "test",
+            reconciler,
+            limits,
+            &Metrics::new(&PROGRAM),
+            availability.clone(),
+            Probes::new().watchdog("test", limits.resync),
+            TaskTracker::new(),
+        )
+    }
+
     /// Returns a store of that many objects, and its writer.
     fn filled(objects: usize) -> (Store<Widget>, Writer<Widget>) {
         let (store, mut writer) = empty_store();
@@ -862,23 +1068,11 @@ mod tests {
         availability: &Availability,
     ) -> (Arc<Failing>, Trigger<Widget>) {
         let (store, writer) = filled(objects);
-        let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
-        let limits = limits(16);
         let reconciler = Arc::new(Failing {
             status: Mutex::new(Some(status)),
             ..Failing::default()
         });
-        let watchdog = Probes::new().watchdog("test", hour);
-        let availability = availability.clone();
-        let runner = Runner::new(
-            "test",
-            reconciler.clone(),
-            limits,
-            &metrics,
-            availability,
-            watchdog,
-            TaskTracker::new(),
-        );
+        let runner = runner(reconciler.clone(), limits(16), availability);
         let trigger = Trigger::default();
         let woken = trigger.clone();
         tokio::spawn(async move {
@@ -1029,7 +1223,7 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let (hour, metrics) = (Duration::from_hours(1), Metrics::new(&PROGRAM));
+            let hour = Duration::from_hours(1);
             let policy = BackoffPolicy {
                 min: Duration::from_secs(1),
                 max: hour,
@@ -1042,18 +1236,7 @@ mod tests {
                 waiting: policy,
                 resync: hour,
             };
-            let watchdog = Probes::new().watchdog("test", hour);
-            let reconciler = Arc::new(Failing::default());
-            let tracker = TaskTracker::new();
-            let runner = Runner::new(
-                "test",
-                reconciler,
-                limits,
-                &metrics,
-                availability.clone(),
-                watchdog,
-                tracker,
-            );
+            let runner = runner(Arc::new(Failing::default()), limits, &availability);
             let key = ObjectRef::new("x").within("n");
             availability.answered(true, Some(429), Some(Duration::from_secs(20)));
             let (_, action) = runner.failed(&key, &conflict(), None);
@@ -1066,5 +1249,309 @@ mod tests {
                 "the pause was another object's"
             );
         });
+    }
+
+    /// Controller whose reconciles each report how often their object was reconciled. It records the steps.
+    struct Reporting<const CAN_WAIT: bool> {
+        steps: Mutex<Vec<(Duration, String)>>,
+        since: Instant,
+        counts: Mutex<HashMap<String, u32>>,
+        /// Duration of the first reconcile of object `o-0`.
+        first: Duration,
+        /// Number of reports that fail before one is written.
+        failures: Mutex<u32>,
+    }
+
+    impl<const CAN_WAIT: bool> Reporting<CAN_WAIT> {
+        fn step(&self, what: String) {
+            self.steps
+                .lock()
+                .unwrap()
+                .push((self.since.elapsed(), what));
+        }
+
+        /// Returns the steps of objects other than `o-0`, in their order.
+        fn steps(&self) -> Vec<String> {
+            let steps = self.steps.lock().unwrap();
+            let steps = steps.iter().map(|(_, what)| what.clone());
+            steps.filter(|what| !what.contains("o-0")).collect()
+        }
+
+        /// Returns when the step was taken.
+        fn at(&self, step: &str) -> Option<Duration> {
+            let steps = self.steps.lock().unwrap();
+            steps
+                .iter()
+                .find(|(_, what)| what == step)
+                .map(|(at, _)| *at)
+        }
+    }
+
+    impl<const CAN_WAIT: bool> Reconcile for Reporting<CAN_WAIT> {
+        type Object = Widget;
+        type Report = String;
+        const LONGEST_WAIT: Duration = Duration::from_secs(if CAN_WAIT { 5 } else { 0 });
+
+        async fn reconcile(
+            &self,
+            object: Arc<Widget>,
+            report: &mut Option<String>,
+        ) -> Result<Requeue, Failure> {
+            let name = object.name_any();
+            let count = {
+                let mut counts = self.counts.lock().unwrap();
+                let count = counts.entry(name.clone()).or_default();
+                *count += 1;
+                *count
+            };
+            self.step(format!("reconcile {name} {count}"));
+            let is_first = name == "o-0" && count == 1;
+            sleep(if is_first { self.first } else { STEP_TIME }).await;
+            *report = Some(format!("{name} {count}"));
+            Ok(Requeue::OnChange)
+        }
+
+        async fn report(&self, report: String) -> Result<Option<Duration>, Failure> {
+            self.step(format!("report {report}"));
+            sleep(STEP_TIME).await;
+            let mut failures = self.failures.lock().unwrap();
+            if *failures > 0 {
+                *failures -= 1;
+                return Err(failure(unavailable()));
+            }
+            Ok(None)
+        }
+    }
+
+    /// A running controller of [`Reporting`].
+    struct Fixture<const CAN_WAIT: bool> {
+        reporting: Arc<Reporting<CAN_WAIT>>,
+        trigger: Trigger<Widget>,
+        writer: Mutex<Writer<Widget>>,
+        running: TaskTracker,
+    }
+
+    impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
+        fn start(objects: usize, concurrency: u16, first: Duration, failures: u32) -> Self {
+            let reporting = Arc::new(Reporting {
+                steps: Mutex::default(),
+                since: Instant::now(),
+                counts: Mutex::default(),
+                first,
+                failures: Mutex::new(failures),
+            });
+            let policy = BackoffPolicy {
+                min: Duration::from_secs(1),
+                max: Duration::from_hours(1),
+            };
+            let limits = ReconcileLimits {
+                failed: policy,
+                ..limits(concurrency)
+            };
+            let runner = runner(reporting.clone(), limits, &Availability::default());
+            let (trigger, running) = (Trigger::default(), runner.running.clone());
+            let (store, writer) = filled(objects);
+            tokio::spawn(runner.run(store, trigger.clone()));
+            Self {
+                reporting,
+                trigger,
+                writer: Mutex::new(writer),
+                running,
+            }
+        }
+
+        fn wake(&self, name: &str) {
+            self.trigger.wake(&ObjectKey::new("n", name));
+        }
+    }
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn children_come_before_statuses() {
+        const OBJECTS: usize = 40;
+        let fixture = Fixture::<true>::start(OBJECTS, 4, STEP_TIME, 0);
+        sleep(MINUTE).await;
+        let steps = fixture.reporting.steps.lock().unwrap();
+        assert_eq!(steps.len(), 2 * OBJECTS, "each object has one of each");
+        let (reconciles, reports) = steps.split_at(OBJECTS);
+        assert!(
+            reconciles
+                .iter()
+                .all(|(_, what)| what.starts_with("reconcile"))
+                && reports.iter().all(|(_, what)| what.starts_with("report")),
+            "{steps:?}"
+        );
+        assert!(
+            reports[OBJECTS - 1].0 < STEP_TIME * 20,
+            "nothing pauses in between: {steps:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn status_is_written_at_once_unless_an_object_is_new() {
+        let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 0);
+        sleep(MINUTE).await;
+        assert_eq!(fixture.reporting.at("report o-1 1"), Some(STEP_TIME));
+        fixture.wake("o-1");
+        sleep(STEP_TIME / 2).await;
+        fixture.wake("o-0");
+        sleep(MINUTE).await;
+        assert_eq!(
+            fixture.reporting.at("report o-1 2"),
+            Some(MINUTE + STEP_TIME),
+            "although another object is reconciled"
+        );
+        for _ in 0..2 {
+            fixture.wake("o-1");
+            sleep(STEP_TIME / 2).await;
+        }
+        sleep(MINUTE).await;
+        let steps = fixture.reporting.steps();
+        let steps: Vec<_> = steps[4..].iter().map(String::as_str).collect();
+        let expected = [
+            "reconcile o-1 3",
+            "report o-1 3",
+            "reconcile o-1 4",
+            "report o-1 4",
+        ];
+        assert_eq!(steps, expected, "although the object is due again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn statuses_wait_while_reconciles_wait() {
+        let fixture = Fixture::<true>::start(4, 1, STEP_TIME, 0);
+        sleep(MINUTE).await;
+        let before = fixture.reporting.steps().len();
+        for name in ["o-1", "o-2", "o-3"] {
+            fixture.wake(name);
+        }
+        sleep(MINUTE).await;
+        let steps = fixture.reporting.steps();
+        let is_reconcile = |what: &String| what.starts_with("reconcile");
+        let reconciles = steps[before..].iter().take_while(|what| is_reconcile(what));
+        assert_eq!(reconciles.count(), 3, "{steps:?}");
+        assert_eq!(steps.len(), before + 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn newest_report_replaces_a_waiting_one() {
+        let first = Duration::from_secs(1);
+        let fixture = Fixture::<true>::start(2, 4, first, 0);
+        for _ in 0..3 {
+            sleep(first / 4).await;
+            fixture.wake("o-1");
+        }
+        sleep(MINUTE).await;
+        let reconciles = (1..=4).map(|count| format!("reconcile o-1 {count}"));
+        let steps: Vec<_> = reconciles.chain(["report o-1 4".to_owned()]).collect();
+        assert_eq!(fixture.reporting.steps(), steps);
+        assert_eq!(fixture.reporting.at("report o-1 4"), Some(first));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replaced_report_does_not_wait_for_longer() {
+        let fixture = Fixture::<true>::start(2, 4, MINUTE, 0);
+        for _ in 0..9 {
+            sleep(Duration::from_secs(1)).await;
+            fixture.wake("o-1");
+        }
+        let reported = fixture.reporting.at("report o-1 6");
+        assert_eq!(reported, Some(Duration::from_secs(5) + STEP_TIME));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn constant_load_starves_no_status() {
+        const OBJECTS: usize = 3000;
+        let longest = Reporting::<true>::LONGEST_WAIT;
+        let fixture = Fixture::<true>::start(OBJECTS, 2, STEP_TIME, 0);
+        sleep(MINUTE).await;
+        let steps = fixture.reporting.steps.lock().unwrap();
+        let mut ended = HashMap::new();
+        for (at, what) in &*steps {
+            match what.split(' ').collect::<Vec<_>>()[..] {
+                ["reconcile", name, _] => _ = ended.entry(name).or_insert(*at + STEP_TIME),
+                [_, name, _] => {
+                    let ended = ended.remove(name).unwrap();
+                    assert!(*at <= ended + longest + 2 * STEP_TIME, "{what} at {at:?}");
+                }
+                _ => panic!("{what}"),
+            }
+        }
+        assert!(ended.is_empty(), "every status is written");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn status_that_a_later_step_relies_on_neither_waits_nor_merges() {
+        let fixture = Fixture::<false>::start(2, 4, MINUTE, 0);
+        sleep(STEP_TIME / 2).await;
+        fixture.wake("o-1");
+        sleep(MINUTE).await;
+        let steps = [
+            "reconcile o-1 1",
+            "report o-1 1",
+            "reconcile o-1 2",
+            "report o-1 2",
+        ];
+        assert_eq!(fixture.reporting.steps(), steps);
+        assert_eq!(fixture.reporting.at("report o-1 1"), Some(STEP_TIME));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_report_is_retried_with_backoff() {
+        let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 6);
+        sleep(MINUTE).await;
+        let at = |count| {
+            fixture
+                .reporting
+                .at(&format!("reconcile o-1 {count}"))
+                .unwrap()
+        };
+        assert!(at(2) >= at(1) + Duration::from_secs(1), "the first delay");
+        assert!(at(3) >= at(2) + Duration::from_secs(2), "the delays grow");
+        let steps = fixture.reporting.steps();
+        assert_eq!(steps.last().unwrap(), "report o-1 4", "{steps:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_report_of_a_deleted_object_is_dropped() {
+        let first = Duration::from_secs(1);
+        let fixture = Fixture::<true>::start(2, 4, first, 0);
+        sleep(first / 2).await;
+        let mut deleted = Widget::default();
+        (deleted.metadata.name, deleted.metadata.namespace) =
+            (Some("o-1".into()), Some("n".into()));
+        fixture
+            .writer
+            .lock()
+            .unwrap()
+            .apply_watcher_event(&Event::Delete(deleted));
+        fixture.wake("o-1");
+        sleep(MINUTE).await;
+        assert_eq!(fixture.reporting.steps(), ["reconcile o-1 1"]);
+        assert!(fixture.reporting.at("report o-0 1").is_some());
+        fixture.running.close();
+        fixture.running.wait().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_writes_waiting_reports() {
+        let first = Duration::from_secs(1);
+        let fixture = Fixture::<true>::start(3, 2, first, 0);
+        sleep(first / 2).await;
+        fixture.running.close();
+        fixture.wake("o-1");
+        fixture.running.wait().await;
+        assert!(fixture.reporting.since.elapsed() <= first + 2 * STEP_TIME);
+        let steps = [
+            "reconcile o-1 1",
+            "reconcile o-2 1",
+            "report o-1 1",
+            "report o-2 1",
+        ];
+        let mut taken = fixture.reporting.steps();
+        taken.sort();
+        assert_eq!(taken, steps, "no reconcile begins");
+        assert!(fixture.reporting.at("report o-0 1").is_some());
     }
 }

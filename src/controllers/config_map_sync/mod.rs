@@ -342,7 +342,9 @@ impl ConfigMapSyncs {
         if has_written {
             unreported.insert(cx.key.clone(), now());
         }
-        if unreported.get(&cx.key) == cx.status.last_sync_time.as_ref() {
+        let written = cx.object.status.as_ref();
+        let written = written.and_then(|status| status.last_sync_time.as_ref());
+        if unreported.get(&cx.key) == written {
             unreported.remove(&cx.key);
         } else if let Some(time) = unreported.get(&cx.key) {
             cx.status.last_sync_time = Some(time.clone());

@@ -176,6 +176,8 @@ impl<T: Transport> Controller for ContactPoints<T> {
 
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
+    // TrackedFields and the queue wait for `ready`.
+    const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<ContactPoint>) -> Result<Outcome> {
         let (key, point) = (cx.key.clone(), Arc::clone(&cx.object));

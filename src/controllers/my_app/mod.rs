@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use qm_api::MyApp;
 use qm_api::my_app::GROUP;
-use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
+use qm_core::conditions;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{BackoffPolicy, Backoffs};
 use qm_runtime::children::Children;
@@ -185,8 +186,7 @@ impl MyApps {
             PodLookup::Existing(child) => child,
             PodLookup::Created(child) => {
                 let is_replaced = self.track(key, |pod| std::mem::take(&mut pod.is_replaced));
-                let status = cx.object.status.as_ref();
-                if !is_replaced && status.is_some_and(|status| status.pod_name.is_some()) {
+                if !is_replaced && cx.status.pod_name.is_some() {
                     let note = format!("{} was deleted and is recreated", child.key.name);
                     cx.event("Create", RECREATED, note);
                 }
@@ -240,7 +240,7 @@ impl MyApps {
     /// does not show may exist, and be unowned.
     async fn find(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<PodLookup> {
         let pod = pod_of(&cx.owner);
-        let mut may_exist = cx.object.status.is_some();
+        let mut may_exist = !cx.owner.is_fresh();
         if let Some(known) = self.pods.child(&pod) {
             if self.trusts(&cx.key, &known) {
                 return Ok(PodLookup::Existing(known));
@@ -355,7 +355,7 @@ impl MyApps {
         let before = self.track(&cx.key, |pod| {
             std::mem::replace(&mut pod.not_ready, now.clone())
         });
-        let reported = cx.object.ready_condition();
+        let reported = conditions::ready(&cx.status.conditions);
         let is_reported =
             reported.is_some_and(|ready| [NODE_NOT_FOUND, NODE_NOT_READY].contains(&ready.reason));
         if before != now && !is_reported {

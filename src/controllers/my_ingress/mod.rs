@@ -124,6 +124,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
     type Kind = MyIngress;
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
+    // The next reconcile reads the status as observed state.
+    const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<MyIngress>) -> Result<Outcome> {
         build::check(&cx.object).map_err(Error::Invalid)?;

@@ -480,6 +480,8 @@ impl<T: Transport> Controller for TrackedFields<T> {
 
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
+    // The history is data.
+    const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
         self.run(cx).await.map_err(unreported)

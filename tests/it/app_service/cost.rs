@@ -1,5 +1,8 @@
-//! Requests that an app costs.
+//! Requests that an app costs, and their order.
 
+use std::collections::HashMap;
+
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Service;
 use qm_api::AppService;
 use serde_json::json;
@@ -85,6 +88,61 @@ async fn new_app_costs_three_writes_and_no_read() {
         ports.iter().any(|port| port.node_port.is_some())
     })
     .await;
+}
+
+/// Longest time that a status waits for children.
+const STATUS_DELAY: SignedDuration = SignedDuration::from_secs(5);
+
+#[tokio::test]
+async fn children_of_many_apps_come_before_statuses() {
+    const APPS: usize = 60;
+    let bed = Bed::bare("burst").await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    for number in 0..APPS {
+        let spec = json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] });
+        app(&bed, &format!("app-{number}"), spec).await;
+    }
+    // The operator finds all of them at once.
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    for number in 0..APPS {
+        bed.until(
+            &format!("app-{number}"),
+            "has a status",
+            |app: &AppService| app.status.is_some(),
+        )
+        .await;
+    }
+
+    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap();
+    let requests: Vec<_> = requests
+        .iter()
+        .filter(|it| it.subject.user == operator && it.subject.namespace == bed.namespace)
+        .collect();
+    // Time of each app's last child.
+    let mut created = HashMap::<&str, Timestamp>::new();
+    for request in &requests {
+        let subject = &request.subject;
+        if subject.verb == "create" && subject.resource != "events" {
+            let time = created.entry(&subject.name).or_insert(request.time);
+            *time = request.time.max(*time);
+        }
+    }
+    assert_eq!(created.len(), APPS);
+    let last_child = *created.values().max().unwrap();
+    let statuses = requests
+        .iter()
+        .filter(|request| request.subject.resource == "appservices/status");
+    let mut written = 0;
+    for status in statuses {
+        let waited = status.time.duration_since(created[&*status.subject.name]);
+        assert!(
+            status.time > last_child || waited >= STATUS_DELAY,
+            "{status:?} comes before the last child"
+        );
+        written += 1;
+    }
+    assert_eq!(written, APPS, "each status is written once");
 }
 
 #[tokio::test]
