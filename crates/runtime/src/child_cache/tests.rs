@@ -44,7 +44,7 @@ fn matched(desired: &str) -> Match {
 fn own_write_wakes_no_owner_and_a_changed_field_does() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     for version in [4, 5, 6] {
         assert_eq!(cache.on_applied(web.clone(), child(version, 0, 1)), None);
     }
@@ -94,7 +94,7 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
 #[tokio::test(start_paused = true)]
 async fn match_expires_after_the_trust_period() {
     let cache = ChildCache::new([None].into(), TRUST);
-    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     tokio::time::advance(TRUST / 2).await;
     assert_eq!(
         (cache.lookup(&key("web"), "d"), summary(&cache, &key("web"))),
@@ -104,19 +104,51 @@ async fn match_expires_after_the_trust_period() {
     assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unconfirmed);
 }
 
+#[tokio::test(start_paused = true)]
+async fn cached_state_counts_until_a_read_is_due() {
+    let cache = ChildCache::new([None].into(), TRUST);
+    let web = key("web");
+    let is_trusted = || cache.trusted(&web).is_some();
+    assert!(!is_trusted());
+    cache.on_applied(web.clone(), child(5, 0, 1));
+    // A standby does not use the state.
+    tokio::time::advance(TRUST * 2).await;
+    assert!(is_trusted());
+    tokio::time::advance(TRUST).await;
+    assert!(!is_trusted());
+    cache.record(&web, child(5, 0, 1), None);
+    assert!(is_trusted(), "a read has shown the same state");
+    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    tokio::time::advance(TRUST).await;
+    assert!(!is_trusted());
+    cache.on_applied(web.clone(), child(6, 0, 1));
+    assert!(is_trusted(), "the watch has shown a change");
+    delete(&cache, 409).await;
+    assert!(!is_trusted(), "the child has changed");
+    cache.on_applied(web.clone(), child(7, 0, 1));
+    delete(&cache, 200).await;
+    assert!(!is_trusted(), "the watch has not shown the deletion yet");
+    let terminating = KnownChild {
+        terminating: true,
+        ..child(8, 0, 1)
+    };
+    cache.on_applied(web.clone(), terminating);
+    assert!(is_trusted());
+}
+
 /// The watch may be faster than the response: such a child would stay in the cache forever.
 #[test]
 fn child_is_unknown_when_it_is_deleted_during_the_read() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     {
         let _read = cache.begin_read(&web);
         let _another = cache.begin_read(&web);
         drop(cache.begin_read(&web));
         assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
         assert!(
-            !cache.record(&web, child(6, 0, 1), matched("d")),
+            !cache.record(&web, child(6, 0, 1), Some(matched("d"))),
             "the owner must check again"
         );
         assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
@@ -126,7 +158,7 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
                 uid: "2".into(),
                 ..child(7, 0, 1)
             },
-            matched("d"),
+            Some(matched("d")),
         );
         assert_eq!(
             (cache.lookup(&web, "d"), summary(&cache, &web)),
@@ -145,17 +177,17 @@ fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
     cache.on_list_started(Some("shop"));
     cache.on_applied(other.clone(), child(4, 0, 1));
     cache.on_list_done(Some("shop"));
-    assert!(!cache.record(&web, child(6, 0, 1), matched("d")));
+    assert!(!cache.record(&web, child(6, 0, 1), Some(matched("d"))));
     assert!(
-        cache.record(&other, child(6, 0, 1), matched("d")),
+        cache.record(&other, child(6, 0, 1), Some(matched("d"))),
         "the list has the child"
     );
     assert!(
-        cache.record(&far, child(6, 0, 1), matched("d")),
+        cache.record(&far, child(6, 0, 1), Some(matched("d"))),
         "the list covers another namespace"
     );
     drop(reads);
-    assert!(cache.record(&web, child(6, 0, 1), matched("d")));
+    assert!(cache.record(&web, child(6, 0, 1), Some(matched("d"))));
 }
 
 /// State that the watch shows before the response needs no read if its relevant content is the same.
@@ -164,14 +196,14 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
     cache.on_applied(web.clone(), child(6, 3, 2));
-    assert!(cache.record(&web, child(5, 3, 1), matched("d")));
+    assert!(cache.record(&web, child(5, 3, 1), Some(matched("d"))));
     assert_eq!(
         (cache.lookup(&web, "d"), summary(&cache, &web)),
         (ChildLookup::UpToDate, Some(2))
     );
     cache.on_applied(web.clone(), child(8, 4, 2));
     assert!(
-        !cache.record(&web, child(7, 3, 1), matched("d")),
+        !cache.record(&web, child(7, 3, 1), Some(matched("d"))),
         "the owner must check again"
     );
     assert_eq!(
@@ -226,7 +258,7 @@ fn response_about_a_replaced_child_keeps_its_replacement() {
     );
     assert_eq!(cache.on_list_done(None), []);
     assert!(
-        cache.record(&web, child(5, 0, 1), matched("d")),
+        cache.record(&web, child(5, 0, 1), Some(matched("d"))),
         "the list woke the owner"
     );
     assert_eq!(
@@ -245,7 +277,7 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
             uid: "2".into(),
             ..child(9, 0, 1)
         },
-        matched("d"),
+        Some(matched("d")),
     );
     assert_eq!(
         cache.on_applied(
@@ -268,7 +300,7 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
 fn recreated_or_terminating_child_wakes_its_owner() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -337,22 +369,22 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
     assert!(!cache.take_lost(&web), "the child never existed");
     cache.record_missing(&web);
     assert!(!cache.take_lost(&web), "the child never existed");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "2");
     assert!(!cache.take_lost(&web), "another child of the name");
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web) && !cache.take_lost(&web), "once");
 
     // A list lacks the child, or a read does not find it before the watch shows its deletion.
-    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.record(&web, child(6, 0, 1), Some(matched("d")));
     cache.on_list_started(None);
     cache.on_list_done(None);
     assert!(cache.take_lost(&web));
-    cache.record(&web, child(7, 0, 1), matched("d"));
+    cache.record(&web, child(7, 0, 1), Some(matched("d")));
     cache.record_missing(&web);
     assert!(cache.take_lost(&web));
     cache.on_deleted(&web, "1");
-    cache.record(&web, child(8, 0, 1), matched("d"));
+    cache.record(&web, child(8, 0, 1), Some(matched("d")));
     assert!(!cache.take_lost(&web), "the child exists again");
 }
 
@@ -364,10 +396,6 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
         name: Some("web".into()),
         uid: Some("1".into()),
         ..ObjectMeta::default()
-    };
-    let live = ConfigMap {
-        metadata,
-        ..ConfigMap::default()
     };
     let status = if code == 200 { "Success" } else { "Failure" };
     let status_body = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
@@ -383,7 +411,7 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
         );
     };
     let web = key("web");
-    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &live), answers);
+    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &metadata), answers);
     assert_eq!(deleted.is_ok(), code == 200, "{deleted:?}");
 }
 
@@ -391,12 +419,12 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
 async fn child_that_the_operator_deletes_is_not_lost() {
     let cache = ChildCache::new([None].into(), TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     delete(&cache, 200).await;
     cache.on_deleted(&web, "1");
     assert!(!cache.take_lost(&web));
     // The next child has another UID.
-    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.record(&web, child(6, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web));
     delete(&cache, 200).await;
@@ -417,7 +445,7 @@ async fn child_is_lost_after_a_deletion_that_had_no_effect(
     #[case] is_lost: bool,
 ) {
     let cache = ChildCache::new([None].into(), TRUST);
-    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     delete(&cache, code).await;
     cache.on_deleted(&key("web"), "1");
     assert_eq!(cache.take_lost(&key("web")), is_lost);
@@ -439,7 +467,7 @@ fn lost_children_are_bounded() {
     let cache = ChildCache::new([None].into(), TRUST);
     for number in 0..=MAX_LOST {
         let web = key(&number.to_string());
-        cache.record(&web, child(5, 0, 1), matched("d"));
+        cache.record(&web, child(5, 0, 1), Some(matched("d")));
         cache.on_deleted(&web, "1");
     }
     assert_eq!(cache.state().lost.len(), 1);
