@@ -61,8 +61,8 @@ struct PendingRead {
     missed: bool,
 }
 
-/// Cached state of a child.
-#[derive(Clone)]
+/// State of a child at one resourceVersion, without the object itself.
+#[derive(Clone, Debug)]
 pub struct KnownChild<S> {
     /// UID of the child.
     pub uid: String,
@@ -100,6 +100,16 @@ impl<S> KnownChild<S> {
             summary,
         }
     }
+
+    /// Returns the metadata that pins a write to this version of the child.
+    pub(crate) fn pinned(&self, key: &ObjectKey) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(key.name.to_string()),
+            uid: Some(self.uid.clone()),
+            resource_version: Some(self.version.to_string()),
+            ..ObjectMeta::default()
+        }
+    }
 }
 
 /// Confirmed match of a child with its desired state.
@@ -118,19 +128,6 @@ struct Confirmed {
     /// [`KnownChild::fingerprint`] of the confirmed state.
     fingerprint: u64,
     at: Instant,
-}
-
-/// State of a child, as far as the cache knows without a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChildLookup {
-    /// No owned child is known.
-    Unknown,
-    /// The child is being deleted.
-    Terminating,
-    /// The child matches its desired state.
-    UpToDate,
-    /// The child exists, and nothing confirms that it matches its desired state.
-    Unconfirmed,
 }
 
 impl<S: Clone + PartialEq> ChildCache<S> {
@@ -170,27 +167,21 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
     }
 
-    /// Returns the state of a child whose desired state has this digest.
-    pub fn lookup(&self, key: &ObjectKey, digest: &str) -> ChildLookup {
+    /// Returns whether the child is known to match the desired state of this digest.
+    pub fn is_up_to_date(&self, key: &ObjectKey, digest: &str) -> bool {
         let state = self.state();
         let Some(Entry {
-            known, confirmed, ..
+            known,
+            confirmed: Some(confirmed),
+            ..
         }) = state.known.get(key)
         else {
-            return ChildLookup::Unknown;
+            return false;
         };
-        let is_up_to_date = |confirmed: &Confirmed| {
-            confirmed.matched.desired == digest
-                && confirmed.fingerprint == known.fingerprint
-                && confirmed.at.elapsed() < self.trust
-        };
-        if known.terminating {
-            ChildLookup::Terminating
-        } else if confirmed.as_ref().is_some_and(is_up_to_date) {
-            ChildLookup::UpToDate
-        } else {
-            ChildLookup::Unconfirmed
-        }
+        !known.terminating
+            && confirmed.matched.desired == digest
+            && confirmed.fingerprint == known.fingerprint
+            && confirmed.at.elapsed() < self.trust
     }
 
     /// Returns the cached state of a child.
@@ -252,7 +243,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.deleting.remove(key);
     }
 
-    /// Deletes the child at the version that `metadata` has, so that [`ChildCache::take_lost`] does not report its
+    /// Deletes the child at the version of `child`, so that [`ChildCache::take_lost`] does not report its
     /// deletion. A missing child is no error.
     ///
     /// # Errors
@@ -261,23 +252,22 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         &self,
         api: &Api<K>,
         key: &ObjectKey,
-        metadata: &ObjectMeta,
+        child: &KnownChild<S>,
     ) -> kube::Result<()>
     where
         K: Clone + Debug + DeserializeOwned,
     {
-        let uid = metadata.uid.clone().unwrap_or_default();
         {
             let mut state = self.state();
             // The watch may show the deletion before the response arrives.
-            state.deleting.insert(key.clone(), uid.clone());
+            state.deleting.insert(key.clone(), child.uid.clone());
             if let Some(entry) = state.known.get_mut(key) {
                 entry.read_due = Some(Instant::now());
             }
         }
-        let answer = apply::remove(api, metadata).await;
+        let answer = apply::remove(api, &child.pinned(key)).await;
         if answer.as_ref().is_err_and(apply::is_without_effect) {
-            self.state().take_deleting(key, &uid);
+            self.state().take_deleting(key, &child.uid);
         }
         answer
     }

@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
@@ -21,12 +21,12 @@ use tokio::sync::SetOnce;
 
 use self::applied::Applied;
 pub use self::applied::Quirks;
-pub use self::child::{ChildKind, ChildRecord, ChildSnapshot, ChildSummary};
+pub use self::child::{ChildKind, ChildSummary};
 use self::child::{classified, content, managed, what};
 pub use self::desired::{ChildAction, DesiredChild};
 use self::pacer::Basis;
 pub(super) use self::pacer::Pacer;
-use super::child_cache::{ChildCache, ChildLookup, KnownChild};
+use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Correction, Drift};
 use super::error::{Error, Result};
@@ -54,69 +54,36 @@ pub struct Children<K, S> {
     pub(super) manager: &'static str,
     pub(super) cache: Arc<ChildCache<S>>,
     pub(super) summary: fn(&K) -> S,
-    pub(super) content: WatchedContent,
+    /// True if the watch shows metadata alone, because the objects may be large. Any new version may be a change then,
+    /// and the caller bounds the memory of the objects that are read at once.
+    pub(super) watches_metadata: bool,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     pub(super) needs_watch: Arc<SetOnce<()>>,
     pub(super) drift: Drift,
     pub(super) unconfirmed: Pacer,
 }
 
-/// Content of the children that the watch shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WatchedContent {
-    /// The watch shows whole objects. An object that takes too much memory is not decoded.
-    Whole,
-    /// The watch shows metadata alone, because the objects may be large: any new version may be a change. The caller
-    /// bounds the memory of the objects that are read at once.
-    Metadata,
-}
-
 /// Result of [`Children::ensure`].
 #[derive(Debug)]
 pub enum Ensured<S> {
     /// The child was missing and is created.
-    Created(ChildSnapshot<S>),
+    Created(KnownChild<S>),
     /// The owner did not own the child, and does now.
-    Adopted(ChildSnapshot<S>),
+    Adopted(KnownChild<S>),
     /// The child was changed.
-    Updated(ChildSnapshot<S>),
+    Updated(KnownChild<S>),
     /// Nothing was written: the child needs no write, or a correction must wait.
-    Kept(ChildSnapshot<S>),
+    Kept(KnownChild<S>),
     /// The child was deleted, for this reason.
-    Deleted(ChildSnapshot<S>, String),
+    Deleted(KnownChild<S>, String),
     /// The child is being deleted.
-    Terminating(ChildSnapshot<S>),
-}
-
-/// A child that exists.
-enum Live<K, S> {
-    Read(K),
-    Cached(ObjectMeta, S),
-}
-
-/// Result of [`Children::create_or_read`].
-enum Found<K> {
-    Created(K),
-    Existing(K),
-    /// The child does not exist, and must be created.
-    Missing,
+    Terminating(KnownChild<S>),
 }
 
 impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// Returns the child of this name that has the ownership label, as far as the cache knows.
-    pub fn child(&self, key: &ObjectKey) -> Option<ChildSnapshot<S>> {
-        let KnownChild {
-            uid,
-            version,
-            summary,
-            ..
-        } = self.cache.known(key)?;
-        Some(ChildSnapshot {
-            key: key.clone(),
-            uid,
-            version: version.to_string(),
-            summary,
-        })
+    pub fn child(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
+        self.cache.known(key)
     }
 
     /// Returns the summary of the child of this name, if `owner` owns it.
@@ -147,16 +114,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: K,
         quirks: Quirks<'_, K>,
     ) -> Result<()> {
-        let applied = Applied::new(&cx.owner, self.manager, desired, quirks)?;
+        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
         match self.ensure(cx, &applied).await? {
-            Ensured::Terminating(child) => Err(Error::Terminating(what::<K>(&child.key))),
+            Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
             _ => Ok(()),
         }
-    }
-
-    /// Returns whether the child is known to match the desired state of this digest.
-    pub fn is_up_to_date(&self, key: &ObjectKey, digest: &str) -> bool {
-        self.cache.lookup(key, digest) == ChildLookup::UpToDate
     }
 
     /// Creates the child of the context's object that `desired` describes, or makes an existing one match.
@@ -171,24 +133,24 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: &impl DesiredChild<K, S>,
     ) -> Result<Ensured<S>> {
         self.synced().await;
-        let (owner, key) = (&cx.owner, desired.key());
-        let lookup = self.cache.lookup(&key, desired.digest());
-        let is_settled = match lookup {
-            ChildLookup::UpToDate => true,
-            ChildLookup::Unconfirmed => {
-                self.drift.is_held_back(owner, &key, desired.digest()) || self.waits(owner, &key)
-            }
-            ChildLookup::Unknown | ChildLookup::Terminating => false,
-        };
-        if is_settled && let Some(child) = self.child(&key) {
-            return Ok(Ensured::Kept(child));
-        }
+        let (owner, key, digest) = (&cx.owner, desired.key(), desired.digest());
+        let known = self.cache.known(&key);
         // A deletion that the watch has shown may be complete by now.
-        let may_exist = lookup != ChildLookup::Unknown || !owner.is_fresh();
+        if let Some(known) = known.as_ref().filter(|known| !known.terminating)
+            && (self.cache.is_up_to_date(&key, digest)
+                || self.drift.is_held_back(owner, &key, digest)
+                || self
+                    .unconfirmed
+                    .waits(&key, &basis(owner, known.fingerprint)))
+        {
+            return Ok(Ensured::Kept(known.clone()));
+        }
+        let may_exist = known.is_some() || !owner.is_fresh();
         // The future holds the object several times: too large for the stack of every reconcile.
         Box::pin(self.ensure_unconfirmed(cx, desired, &key, may_exist)).await
     }
 
+    /// Creates the child, or reads it and takes the action that it requires.
     async fn ensure_unconfirmed<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -196,85 +158,126 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         key: &ObjectKey,
         mut may_exist: bool,
     ) -> Result<Ensured<S>> {
-        let owner = &cx.owner;
-        let api = self.api(key);
+        let (owner, digest, api) = (&cx.owner, desired.digest(), self.api(key));
         let _read = self.cache.begin_read(key);
-        let mut cached = self.cached(key, desired);
+        let mut cached = self.cache.trusted(key).and_then(|child| {
+            let ownership = cx.ownership(desired.cached_metadata(&child.summary)?);
+            Some((child, None, ownership))
+        });
         // Values and `managedFields` of a child that has drifted, from before the correction.
         let mut before = None;
         for round in 1..=TRIES {
             let is_last = round == TRIES;
-            let live = match cached.take() {
-                Some(live) => live,
-                None => match self.create_or_read(cx, desired, key, may_exist).await? {
-                    Found::Created(created) => {
+            let mut rejected = None;
+            if !may_exist {
+                let created = apply::create(&api, self.manager, desired.build()).await;
+                match classified::<K, _>(key, created) {
+                    Ok(Some(created)) => {
                         self.record_created(owner, key, &created, desired);
-                        return Ok(Ensured::Created(self.snapshot(&created)));
+                        return Ok(Ensured::Created(self.known(&created)));
                     }
-                    Found::Existing(object) => Live::Read(object),
-                    Found::Missing => {
+                    Ok(None) => {}
+                    // The apiserver rejects a second Service because the node port is allocated: to the existing
+                    // Service itself.
+                    Err(error @ Error::Rejected { .. }) => rejected = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            let (child, object, ownership) = match cached.take() {
+                Some(cached) => cached,
+                None => match self.read(key).await? {
+                    Some(object) => {
+                        let ownership = cx.ownership(object.meta());
+                        (self.known(&object), Some(object), ownership)
+                    }
+                    None => {
+                        self.cache.record_missing(key);
+                        if let Some(rejected) = rejected {
+                            return Err(rejected);
+                        }
+                        // The child may have been deleted with its owner. An owner with a finalizer exists until the
+                        // operator removes the finalizer.
+                        let has_finalizer = |name| finalizer::has(cx.object.as_ref(), name);
+                        if !O::FINALIZER.is_some_and(has_finalizer) {
+                            cx.confirm_owner().await?;
+                        }
                         may_exist = false;
                         continue;
                     }
                 },
             };
             may_exist = true;
-            let child = self.snapshot_of(&live);
-            let ownership = self.claim(cx, live.metadata()).await?;
-            if live.metadata().deletion_timestamp.is_some() {
+            match &ownership {
+                Ownership::Foreign(foreign) => {
+                    let ObjectKey { namespace, name } = key;
+                    let resource = resource::<K>();
+                    let message = owner.conflict_message(foreign, &resource, namespace, name);
+                    return Err(Error::NotOwned(message));
+                }
+                Ownership::Restored => cx.confirm_owner().await?,
+                Ownership::Owned | Ownership::Adoptable => {}
+            }
+            if child.terminating {
                 return Ok(Ensured::Terminating(child));
             }
-            let record = ChildRecord {
-                matched: self.cache.matched(key, &child.uid),
-                has_taken_fields: self.drift.has_taken(key),
-                ownership,
-            };
-            self.resume_contest(owner, key, desired.digest(), &record);
-            let action = match &live {
-                Live::Read(object) => desired.plan(object, &record),
-                Live::Cached(_, summary) => desired.plan_cached(summary, &record),
+            let matched = self.cache.matched(key, &child.uid);
+            let matched = matched.as_ref();
+            if ownership == Ownership::Owned
+                && matched.is_none()
+                && let Some(message) = owner.contest_message()
+            {
+                self.drift
+                    .resume(owner, key, &what::<K>(key), digest, message);
+            }
+            let action = match &object {
+                Some(object) => desired.plan(object, &ownership, matched),
+                None => desired.plan_cached(&child.summary, &ownership),
             };
             if let ChildAction::Keep = action {
-                if let Live::Read(object) = &live {
+                if let Some(object) = &object {
                     self.record_match(key, object, desired);
-                    self.report_correction(owner, desired, before.as_ref(), object);
+                    self.report_correction(owner, key, desired, before.as_ref(), object);
                 }
                 return Ok(Ensured::Kept(child));
             }
-            let drifted = live
-                .object()
-                .filter(|object| desired.has_drifted(object, &record));
-            if let Some(object) = drifted
-                && before.is_none()
-            {
-                before = Some((desired.values(object), managed(object).to_vec()));
+            let object = object.as_ref();
+            let drifted = object.filter(|object| {
+                ownership != Ownership::Adoptable && desired.has_drifted(object, matched)
+            });
+            if before.is_none() {
+                before = drifted.map(|object| (desired.values(object), managed(object).to_vec()));
             }
             let written = match action {
                 ChildAction::Keep => Ok(None),
                 ChildAction::Apply(applied) => {
-                    let Live::Read(object) = &live else {
+                    let Some(live) = object else {
+                        // The next round reads the child.
                         continue;
                     };
                     let has_drifted = drifted.is_some();
-                    if (has_drifted && self.drift.is_held_back(owner, key, desired.digest()))
-                        || self.must_wait(owner, object, &record)
+                    if (has_drifted && self.drift.is_held_back(owner, key, digest))
+                        || (ownership == Ownership::Owned
+                            && matched.is_none()
+                            && owner.is_observed()
+                            && self.must_wait(owner, key, child.fingerprint))
                     {
                         return Ok(Ensured::Kept(child));
                     }
-                    let drift = &self.drift;
-                    let write = applied.write(&api, object, &record, has_drifted, is_last, drift);
-                    write.await
+                    applied
+                        .write(&api, live, &ownership, matched, has_drifted, is_last)
+                        .await
                 }
                 ChildAction::Replace(object) => {
-                    let api = Api::namespaced(self.client.clone(), &key.namespace);
+                    let api = self.unbounded_api(key);
                     let replaced = apply::replace(&api, self.manager, &*object).await;
                     classified::<K, _>(key, replaced.map(Some))
                 }
                 ChildAction::Patch(patch) => {
-                    let patched = apply::metadata(&api, self.manager, live.metadata(), patch).await;
+                    let metadata = child.pinned(key);
+                    let patched = apply::metadata(&api, self.manager, &metadata, patch).await;
                     classified::<K, _>(key, patched.map(Some))
                 }
-                ChildAction::Delete(reason) => match self.delete(&child).await {
+                ChildAction::Delete(reason) => match self.delete(key, &child).await {
                     Ok(()) => return Ok(Ensured::Deleted(child, reason)),
                     Err(error) => Err(error),
                 },
@@ -282,9 +285,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             match written {
                 Ok(Some(written)) => {
                     self.record_match(key, &written, desired);
-                    self.report_correction(owner, desired, before.as_ref(), &written);
-                    let child = self.snapshot(&written);
-                    return Ok(match record.ownership {
+                    self.report_correction(owner, key, desired, before.as_ref(), &written);
+                    let child = self.known(&written);
+                    return Ok(match ownership {
                         Ownership::Owned => Ensured::Updated(child),
                         _ => Ensured::Adopted(child),
                     });
@@ -298,139 +301,38 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Err(Error::Terminating(what::<K>(key)))
     }
 
-    /// Creates the child if it does not exist, as far as is known; reads it otherwise, or if another client has created
-    /// it.
-    async fn create_or_read<O: ReconciledKind>(
-        &self,
-        cx: &Context<O>,
-        desired: &impl DesiredChild<K, S>,
-        key: &ObjectKey,
-        may_exist: bool,
-    ) -> Result<Found<K>> {
-        let mut rejected = None;
-        if !may_exist {
-            let created = apply::create(&self.api(key), self.manager, desired.build()).await;
-            match classified::<K, _>(key, created) {
-                Ok(Some(created)) => return Ok(Found::Created(created)),
-                Ok(None) => {}
-                // The apiserver rejects a second Service because the node port is allocated: to the existing Service
-                // itself.
-                Err(error @ Error::Rejected { .. }) => rejected = Some(error),
-                Err(error) => return Err(error),
-            }
-        }
-        if let Some(live) = self.read(key).await? {
-            return Ok(Found::Existing(live));
-        }
-        self.cache.record_missing(key);
-        if let Some(rejected) = rejected {
-            return Err(rejected);
-        }
-        // The child may have been deleted with its owner. An owner with a finalizer stays until the operator removes it.
-        if !O::FINALIZER.is_some_and(|name| finalizer::has(cx.object.as_ref(), name)) {
-            cx.confirm_owner().await?;
-        }
-        Ok(Found::Missing)
-    }
-
-    /// Returns the ownership of a live child.
-    ///
-    /// # Errors
-    /// [`Error::NotOwned`] if the child is foreign, [`Error::Stale`] if the owner that adopts it no longer exists.
-    async fn claim<O: ReconciledKind>(
-        &self,
-        cx: &Context<O>,
-        live: &ObjectMeta,
-    ) -> Result<Ownership> {
-        let ownership = cx.ownership(live);
-        match &ownership {
-            Ownership::Foreign(foreign) => {
-                let message = cx.owner.conflict_message(
-                    foreign,
-                    &resource::<K>(),
-                    live.namespace.as_deref().unwrap_or_default(),
-                    live.name.as_deref().unwrap_or_default(),
-                );
-                return Err(Error::NotOwned(message));
-            }
-            Ownership::Restored => cx.confirm_owner().await?,
-            Ownership::Owned | Ownership::Adoptable => {}
-        }
-        Ok(ownership)
-    }
-
-    /// Returns the cached child, if `desired` can decide about it without a read.
-    fn cached(&self, key: &ObjectKey, desired: &impl DesiredChild<K, S>) -> Option<Live<K, S>> {
-        let KnownChild {
-            version, summary, ..
-        } = self.cache.trusted(key)?;
-        let metadata = ObjectMeta {
-            resource_version: Some(version.to_string()),
-            ..desired.cached_metadata(&summary)?.clone()
-        };
-        Some(Live::Cached(metadata, summary))
-    }
-
     async fn read(&self, key: &ObjectKey) -> Result<Option<K>> {
-        let read = match self.content {
-            WatchedContent::Whole => {
-                let read = self.api(key).get_opt(&key.name).await;
-                read.map(|live| live.map(|BoundedObject(live)| live))
-            }
-            WatchedContent::Metadata => {
-                let api = Api::namespaced(self.client.clone(), &key.namespace);
-                api.get_opt(&key.name).await
-            }
+        let read = if self.watches_metadata {
+            self.unbounded_api(key).get_opt(&key.name).await
+        } else {
+            let read = self.api(key).get_opt(&key.name).await;
+            read.map(|live| live.map(|BoundedObject(live)| live))
         };
         classified::<K, _>(key, read)
     }
 
-    /// Continues a contest that an earlier process has reported in the owner's status.
-    fn resume_contest(&self, owner: &Owner, key: &ObjectKey, digest: &str, record: &ChildRecord) {
-        if record.ownership == Ownership::Owned
-            && record.matched.is_none()
-            && let Some(message) = owner.contest_message()
-        {
-            let what = what::<K>(key);
-            self.drift.resume(owner, key, &what, digest, message);
-        }
-    }
-
-    /// Returns whether the write of the child waits for the rate limit, as far as the cache knows.
-    fn waits(&self, owner: &Owner, key: &ObjectKey) -> bool {
-        self.cache.known(key).is_some_and(|known| {
-            self.unconfirmed
-                .waits(key, &basis(owner, known.fingerprint))
-        })
-    }
-
     /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
-    fn must_wait(&self, owner: &Owner, live: &K, record: &ChildRecord) -> bool {
-        if record.ownership != Ownership::Owned || record.matched.is_some() || !owner.is_observed()
-        {
-            return false;
-        }
+    fn must_wait(&self, owner: &Owner, key: &ObjectKey, fingerprint: u64) -> bool {
         let (wake, of) = (
             Arc::clone(&self.wake),
             ObjectKey::new(owner.namespace(), owner.name()),
         );
-        let basis = basis(owner, self.fingerprint(live));
         self.unconfirmed
-            .must_wait(&ObjectKey::of(live), basis, move || wake(&of))
+            .must_wait(key, basis(owner, fingerprint), move || wake(&of))
     }
 
     fn report_correction(
         &self,
         owner: &Owner,
+        key: &ObjectKey,
         desired: &impl DesiredChild<K, S>,
         before: Option<&(Projection, Vec<ManagedFieldsEntry>)>,
         after: &K,
     ) {
-        let key = desired.key();
         let TakenFields {
             fields: taken,
             mut managers,
-        } = self.drift.take_taken(&key);
+        } = self.drift.take_taken(key);
         let mut changed = Vec::new();
         if let Some((values, managed)) = before {
             changed = values.differences(&desired.values(after));
@@ -442,9 +344,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
         self.drift.corrected(
             owner,
-            &key,
+            key,
             &Correction {
-                what: &what::<K>(&key),
+                what: &what::<K>(key),
                 fields: &changed,
                 before: before.map_or(&Projection::default(), |(values, _)| values),
                 manager: Some(&*manager).filter(|manager| !manager.is_empty()),
@@ -463,16 +365,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     ///
     /// # Errors
     /// [`Error::Rejected`] or [`Error::Api`] if the deletion failed, such as with 409 when the child has changed since.
-    pub async fn delete(&self, child: &ChildSnapshot<S>) -> Result<()> {
-        let metadata = ObjectMeta {
-            name: Some(child.key.name.to_string()),
-            uid: Some(child.uid.clone()),
-            resource_version: Some(child.version.clone()),
-            ..ObjectMeta::default()
-        };
-        let api = self.api(&child.key);
-        let deleted = self.cache.delete(&api, &child.key, &metadata).await;
-        classified::<K, _>(&child.key, deleted)
+    pub async fn delete(&self, key: &ObjectKey, child: &KnownChild<S>) -> Result<()> {
+        let deleted = self.cache.delete(&self.api(key), key, child).await;
+        classified::<K, _>(key, deleted)
     }
 
     /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
@@ -533,11 +428,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 cx.owner.clear_ownership(live.meta_mut());
                 // The apiserver keeps its own.
                 live.meta_mut().managed_fields = None;
-                let api = Api::namespaced(self.client.clone(), &key.namespace);
+                let api = self.unbounded_api(key);
                 let replaced = apply::replace(&api, self.manager, &live).await;
                 classified::<K, _>(key, replaced.map(drop))
             } else {
-                self.delete(&self.snapshot(&live)).await
+                self.delete(key, &self.known(&live)).await
             };
             match released {
                 Err(error) if error.is_not_found() => return Ok(false),
@@ -548,15 +443,6 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Ok(false)
     }
 
-    /// Returns the names of all children that satisfy the predicate, which gets the owner of each and the owner's UID.
-    pub fn keys_where(
-        &self,
-        is_selected: impl Fn(Option<&ObjectKey>, &str) -> bool,
-    ) -> Vec<ObjectKey> {
-        self.cache
-            .keys_where(|child| is_selected(child.owner.as_ref(), &child.owner_uid))
-    }
-
     /// Forgets a child whose owner was deleted.
     pub fn forget(&self, key: &ObjectKey) {
         self.cache.forget(key);
@@ -565,6 +451,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     }
 
     fn api(&self, key: &ObjectKey) -> Api<BoundedObject<K>> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    fn unbounded_api(&self, key: &ObjectKey) -> Api<K> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
@@ -600,21 +490,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         KnownChild::of(object.meta(), self.names, self.fingerprint(object), summary)
     }
 
-    fn snapshot(&self, object: &K) -> ChildSnapshot<S> {
-        snapshot(object.meta(), (self.summary)(object))
-    }
-
-    fn snapshot_of(&self, live: &Live<K, S>) -> ChildSnapshot<S> {
-        match live {
-            Live::Read(object) => self.snapshot(object),
-            Live::Cached(metadata, summary) => snapshot(metadata, summary.clone()),
-        }
-    }
-
     /// Returns a digest of the content whose change wakes the owner. Annotations and labels that other agents set do
     /// not count.
     fn fingerprint(&self, object: &K) -> u64 {
-        if self.content == WatchedContent::Metadata {
+        if self.watches_metadata {
             return version(object.meta().resource_version.as_deref());
         }
         let mut content = content(object);
@@ -640,32 +519,6 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         if let Some(owner) = owner {
             (self.wake)(&owner);
         }
-    }
-}
-
-impl<K: Resource, S> Live<K, S> {
-    fn metadata(&self) -> &ObjectMeta {
-        match self {
-            Self::Read(object) => object.meta(),
-            Self::Cached(metadata, _) => metadata,
-        }
-    }
-
-    fn object(&self) -> Option<&K> {
-        match self {
-            Self::Read(object) => Some(object),
-            Self::Cached(..) => None,
-        }
-    }
-}
-
-fn snapshot<S>(metadata: &ObjectMeta, summary: S) -> ChildSnapshot<S> {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    ChildSnapshot {
-        key: ObjectKey::new(&text(&metadata.namespace), &text(&metadata.name)),
-        uid: text(&metadata.uid),
-        version: text(&metadata.resource_version),
-        summary,
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::SetOnce;
 use super::ObjectKey;
 use super::cache::CacheChange;
 use super::child_cache::ChildCache;
-use super::children::{ChildKind, ChildSummary, Children, Pacer, WatchedContent};
+use super::children::{ChildKind, ChildSummary, Children, Pacer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::{Advice, Drift};
 use super::events::Events;
@@ -51,7 +51,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let config = config.labels(K::NAMES.owner_uid);
         let drift = self.drift(advice);
         let cache = self.child_cache();
-        let children = Arc::new(self.children_of(cache, summary, WatchedContent::Whole, drift));
+        let children = Arc::new(self.children_of(cache, summary, false, drift));
         let into = |BoundedObject(child)| child;
         self.manager
             .watch_resource(places, &config, &self.needs_watch, &children, into);
@@ -66,7 +66,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         advice: Advice,
     ) -> Children<T, ()> {
         let drift = self.drift(advice).without_backoff();
-        self.children_of(cache, |_| (), WatchedContent::Metadata, drift)
+        self.children_of(cache, |_| (), true, drift)
     }
 
     /// Returns an empty cache of children in the operator's scope.
@@ -89,7 +89,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         &self,
         cache: Arc<ChildCache<S>>,
         summary: fn(&T) -> S,
-        content: WatchedContent,
+        watches_metadata: bool,
         drift: Drift,
     ) -> Children<T, S> {
         let trigger = self.trigger.clone();
@@ -99,7 +99,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
             manager: self.field_manager,
             cache,
             summary,
-            content,
+            watches_metadata,
             wake: Arc::new(move |owner| trigger.wake(owner)),
             needs_watch: Arc::clone(&self.needs_watch),
             drift,

@@ -71,7 +71,7 @@ pub(super) fn copy(
             // Adoption adds the ownership labels in any case.
             let mut adopted = live.clone();
             owner.set_ownership(&mut adopted.metadata);
-            match copy.plan(&adopted, &Ownership::Owned.into()) {
+            match copy.plan(&adopted, &Ownership::Owned, None) {
                 ChildAction::Keep => Adoptability::Adoptable("same as its source".into()),
                 ChildAction::Delete(_) => Adoptability::WouldReplace(
                     "differs from its source and is immutable: the operator deletes and recreates it"
@@ -106,7 +106,7 @@ pub(super) fn pod(
         )),
         Ok(desired) => {
             let plan = PodPlan { owner, desired };
-            match plan.plan_cached(&pod, &Ownership::Adoptable.into()) {
+            match plan.plan_cached(&pod, &Ownership::Adoptable) {
                 ChildAction::Delete(why) => replaced(&why),
                 _ if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
                 _ => Adoptability::Adoptable("keeps running as it is".into()),

@@ -7,9 +7,10 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
-use qm_runtime::children::{ChildAction, ChildRecord, DesiredChild};
+use qm_runtime::child_cache::Match;
+use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::fields::{self, Projection};
-use qm_runtime::ownership::Owner;
+use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, short_digest};
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
@@ -46,7 +47,12 @@ impl DesiredChild<ConfigMap, ()> for Copy<'_> {
         })
     }
 
-    fn plan(&self, live: &ConfigMap, _: &ChildRecord) -> ChildAction<'_, ConfigMap> {
+    fn plan(
+        &self,
+        live: &ConfigMap,
+        _: &Ownership,
+        _: Option<&Match>,
+    ) -> ChildAction<'_, ConfigMap> {
         let mut desired = self.desired(live.metadata.clone());
         let same_content = content(&desired) == content(live);
         if same_content && desired.metadata == live.metadata {
@@ -152,7 +158,6 @@ mod tests {
 
     use kube::Resource;
     use qm_api::ConfigMapSync;
-    use qm_runtime::ownership::Ownership;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -206,8 +211,7 @@ mod tests {
         more: bool,
         live: &ConfigMap,
     ) -> (&'static str, Option<ConfigMap>) {
-        let record = Ownership::Owned.into();
-        match copy(source, &spec(more), &owner()).plan(live, &record) {
+        match copy(source, &spec(more), &owner()).plan(live, &Ownership::Owned, None) {
             ChildAction::Keep => ("keep", None),
             ChildAction::Replace(written) => ("replace", Some(*written)),
             ChildAction::Delete(_) => ("delete", None),

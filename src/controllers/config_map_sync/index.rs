@@ -24,7 +24,7 @@ use super::plan::{Destinations, Plan};
 /// Index of copies, syncs and namespaces.
 pub struct Index {
     /// Copies: all `ConfigMap`s with an ownership mark.
-    copies: Arc<ChildCache<()>>,
+    pub copies: Arc<ChildCache<()>>,
     state: Mutex<IndexState>,
     namespaces: watch::Sender<NamespaceListing>,
     wake: Trigger<ConfigMapSync>,

@@ -291,8 +291,9 @@ impl ConfigMapSyncs {
 
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
     fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
-        self.copies.keys_where(|owner, uid| {
-            uid == cx.owner.uid() || (owner == Some(&cx.key) && !cx.owners().exists(uid))
+        self.index.copies.keys_where(|copy| {
+            copy.owner_uid == cx.owner.uid()
+                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
         })
     }
 
@@ -352,7 +353,7 @@ impl ConfigMapSyncs {
     }
 
     async fn write(&self, cx: &Context<ConfigMapSync>, copy: &Copy<'_>) -> Result<bool> {
-        if self.copies.is_up_to_date(&copy.key, copy.digest) {
+        if self.index.copies.is_up_to_date(&copy.key, copy.digest) {
             return Ok(false);
         }
         // The semaphore is never closed.

@@ -14,7 +14,8 @@ use qm_api::my_app::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, HasReadyCondition as _, KindInfo, Permission};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{BackoffPolicy, Backoffs};
-use qm_runtime::children::{ChildSnapshot, Children, Ensured};
+use qm_runtime::child_cache::KnownChild;
+use qm_runtime::children::{Children, Ensured};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
@@ -80,7 +81,7 @@ struct PodTracking {
 }
 
 /// UID and resourceVersion.
-type PodVersion = (String, String);
+type PodVersion = (String, u64);
 
 /// State of the node of a Pod.
 enum NodeState {
@@ -113,8 +114,8 @@ fn pod_of(app: &ObjectKey) -> ObjectKey {
     build::pod_key(&app.namespace, &app.name)
 }
 
-fn version(child: &ChildSnapshot<PodState>) -> PodVersion {
-    (child.uid.clone(), child.version.clone())
+fn version(child: &KnownChild<PodState>) -> PodVersion {
+    (child.uid.clone(), child.version)
 }
 
 impl Controller for MyApps {
@@ -139,7 +140,7 @@ impl Controller for MyApps {
                 let is_replaced = self.track(&cx.key, |pod| std::mem::take(&mut pod.is_replaced));
                 let status = cx.object.status.as_ref();
                 if !is_replaced && status.is_some_and(|status| status.pod_name.is_some()) {
-                    let note = format!("{} was deleted and is recreated", child.key.name);
+                    let note = format!("{} was deleted and is recreated", child.summary.name());
                     cx.event("Create", RECREATED, note);
                 }
                 Ok(outcome_of(&child.summary))
@@ -147,12 +148,12 @@ impl Controller for MyApps {
             Ensured::Terminating(child) => Ok(self.wait(cx, &child).await),
             Ensured::Deleted(child, difference) => {
                 self.track(&cx.key, |pod| pod.is_replaced = true);
-                let note = format!("{} is replaced: {difference}", child.key.name);
+                let note = format!("{} is replaced: {difference}", child.summary.name());
                 cx.event("Delete", "Replaced", note);
                 Ok(step::terminating(&child.summary))
             }
             Ensured::Adopted(child) => {
-                let note = format!("{} is adopted as it is", child.key.name);
+                let note = format!("{} is adopted as it is", child.summary.name());
                 cx.event("Adopt", "Adopted", note);
                 self.keep(cx, &child).await
             }
@@ -183,7 +184,7 @@ impl MyApps {
     }
 
     /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+    async fn keep(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
         let pod = &child.summary;
         match pod.lifecycle {
             PodLifecycle::Ready => {
@@ -209,7 +210,7 @@ impl MyApps {
 
     /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Outcome {
+    async fn wait(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);
@@ -222,7 +223,7 @@ impl MyApps {
     }
 
     /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
-    async fn recreate(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+    async fn recreate(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<Outcome> {
         let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
@@ -246,8 +247,8 @@ impl MyApps {
         Ok(outcome_of(&child.summary).requeue(Requeue::Poll))
     }
 
-    async fn delete(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<()> {
-        self.pods.delete(child).await?;
+    async fn delete(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<()> {
+        self.pods.delete(&pod_of(key), child).await?;
         self.track(key, |pod| pod.is_replaced = true);
         Ok(())
     }
@@ -257,7 +258,7 @@ impl MyApps {
     async fn node_state(
         &self,
         cx: &Context<MyApp>,
-        child: &ChildSnapshot<PodState>,
+        child: &KnownChild<PodState>,
         node: &str,
     ) -> NodeState {
         let now = Some(version(child));

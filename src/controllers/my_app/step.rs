@@ -6,13 +6,13 @@ use kube::core::ObjectMeta;
 use qm_core::conditions::READY;
 use qm_runtime::ObjectKey;
 use qm_runtime::child_cache::Match;
-use qm_runtime::children::{ChildAction, ChildRecord, DesiredChild};
+use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
     WRITE_REJECTED,
 };
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
-use qm_runtime::ownership::Owner;
+use qm_runtime::ownership::{Owner, Ownership};
 
 use super::build::{self, APP, DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};
@@ -64,15 +64,15 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod(self.owner, &self.desired)
     }
 
-    fn plan(&self, live: &Pod, record: &ChildRecord) -> ChildAction<'_, Pod> {
-        self.plan_cached(&PodState::of(live), record)
+    fn plan(&self, live: &Pod, ownership: &Ownership, _: Option<&Match>) -> ChildAction<'_, Pod> {
+        self.plan_cached(&PodState::of(live), ownership)
     }
 
     fn cached_metadata<'s>(&self, pod: &'s PodState) -> Option<&'s ObjectMeta> {
         Some(&pod.metadata)
     }
 
-    fn plan_cached(&self, pod: &PodState, _: &ChildRecord) -> ChildAction<'_, Pod> {
+    fn plan_cached(&self, pod: &PodState, _: &Ownership) -> ChildAction<'_, Pod> {
         if let Some(difference) = pod.difference(&self.desired) {
             return ChildAction::Delete(difference);
         }
@@ -162,7 +162,6 @@ mod tests {
 
     use qm_api::MyApp;
     use qm_runtime::outcome::Progress;
-    use qm_runtime::ownership::Ownership;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -188,7 +187,7 @@ mod tests {
             desired,
         };
         let pod = serde_json::from_value(pod).unwrap();
-        match plan.plan(&pod, &Ownership::Owned.into()) {
+        match plan.plan(&pod, &Ownership::Owned, None) {
             ChildAction::Keep => json!("keep"),
             ChildAction::Patch(patch) => {
                 assert_eq!(patch["ownerReferences"][0]["uid"], "ours");

@@ -4,7 +4,6 @@ use http::{Method, Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use kube::client::Body;
-use kube::core::ObjectMeta;
 use rstest::rstest;
 use serde_json::json;
 
@@ -18,6 +17,24 @@ fn key(name: &str) -> ObjectKey {
 
 fn summary(cache: &ChildCache<u8>, key: &ObjectKey) -> Option<u8> {
     cache.known(key).map(|known| known.summary)
+}
+
+/// Knowledge of the cache about a child.
+#[derive(Debug, PartialEq)]
+enum Lookup {
+    Unknown,
+    Terminating,
+    UpToDate,
+    Unconfirmed,
+}
+
+fn lookup(cache: &ChildCache<u8>, key: &ObjectKey, digest: &str) -> Lookup {
+    match cache.known(key) {
+        None => Lookup::Unknown,
+        Some(_) if cache.is_up_to_date(key, digest) => Lookup::UpToDate,
+        Some(known) if known.terminating => Lookup::Terminating,
+        Some(_) => Lookup::Unconfirmed,
+    }
 }
 
 fn child(version: u64, fingerprint: u64, summary: u8) -> KnownChild<u8> {
@@ -49,24 +66,24 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
         assert_eq!(cache.on_applied(web.clone(), child(version, 0, 1)), None);
     }
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(1))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(1))
     );
-    assert_eq!(cache.lookup(&web, "other"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "other"), Lookup::Unconfirmed);
     assert_eq!(
         cache.on_applied(web.clone(), child(7, 0, 2)),
         Some(key("owner")),
         "the summary has changed"
     );
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(2))
     );
     assert_eq!(
         cache.on_applied(web.clone(), child(8, 1, 2)),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
     assert_eq!(
         cache.matched(&web, "1"),
         Some(matched("d")),
@@ -78,8 +95,8 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
         Some(key("owner"))
     );
     assert_eq!(
-        cache.lookup(&web, "d"),
-        ChildLookup::UpToDate,
+        lookup(&cache, &web, "d"),
+        Lookup::UpToDate,
         "the confirmed state is back"
     );
     assert_eq!(
@@ -88,7 +105,7 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
         "another child of the name"
     );
     assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unknown);
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,11 +114,14 @@ async fn match_expires_after_the_trust_period() {
     cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     tokio::time::advance(TRUST / 2).await;
     assert_eq!(
-        (cache.lookup(&key("web"), "d"), summary(&cache, &key("web"))),
-        (ChildLookup::UpToDate, Some(1))
+        (
+            lookup(&cache, &key("web"), "d"),
+            summary(&cache, &key("web"))
+        ),
+        (Lookup::UpToDate, Some(1))
     );
     tokio::time::advance(TRUST).await;
-    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &key("web"), "d"), Lookup::Unconfirmed);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,7 +138,7 @@ async fn cached_state_counts_until_a_read_is_due() {
     assert!(!is_trusted());
     cache.record(&web, child(5, 0, 1), None);
     assert!(is_trusted(), "a read has shown the same state");
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
     tokio::time::advance(TRUST).await;
     assert!(!is_trusted());
     cache.on_applied(web.clone(), child(6, 0, 1));
@@ -151,7 +171,7 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
             !cache.record(&web, child(6, 0, 1), Some(matched("d"))),
             "the owner must check again"
         );
-        assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+        assert_eq!(lookup(&cache, &web, "d"), Lookup::Unknown);
         cache.record(
             &web,
             KnownChild {
@@ -161,8 +181,8 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
             Some(matched("d")),
         );
         assert_eq!(
-            (cache.lookup(&web, "d"), summary(&cache, &web)),
-            (ChildLookup::UpToDate, Some(1)),
+            (lookup(&cache, &web, "d"), summary(&cache, &web)),
+            (Lookup::UpToDate, Some(1)),
             "another child of the name"
         );
     }
@@ -198,8 +218,8 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     cache.on_applied(web.clone(), child(6, 3, 2));
     assert!(cache.record(&web, child(5, 3, 1), Some(matched("d"))));
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(2))
     );
     cache.on_applied(web.clone(), child(8, 4, 2));
     assert!(
@@ -207,8 +227,8 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
         "the owner must check again"
     );
     assert_eq!(
-        cache.lookup(&web, "d"),
-        ChildLookup::Unconfirmed,
+        lookup(&cache, &web, "d"),
+        Lookup::Unconfirmed,
         "the child has changed since"
     );
 }
@@ -227,14 +247,14 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
         cache.record_absent(&web);
     }
     assert_eq!(
-        (cache.is_absent(&web), cache.lookup(&web, "d")),
-        (false, ChildLookup::Unconfirmed)
+        (cache.is_absent(&web), lookup(&cache, &web, "d")),
+        (false, Lookup::Unconfirmed)
     );
     let _read = cache.begin_read(&web);
     cache.record_absent(&web);
     assert_eq!(
-        (cache.is_absent(&web), cache.lookup(&web, "d")),
-        (true, ChildLookup::Unknown),
+        (cache.is_absent(&web), lookup(&cache, &web, "d")),
+        (true, Lookup::Unknown),
         "the watch showed it before the read"
     );
 }
@@ -262,8 +282,8 @@ fn response_about_a_replaced_child_keeps_its_replacement() {
         "the list woke the owner"
     );
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::Unconfirmed, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::Unconfirmed, Some(2))
     );
 }
 
@@ -291,8 +311,8 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
     );
     assert_eq!(cache.on_deleted(&web, "1"), None);
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(1))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(1))
     );
 }
 
@@ -311,7 +331,7 @@ fn recreated_or_terminating_child_wakes_its_owner() {
         ),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Terminating);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Terminating);
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -322,7 +342,7 @@ fn recreated_or_terminating_child_wakes_its_owner() {
         ),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
 }
 
 #[test]
@@ -358,8 +378,8 @@ async fn child_is_unknown_when_a_list_lacks_it() {
     cache.on_list_started(Some("shop"));
     cache.on_applied(key("db"), child(5, 0, 1));
     assert_eq!(cache.on_list_done(Some("shop")), [key("owner")]);
-    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unknown);
-    assert_eq!(cache.lookup(&key("db"), "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &key("web"), "d"), Lookup::Unknown);
+    assert_eq!(lookup(&cache, &key("db"), "d"), Lookup::Unconfirmed);
 }
 
 #[test]
@@ -392,11 +412,6 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
 async fn delete(cache: &ChildCache<u8>, code: u16) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "shop"), "shop");
-    let metadata = ObjectMeta {
-        name: Some("web".into()),
-        uid: Some("1".into()),
-        ..ObjectMeta::default()
-    };
     let status = if code == 200 { "Success" } else { "Failure" };
     let status_body = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
     let answers = async {
@@ -410,8 +425,8 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
                 .unwrap(),
         );
     };
-    let web = key("web");
-    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &metadata), answers);
+    let (web, known) = (key("web"), child(5, 0, 1));
+    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &known), answers);
     assert_eq!(deleted.is_ok(), code == 200, "{deleted:?}");
 }
 

@@ -4,7 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::child::{ChildKind, ChildRecord, classified, content, managed, what};
+use super::child::{ChildKind, classified, content, managed, what};
+use crate::child_cache::Match;
 use crate::drift::Drift;
 use crate::error::{Error, QUOTA_EXCEEDED, Result};
 use crate::fields::{self, Projection};
@@ -38,7 +39,9 @@ impl<K> Default for Quirks<'_, K> {
 pub struct Applied<'a, K> {
     owner: &'a Owner,
     manager: &'static str,
+    drift: &'a Drift,
     quirks: Quirks<'a, K>,
+    pub(super) key: ObjectKey,
     pub(super) object: K,
     /// The object as sent.
     sent: Value,
@@ -53,14 +56,16 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     pub(super) fn new(
         owner: &'a Owner,
         manager: &'static str,
+        drift: &'a Drift,
         mut object: K,
         quirks: Quirks<'a, K>,
     ) -> Result<Self> {
+        let key = ObjectKey::of(&object);
         owner.set_ownership(object.meta_mut());
         let value = |object: &K| -> Result<Value> {
             let mut value = serde_json::to_value(object)
                 .map_err(kube::Error::SerdeError)
-                .map_err(Error::api(what::<K>(&ObjectKey::of(object))))?;
+                .map_err(Error::api(what::<K>(&key)))?;
             value["apiVersion"] = K::api_version(&()).into();
             Ok(value)
         };
@@ -72,8 +77,10 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         Ok(Self {
             owner,
             manager,
+            drift,
             quirks,
             object,
+            key,
             content: fields::content(&sent),
             sent,
             digest,
@@ -86,31 +93,30 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Returns whether the live child needs no write.
-    pub(super) fn is_current(&self, live: &K, record: &ChildRecord) -> bool {
-        record.ownership == Ownership::Owned
-            && self.matches(live, record)
+    pub(super) fn is_current(
+        &self,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&Match>,
+    ) -> bool {
+        *ownership == Ownership::Owned
+            && self.matches(live, matched)
             && !(self.quirks.lost)(&self.object, live)
-            && !record.has_taken_fields
+            // The apply that follows removes these fields.
+            && !self.drift.has_taken(&self.key)
     }
 
     /// Returns whether another client has changed a child that was written or confirmed in the desired form.
-    pub(super) fn has_drifted(&self, live: &K, record: &ChildRecord) -> bool {
-        let was_confirmed = record
-            .matched
-            .as_ref()
-            .is_some_and(|matched| matched.desired == self.digest);
+    pub(super) fn has_drifted(&self, live: &K, matched: Option<&Match>) -> bool {
+        let was_confirmed = matched.is_some_and(|matched| matched.desired == self.digest);
         let applied_digest = live.annotations().get(self.owner.names().applied_digest);
-        record.ownership == Ownership::Owned
-            && !self.matches(live, record)
-            && (was_confirmed || applied_digest == Some(&self.digest))
+        !self.matches(live, matched) && (was_confirmed || applied_digest == Some(&self.digest))
     }
 
-    fn matches(&self, live: &K, record: &ChildRecord) -> bool {
-        match &record.matched {
-            Some(matched) if matched.desired == self.digest => {
-                matched.values == self.values(live).digest()
-            }
-            _ => fields::matches(&content(live), &self.content, managed(live), self.manager),
+    fn matches(&self, live: &K, matched: Option<&Match>) -> bool {
+        match matched.filter(|matched| matched.desired == self.digest) {
+            Some(matched) => matched.values == self.values(live).digest(),
+            None => fields::matches(&content(live), &self.content, managed(live), self.manager),
         }
     }
 
@@ -120,38 +126,39 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         &self,
         api: &Api<BoundedObject<K>>,
         live: &K,
-        record: &ChildRecord,
+        ownership: &Ownership,
+        matched: Option<&Match>,
         has_drifted: bool,
         is_last: bool,
-        drift: &Drift,
     ) -> Result<Option<K>> {
-        let key = ObjectKey::of(live);
         let mut object = self.object.clone();
         object.meta_mut().uid = live.uid();
         // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
-        if record.ownership == Ownership::Adoptable
+        if *ownership == Ownership::Adoptable
             && let Err(kube::Error::Api(status)) =
                 apply::try_apply(api, self.manager, &object).await
             && apply::is_immutable(&status)
         {
-            let what = what::<K>(&key);
+            let what = what::<K>(&self.key);
             return Err(Error::Rejected { what, status });
         }
-        let owned = self.take_ownership(api, live, record, has_drifted).await?;
+        let owned = self
+            .take_ownership(api, live, ownership, matched, has_drifted)
+            .await?;
         let owned = owned.as_ref().unwrap_or(live);
         let applied = apply::apply(api, self.manager, &object).await;
-        match classified::<K, _>(&key, applied) {
+        match classified::<K, _>(&self.key, applied) {
             Ok(applied) if !is_last && (self.quirks.lost)(&self.object, &applied) => Ok(None),
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {
-                    if error.fields().is_some() && has_changed(api, &key, owned).await? {
+                    if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
                         return Ok(None);
                     }
                     return Err(error);
                 };
                 self.write_managed_fields(api, owned, json!({}), &transfer.entries)
                     .await?;
-                drift.took(&key, transfer.taken);
+                self.drift.took(&self.key, transfer.taken);
                 Ok(None)
             }
             answer => answer.map(Some),
@@ -163,11 +170,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         &self,
         api: &Api<BoundedObject<K>>,
         live: &K,
-        record: &ChildRecord,
+        ownership: &Ownership,
+        matched: Option<&Match>,
         has_drifted: bool,
     ) -> Result<Option<K>> {
         let (manager, released) = (self.manager, self.quirks.released);
-        let is_owned = record.ownership == Ownership::Owned;
+        let is_owned = *ownership == Ownership::Owned;
         let mut entries = None;
         let mut patch = json!({});
         if !is_owned {
@@ -181,7 +189,6 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
         if has_drifted {
             let now = entries.as_deref().unwrap_or_else(|| managed(live));
-            let matched = record.matched.as_ref();
             let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
             let renumbered =
                 managed_fields::renumbered(now, manager, &content(live), &self.sent, is_alone);
@@ -208,7 +215,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     ) -> Result<K> {
         patch["managedFields"] = json!(entries);
         let written = apply::metadata(api, self.manager, live.meta(), patch).await;
-        classified::<K, _>(&ObjectKey::of(live), written)
+        classified::<K, _>(&self.key, written)
     }
 
     /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
@@ -233,7 +240,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let mut alone = self.object.clone();
         (self.quirks.release)(&mut alone, live);
         let tried = apply::try_create(api, self.manager, alone).await;
-        match classified::<K, _>(&ObjectKey::of(live), tried) {
+        match classified::<K, _>(&self.key, tried) {
             Ok(()) => Ok(Some(taken)),
             // Quota is checked after validation, so the object alone is valid.
             Err(error) if error.classify().1 == QUOTA_EXCEEDED => Ok(Some(taken)),

@@ -1,4 +1,4 @@
-//! A child, and what the operator knows about it.
+//! Kinds of children, and what all code about a child needs.
 
 use std::fmt::Debug;
 
@@ -9,9 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::child_cache::Match;
 use crate::error::{Error, Result};
-use crate::ownership::Ownership;
 use crate::{ObjectKey, fields};
 
 /// A kind of children.
@@ -45,41 +43,6 @@ impl<K> ChildKind for K where
 pub trait ChildSummary: Clone + PartialEq + Send + Sync + 'static {}
 
 impl<S: Clone + PartialEq + Send + Sync + 'static> ChildSummary for S {}
-
-/// A child at one resourceVersion.
-#[derive(Clone, Debug)]
-pub struct ChildSnapshot<S> {
-    /// Namespace and name of the child.
-    pub key: ObjectKey,
-    /// UID of the child.
-    pub uid: String,
-    /// resourceVersion of the child.
-    pub version: String,
-    /// Summary for the owner's status.
-    pub summary: S,
-}
-
-/// What the operator knows about a live child beside the object itself.
-#[derive(Clone, Debug)]
-pub struct ChildRecord {
-    /// Relation of the child to its owner, which owns it or may adopt it.
-    pub ownership: Ownership,
-    /// The last confirmed match of this child, even if the child has changed since.
-    pub matched: Option<Match>,
-    /// True if fields that were taken from other managers are still to be removed from the child.
-    pub has_taken_fields: bool,
-}
-
-impl From<Ownership> for ChildRecord {
-    /// Returns the record of a child of which nothing else is known.
-    fn from(ownership: Ownership) -> Self {
-        Self {
-            ownership,
-            matched: None,
-            has_taken_fields: false,
-        }
-    }
-}
 
 /// Returns kind and name, such as `Deployment shop/web`.
 pub(crate) fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {

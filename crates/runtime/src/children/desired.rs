@@ -4,10 +4,11 @@ use kube::core::ObjectMeta;
 use serde_json::Value;
 
 use super::applied::Applied;
-use super::child::{ChildKind, ChildRecord};
+use super::child::ChildKind;
 use crate::ObjectKey;
 use crate::child_cache::Match;
 use crate::fields::Projection;
+use crate::ownership::Ownership;
 
 /// Desired state of one child. `S` is the summary that the cache has of a live child.
 pub trait DesiredChild<K, S>: Send + Sync {
@@ -21,8 +22,9 @@ pub trait DesiredChild<K, S>: Send + Sync {
     /// Builds the child, with its ownership set.
     fn build(&self) -> K;
 
-    /// Returns the next action for a live child, which its owner owns or may adopt.
-    fn plan(&self, live: &K, record: &ChildRecord) -> ChildAction<'_, K>;
+    /// Returns the next action for a live child, which its owner owns or may adopt. `matched` is the last confirmed
+    /// match of this child, even if the child has changed since.
+    fn plan(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> ChildAction<'_, K>;
 
     /// Returns the metadata, with the ownership marks, of a cached child if [`DesiredChild::plan_cached`] can decide
     /// without a read.
@@ -31,7 +33,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
     }
 
     /// Returns the next action for a cached child.
-    fn plan_cached(&self, _summary: &S, _record: &ChildRecord) -> ChildAction<'_, K> {
+    fn plan_cached(&self, _summary: &S, _ownership: &Ownership) -> ChildAction<'_, K> {
         ChildAction::Keep
     }
 
@@ -45,8 +47,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
     }
 
     /// Returns whether another client has changed a child that matched this desired state. The child needs a write.
-    fn has_drifted(&self, _live: &K, record: &ChildRecord) -> bool {
-        let matched = record.matched.as_ref();
+    fn has_drifted(&self, _live: &K, matched: Option<&Match>) -> bool {
         matched.is_some_and(|matched| matched.desired == self.digest())
     }
 
@@ -77,7 +78,7 @@ pub enum ChildAction<'a, K> {
 
 impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     fn key(&self) -> ObjectKey {
-        ObjectKey::of(&self.object)
+        self.key.clone()
     }
 
     fn digest(&self) -> &str {
@@ -88,8 +89,8 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
         self.object.clone()
     }
 
-    fn plan(&self, live: &K, record: &ChildRecord) -> ChildAction<'_, K> {
-        if self.is_current(live, record) {
+    fn plan(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> ChildAction<'_, K> {
+        if self.is_current(live, ownership, matched) {
             ChildAction::Keep
         } else {
             ChildAction::Apply(self)
@@ -105,8 +106,8 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
         })
     }
 
-    fn has_drifted(&self, live: &K, record: &ChildRecord) -> bool {
-        self.has_drifted(live, record)
+    fn has_drifted(&self, live: &K, matched: Option<&Match>) -> bool {
+        self.has_drifted(live, matched)
     }
 
     fn values(&self, live: &K) -> Projection {

@@ -7,6 +7,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
+use kube::core::ObjectMeta;
 use prometheus_client::metrics::counter::Counter;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ fn children<S: ChildSummary>(
         names: &NAMES,
         manager: "example/test",
         summary,
-        content: WatchedContent::Whole,
+        watches_metadata: false,
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
         cache: Arc::new(ChildCache::new([None].into(), Duration::from_mins(30))),
@@ -276,8 +277,13 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
         serde_json::from_value(live("new", &json!({}))).unwrap()
     }
 
-    fn plan(&self, live: &ConfigMap, record: &ChildRecord) -> ChildAction<'_, ConfigMap> {
-        self.plan_cached(&state(live), record)
+    fn plan(
+        &self,
+        live: &ConfigMap,
+        ownership: &Ownership,
+        _: Option<&Match>,
+    ) -> ChildAction<'_, ConfigMap> {
+        self.plan_cached(&state(live), ownership)
     }
 
     fn cached_metadata<'s>(&self, state: &'s (ObjectMeta, String)) -> Option<&'s ObjectMeta> {
@@ -287,7 +293,7 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
     fn plan_cached(
         &self,
         (_, data): &(ObjectMeta, String),
-        _: &ChildRecord,
+        _: &Ownership,
     ) -> ChildAction<'_, ConfigMap> {
         match data.as_str() {
             "new" => ChildAction::Keep,
