@@ -183,28 +183,25 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     Err(error) => return Err(error),
                 }
             }
-            let (child, object, ownership) = match cached.take() {
-                Some(cached) => cached,
-                None => match self.read(key).await? {
-                    Some(object) => {
-                        let ownership = cx.ownership(object.meta());
-                        (self.known(&object), Some(object), ownership)
+            let (child, object, ownership) = if let Some(cached) = cached.take() {
+                cached
+            } else {
+                let Some(object) = self.read(key).await? else {
+                    self.cache.record_missing(key);
+                    if let Some(rejected) = rejected {
+                        return Err(rejected);
                     }
-                    None => {
-                        self.cache.record_missing(key);
-                        if let Some(rejected) = rejected {
-                            return Err(rejected);
-                        }
-                        // The child may have been deleted with its owner. An owner with a finalizer exists until the
-                        // operator removes the finalizer.
-                        let has_finalizer = |name| finalizer::has(cx.object.as_ref(), name);
-                        if !O::FINALIZER.is_some_and(has_finalizer) {
-                            cx.confirm_owner().await?;
-                        }
-                        may_exist = false;
-                        continue;
+                    // The child may have been deleted with its owner. An owner with a finalizer exists until the
+                    // operator removes the finalizer.
+                    let has_finalizer = |name| finalizer::has(cx.object.as_ref(), name);
+                    if !O::FINALIZER.is_some_and(has_finalizer) {
+                        cx.confirm_owner().await?;
                     }
-                },
+                    may_exist = false;
+                    continue;
+                };
+                let ownership = cx.ownership(object.meta());
+                (self.known(&object), Some(object), ownership)
             };
             may_exist = true;
             match &ownership {
@@ -233,14 +230,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 Some(object) => desired.plan(object, &ownership, matched),
                 None => desired.plan_cached(&child.summary, &ownership),
             };
-            if let ChildAction::Keep = action {
-                if let Some(object) = &object {
+            let object = object.as_ref();
+            let Some(action) = action else {
+                if let Some(object) = object {
                     self.record_match(key, object, desired);
                     self.report_correction(owner, key, desired, before.as_ref(), object);
                 }
                 return Ok(Ensured::Kept(child));
-            }
-            let object = object.as_ref();
+            };
             let drifted = object.filter(|object| {
                 ownership != Ownership::Adoptable && desired.has_drifted(object, matched)
             });
@@ -248,7 +245,6 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 before = drifted.map(|object| (desired.values(object), managed(object).to_vec()));
             }
             let written = match action {
-                ChildAction::Keep => Ok(None),
                 ChildAction::Apply(applied) => {
                     let Some(live) = object else {
                         // The next round reads the child.

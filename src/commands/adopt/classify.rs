@@ -72,12 +72,12 @@ pub(super) fn copy(
             let mut adopted = live.clone();
             owner.set_ownership(&mut adopted.metadata);
             match copy.plan(&adopted, &Ownership::Owned, None) {
-                ChildAction::Keep => Adoptability::Adoptable("same as its source".into()),
-                ChildAction::Delete(_) => Adoptability::WouldReplace(
+                None => Adoptability::Adoptable("same as its source".into()),
+                Some(ChildAction::Delete(_)) => Adoptability::WouldReplace(
                     "differs from its source and is immutable: the operator deletes and recreates it"
                         .into(),
                 ),
-                _ => Adoptability::WouldReplace(
+                Some(_) => Adoptability::WouldReplace(
                     "differs from its source, whose content replaces its own".into(),
                 ),
             }
@@ -107,7 +107,7 @@ pub(super) fn pod(
         Ok(desired) => {
             let plan = PodPlan { owner, desired };
             match plan.plan_cached(&pod, &Ownership::Adoptable) {
-                ChildAction::Delete(why) => replaced(&why),
+                Some(ChildAction::Delete(why)) => replaced(&why),
                 _ if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
                 _ => Adoptability::Adoptable("keeps running as it is".into()),
             }

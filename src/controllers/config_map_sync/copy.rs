@@ -52,18 +52,18 @@ impl DesiredChild<ConfigMap, ()> for Copy<'_> {
         live: &ConfigMap,
         _: &Ownership,
         _: Option<&Match>,
-    ) -> ChildAction<'_, ConfigMap> {
+    ) -> Option<ChildAction<'_, ConfigMap>> {
         let mut desired = self.desired(live.metadata.clone());
         let same_content = content(&desired) == content(live);
         if same_content && desired.metadata == live.metadata {
-            ChildAction::Keep
-        } else if live.immutable == Some(true) && !same_content {
-            ChildAction::Delete("the copy is immutable".into())
-        } else {
-            // The apiserver keeps its own.
-            desired.metadata.managed_fields = None;
-            ChildAction::Replace(Box::new(desired))
+            return None;
         }
+        if live.immutable == Some(true) && !same_content {
+            return Some(ChildAction::Delete("the copy is immutable".into()));
+        }
+        // The apiserver keeps its own.
+        desired.metadata.managed_fields = None;
+        Some(ChildAction::Replace(Box::new(desired)))
     }
 
     fn values(&self, live: &ConfigMap) -> Projection {
@@ -212,10 +212,10 @@ mod tests {
         live: &ConfigMap,
     ) -> (&'static str, Option<ConfigMap>) {
         match copy(source, &spec(more), &owner()).plan(live, &Ownership::Owned, None) {
-            ChildAction::Keep => ("keep", None),
-            ChildAction::Replace(written) => ("replace", Some(*written)),
-            ChildAction::Delete(_) => ("delete", None),
-            ChildAction::Apply(_) | ChildAction::Patch(_) => panic!("no action for a copy"),
+            None => ("keep", None),
+            Some(ChildAction::Replace(written)) => ("replace", Some(*written)),
+            Some(ChildAction::Delete(_)) => ("delete", None),
+            Some(_) => panic!("no action for a copy"),
         }
     }
 

@@ -64,7 +64,12 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod(self.owner, &self.desired)
     }
 
-    fn plan(&self, live: &Pod, ownership: &Ownership, _: Option<&Match>) -> ChildAction<'_, Pod> {
+    fn plan(
+        &self,
+        live: &Pod,
+        ownership: &Ownership,
+        _: Option<&Match>,
+    ) -> Option<ChildAction<'_, Pod>> {
         self.plan_cached(&PodState::of(live), ownership)
     }
 
@@ -72,20 +77,20 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         Some(&pod.metadata)
     }
 
-    fn plan_cached(&self, pod: &PodState, _: &Ownership) -> ChildAction<'_, Pod> {
+    fn plan_cached(&self, pod: &PodState, _: &Ownership) -> Option<ChildAction<'_, Pod>> {
         if let Some(difference) = pod.difference(&self.desired) {
-            return ChildAction::Delete(difference);
+            return Some(ChildAction::Delete(difference));
         }
         let is_owned = self.owner.has_ownership(&pod.metadata) && !pod.lacks_label();
         // The controller deletes a Pod that has ended, after a delay.
         if is_owned || pod.lifecycle == PodLifecycle::Ended {
-            return ChildAction::Keep;
+            return None;
         }
         let mut patch = self.owner.ownership_patch(&pod.metadata);
         if pod.lacks_label() {
             patch["labels"][APP] = self.owner.name().into();
         }
-        ChildAction::Patch(patch)
+        Some(ChildAction::Patch(patch))
     }
 
     fn matched(&self, _: &Pod) -> Option<Match> {
@@ -188,13 +193,13 @@ mod tests {
         };
         let pod = serde_json::from_value(pod).unwrap();
         match plan.plan(&pod, &Ownership::Owned, None) {
-            ChildAction::Keep => json!("keep"),
-            ChildAction::Patch(patch) => {
+            None => json!("keep"),
+            Some(ChildAction::Patch(patch)) => {
                 assert_eq!(patch["ownerReferences"][0]["uid"], "ours");
                 patch["labels"].clone()
             }
-            ChildAction::Delete(why) => why.into(),
-            ChildAction::Apply(_) | ChildAction::Replace(_) => panic!("no action for a Pod"),
+            Some(ChildAction::Delete(why)) => why.into(),
+            Some(_) => panic!("no action for a Pod"),
         }
     }
 

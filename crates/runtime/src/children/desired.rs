@@ -22,9 +22,14 @@ pub trait DesiredChild<K, S>: Send + Sync {
     /// Builds the child, with its ownership set.
     fn build(&self) -> K;
 
-    /// Returns the next action for a live child, which its owner owns or may adopt. `matched` is the last confirmed
-    /// match of this child, even if the child has changed since.
-    fn plan(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> ChildAction<'_, K>;
+    /// Returns the write that a live child needs, if any; its owner owns the child or may adopt it. `matched` is the last
+    /// confirmed match of this child, even if the child has changed since.
+    fn plan(
+        &self,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&Match>,
+    ) -> Option<ChildAction<'_, K>>;
 
     /// Returns the metadata, with the ownership marks, of a cached child if [`DesiredChild::plan_cached`] can decide
     /// without a read.
@@ -32,9 +37,9 @@ pub trait DesiredChild<K, S>: Send + Sync {
         None
     }
 
-    /// Returns the next action for a cached child.
-    fn plan_cached(&self, _summary: &S, _ownership: &Ownership) -> ChildAction<'_, K> {
-        ChildAction::Keep
+    /// Returns the write that a cached child needs, if any.
+    fn plan_cached(&self, _summary: &S, _ownership: &Ownership) -> Option<ChildAction<'_, K>> {
+        None
     }
 
     /// Describes the match of a child that was written or needs no write; `None` if later decisions do not use it.
@@ -62,10 +67,8 @@ pub trait DesiredChild<K, S>: Send + Sync {
     }
 }
 
-/// Next action for a live child. Each write fails if the child has changed since the decision.
+/// Write that a live child needs. The write fails if the child has changed since the decision.
 pub enum ChildAction<'a, K> {
-    /// The child needs no write.
-    Keep,
     /// Apply the desired state server-side.
     Apply(&'a Applied<'a, K>),
     /// Replace the child by this object.
@@ -89,12 +92,13 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
         self.object.clone()
     }
 
-    fn plan(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> ChildAction<'_, K> {
-        if self.is_current(live, ownership, matched) {
-            ChildAction::Keep
-        } else {
-            ChildAction::Apply(self)
-        }
+    fn plan(
+        &self,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&Match>,
+    ) -> Option<ChildAction<'_, K>> {
+        (!self.is_current(live, ownership, matched)).then_some(ChildAction::Apply(self))
     }
 
     fn matched(&self, live: &K) -> Option<Match> {

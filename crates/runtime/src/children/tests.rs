@@ -233,7 +233,7 @@ async fn terminating_child_is_read() {
     applied.unwrap();
 }
 
-/// Returns a ConfigMap of the owner with this data, after this change of its metadata.
+/// Returns a `ConfigMap` of the owner with this data, after this change of its metadata.
 fn live(data: &str, metadata: &Value) -> Value {
     let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
         "labels": { NAMES.owner_uid: "u" } }, "data": { "a": data } });
@@ -282,7 +282,7 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
         live: &ConfigMap,
         ownership: &Ownership,
         _: Option<&Match>,
-    ) -> ChildAction<'_, ConfigMap> {
+    ) -> Option<ChildAction<'_, ConfigMap>> {
         self.plan_cached(&state(live), ownership)
     }
 
@@ -294,11 +294,8 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
         &self,
         (_, data): &(ObjectMeta, String),
         _: &Ownership,
-    ) -> ChildAction<'_, ConfigMap> {
-        match data.as_str() {
-            "new" => ChildAction::Keep,
-            old => ChildAction::Delete(old.to_owned()),
-        }
+    ) -> Option<ChildAction<'_, ConfigMap>> {
+        (data != "new").then(|| ChildAction::Delete(data.clone()))
     }
 
     fn matched(&self, _: &ConfigMap) -> Option<Match> {
