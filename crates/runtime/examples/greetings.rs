@@ -55,7 +55,7 @@ impl Controller for Greetings {
             data: Some([("text".into(), cx.object.spec.text.clone())].into()),
             ..ConfigMap::default()
         };
-        self.maps.apply(cx, map, &[]).await?;
+        self.maps.apply(cx, map, Quirks::default()).await?;
         Ok(Outcome::ready("the ConfigMap exists"))
     }
 

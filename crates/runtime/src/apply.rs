@@ -7,7 +7,7 @@ use http::HeaderValue;
 use http::header::ACCEPT;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::object::HasStatus;
-use kube::core::{PartialObjectMeta, Request, Status};
+use kube::core::{ObjectMeta, PartialObjectMeta, Request, Status};
 use kube::{Api, Resource, ResourceExt};
 use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
@@ -199,7 +199,7 @@ pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
 pub async fn create<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
-    object: &K,
+    object: K,
 ) -> kube::Result<Option<K>>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
@@ -208,10 +208,7 @@ where
         field_manager: Some(manager.into()),
         ..PostParams::default()
     };
-    match api
-        .create(&parameters, &BoundedObject(object.clone()))
-        .await
-    {
+    match api.create(&parameters, &BoundedObject(object)).await {
         Ok(created) => Ok(Some(created.0)),
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
             Ok(None)
@@ -227,7 +224,7 @@ where
 pub async fn try_create<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
-    object: &K,
+    object: K,
 ) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
@@ -236,10 +233,7 @@ where
         dry_run: true,
         field_manager: Some(manager.into()),
     };
-    match api
-        .create(&parameters, &BoundedObject(object.clone()))
-        .await
-    {
+    match api.create(&parameters, &BoundedObject(object)).await {
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
             Ok(())
         }
@@ -310,15 +304,15 @@ where
         .0)
 }
 
-/// Merges `patch` into the metadata of `object`: fails with 409 if the object has changed since. Returns the written
-/// object.
+/// Merges `patch` into the metadata of an object, which was `metadata`: fails with 409 if the object has changed since.
+/// Returns the written object.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 or 404.
 pub async fn metadata<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
-    object: &K,
+    metadata: &ObjectMeta,
     patch: Value,
 ) -> kube::Result<K>
 where
@@ -328,8 +322,9 @@ where
         field_manager: Some(manager.into()),
         ..PatchParams::default()
     };
+    let name = metadata.name.as_deref().unwrap_or_default();
     Ok(api
-        .patch(&object.name_any(), &parameters, &pinned(object, patch))
+        .patch(name, &parameters, &pinned(metadata, patch))
         .await?
         .0)
 }
@@ -345,33 +340,36 @@ where
         ..PatchParams::default()
     };
     let written = api
-        .patch_metadata(&object.name_any(), &parameters, &pinned(object, patch))
+        .patch_metadata(
+            &object.name_any(),
+            &parameters,
+            &pinned(object.meta(), patch),
+        )
         .await?;
     Ok(with_metadata(object, written))
 }
 
-/// Returns a patch of the metadata of `object`, pinned to its UID and resourceVersion.
-fn pinned(object: &impl ResourceExt, mut patch: Value) -> Patch<Value> {
-    patch["uid"] = object.uid().into();
-    patch["resourceVersion"] = object.resource_version().into();
+/// Returns a patch of the metadata of an object, pinned to its UID and resourceVersion.
+fn pinned(metadata: &ObjectMeta, mut patch: Value) -> Patch<Value> {
+    patch["uid"] = metadata.uid.clone().into();
+    patch["resourceVersion"] = metadata.resource_version.clone().into();
     Patch::Merge(json!({ "metadata": patch }))
 }
 
-/// Deletes `object` in the state in which it was read, and its dependents in the background. A missing object is no
-/// error.
+/// Deletes an object, which was `metadata`, and its dependents in the background. A missing object is no error.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since or was replaced.
-pub async fn remove<K>(api: &Api<K>, object: &impl ResourceExt) -> kube::Result<()>
+pub async fn remove<K>(api: &Api<K>, metadata: &ObjectMeta) -> kube::Result<()>
 where
     K: Clone + Debug + DeserializeOwned,
 {
-    let (uid, resource_version) = (object.uid(), object.resource_version());
     let parameters = DeleteParams::background().preconditions(Preconditions {
-        resource_version,
-        uid,
+        resource_version: metadata.resource_version.clone(),
+        uid: metadata.uid.clone(),
     });
-    match api.delete(&object.name_any(), &parameters).await {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    match api.delete(name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),

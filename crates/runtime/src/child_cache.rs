@@ -6,11 +6,14 @@ use std::fmt::Debug;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kube::{Api, ResourceExt};
+use kube::Api;
+use kube::core::ObjectMeta;
+use qm_core::names::MetadataNames;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::{ObjectKey, apply};
+use crate::ownership::owner_of;
+use crate::{ObjectKey, apply, version};
 
 /// Most deleted children that are remembered until they are created again.
 const MAX_LOST: usize = 10_000;
@@ -22,7 +25,7 @@ pub struct ChildCache<S> {
 }
 
 struct CacheState<S> {
-    known: HashMap<ObjectKey, (KnownChild<S>, Option<Confirmed>)>,
+    known: HashMap<ObjectKey, Entry<S>>,
     /// Names that were read and found to have no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -30,6 +33,13 @@ struct CacheState<S> {
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
     reads: HashMap<ObjectKey, PendingRead>,
+}
+
+struct Entry<S> {
+    known: KnownChild<S>,
+    confirmed: Option<Confirmed>,
+    /// Time from which [`ChildCache::trusted`] requires a read; set by its first call.
+    read_due: Option<Instant>,
 }
 
 /// Reads and writes of one child in flight, and what the watch showed meanwhile.
@@ -45,8 +55,8 @@ struct PendingRead {
     missed: bool,
 }
 
-/// Cached state of a child.
-#[derive(Clone)]
+/// State of a child at one resourceVersion, without the object itself.
+#[derive(Clone, Debug)]
 pub struct KnownChild<S> {
     /// UID of the child.
     pub uid: String,
@@ -62,6 +72,38 @@ pub struct KnownChild<S> {
     pub terminating: bool,
     /// Summary for the owner's status.
     pub summary: S,
+}
+
+impl<S> KnownChild<S> {
+    /// Creates the state of a child with this metadata.
+    pub fn of(metadata: &ObjectMeta, names: &MetadataNames, fingerprint: u64, summary: S) -> Self {
+        let (owner, uid) = owner_of(metadata, names).unzip();
+        // The label proves the ownership without the annotation, which names the owner.
+        let label = || metadata.labels.as_ref()?.get(names.owner_uid);
+        let uid = uid.filter(|uid| !uid.is_empty());
+        Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            version: version(metadata.resource_version.as_deref()),
+            owner,
+            owner_uid: uid
+                .or_else(|| label().map(String::as_str))
+                .unwrap_or_default()
+                .to_owned(),
+            fingerprint,
+            terminating: metadata.deletion_timestamp.is_some(),
+            summary,
+        }
+    }
+
+    /// Returns the metadata that pins a write to this version of the child.
+    pub(crate) fn pinned(&self, key: &ObjectKey) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(key.name.to_string()),
+            uid: Some(self.uid.clone()),
+            resource_version: Some(self.version.to_string()),
+            ..ObjectMeta::default()
+        }
+    }
 }
 
 /// Confirmed match of a child with its desired state.
@@ -82,19 +124,6 @@ struct Confirmed {
     at: Instant,
 }
 
-/// State of a child, as far as the cache knows without a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChildLookup {
-    /// No owned child is known.
-    Unknown,
-    /// The child is being deleted.
-    Terminating,
-    /// The child matches its desired state.
-    UpToDate,
-    /// The child exists, and nothing confirms that it matches its desired state.
-    Unconfirmed,
-}
-
 impl<S: Clone + PartialEq> ChildCache<S> {
     /// Creates an empty cache. A confirmed match counts for the time `trust`.
     pub fn new(trust: Duration) -> Self {
@@ -112,35 +141,44 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the state of a child whose desired state has this digest.
-    pub fn lookup(&self, key: &ObjectKey, digest: &str) -> ChildLookup {
-        match self.state().known.get(key) {
-            None => ChildLookup::Unknown,
-            Some((known, _)) if known.terminating => ChildLookup::Terminating,
-            Some((known, Some(confirmed)))
-                if confirmed.matched.desired == digest
-                    && confirmed.fingerprint == known.fingerprint
-                    && confirmed.at.elapsed() < self.trust =>
-            {
-                ChildLookup::UpToDate
-            }
-            Some(_) => ChildLookup::Unconfirmed,
-        }
+    /// Returns whether the child is known to match the desired state of this digest.
+    pub fn is_up_to_date(&self, key: &ObjectKey, digest: &str) -> bool {
+        let state = self.state();
+        let Some(Entry {
+            known,
+            confirmed: Some(confirmed),
+            ..
+        }) = state.known.get(key)
+        else {
+            return false;
+        };
+        !known.terminating
+            && confirmed.matched.desired == digest
+            && confirmed.fingerprint == known.fingerprint
+            && confirmed.at.elapsed() < self.trust
     }
 
     /// Returns the cached state of a child.
     pub fn known(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
-        self.state().known.get(key).map(|(known, _)| known.clone())
+        let state = self.state();
+        state.known.get(key).map(|entry| entry.known.clone())
+    }
+
+    /// Returns the cached state of a child, unless a read must come first: a watch may have missed an event, so the
+    /// state counts for the time `trust`; after a deletion, it counts once the watch has shown the result.
+    pub fn trusted(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
+        let mut state = self.state();
+        let entry = state.known.get_mut(key)?;
+        let now = Instant::now();
+        let read_due = *entry.read_due.get_or_insert(now + self.trust);
+        (now < read_due).then(|| entry.known.clone())
     }
 
     /// Returns the last confirmed match of the child of that UID, even if the child has changed since.
     pub fn matched(&self, key: &ObjectKey, uid: &str) -> Option<Match> {
         let state = self.state();
-        let (known, confirmed) = state.known.get(key)?;
-        confirmed
-            .as_ref()
-            .filter(|_| known.uid == uid)
-            .map(|confirmed| confirmed.matched.clone())
+        let entry = state.known.get(key).filter(|it| it.known.uid == uid)?;
+        Some(entry.confirmed.as_ref()?.matched.clone())
     }
 
     /// Returns the keys of all children that satisfy the predicate.
@@ -149,7 +187,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state
             .known
             .iter()
-            .filter(|(_, (known, _))| is_selected(known))
+            .filter(|(_, entry)| is_selected(&entry.known))
             .map(|(key, _)| key.clone())
             .collect()
     }
@@ -179,7 +217,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.deleting.remove(key);
     }
 
-    /// Deletes the child in the state in which it was read, so that [`ChildCache::take_lost`] does not report its
+    /// Deletes the child at the version of `child`, so that [`ChildCache::take_lost`] does not report its
     /// deletion. A missing child is no error.
     ///
     /// # Errors
@@ -188,26 +226,35 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         &self,
         api: &Api<K>,
         key: &ObjectKey,
-        live: &impl ResourceExt,
+        child: &KnownChild<S>,
     ) -> kube::Result<()>
     where
         K: Clone + Debug + DeserializeOwned,
     {
-        let uid = live.uid().unwrap_or_default();
-        // The watch may show the deletion before the response arrives.
-        self.state().deleting.insert(key.clone(), uid.clone());
-        let answer = apply::remove(api, live).await;
+        {
+            let mut state = self.state();
+            // The watch may show the deletion before the response arrives.
+            state.deleting.insert(key.clone(), child.uid.clone());
+            if let Some(entry) = state.known.get_mut(key) {
+                entry.read_due = Some(Instant::now());
+            }
+        }
+        let answer = apply::remove(api, &child.pinned(key)).await;
         if answer.as_ref().is_err_and(apply::is_without_effect) {
-            self.state().take_deleting(key, &uid);
+            self.state().take_deleting(key, &child.uid);
         }
         answer
     }
 
-    /// Records that a desired child does not exist, perhaps before the watch shows its deletion.
+    /// Records that a read did not find a desired child, perhaps before the watch shows its deletion. If the watch
+    /// showed the child during the read, the watch wins, because no event repeats that one.
     pub fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
-        if let Some(uid) = state.known.get(key).map(|(known, _)| known.uid.clone()) {
-            state.lose(key, &uid);
+        if state.reads.get(key).is_some_and(|read| read.shown) {
+            return;
+        }
+        if let Some(entry) = state.known.remove(key) {
+            state.lose(key, &entry.known.uid);
         }
     }
 
@@ -225,10 +272,10 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         }
     }
 
-    /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
+    /// Records a child that was written or read, and how it matches its desired state, unless newer state is known. Returns
     /// `false` if the owner must check the child again, because no event will repeat what the watch showed during the
     /// request: a deletion, a list without the child (which is then not kept), or a later change.
-    pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Match) -> bool {
+    pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Option<Match>) -> bool {
         let mut state = self.state();
         if state
             .reads
@@ -240,22 +287,22 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.absent.remove(key);
         state.lost.remove(key);
         state.deleting.remove(key);
-        let confirmed = Confirmed {
+        let fingerprint = known.fingerprint;
+        let confirmed = matched.map(|matched| Confirmed {
             matched,
-            fingerprint: known.fingerprint,
+            fingerprint,
             at: Instant::now(),
-        };
+        });
         match state.known.get_mut(key) {
             // The watch was faster; the relevant content may be the same.
-            Some((newer, before)) if newer.version > known.version => {
-                if newer.uid == known.uid {
-                    let same = newer.fingerprint == confirmed.fingerprint;
-                    *before = Some(confirmed);
+            Some(newer) if newer.known.version > known.version => {
+                if newer.known.uid == known.uid {
+                    newer.confirmed = confirmed;
                     // A list may have shown a change made meanwhile, which no later event repeats.
-                    return same;
+                    return newer.known.fingerprint == fingerprint;
                 }
             }
-            _ => _ = state.known.insert(key.clone(), (known, Some(confirmed))),
+            _ => state.insert(key.clone(), known, confirmed),
         }
         true
     }
@@ -271,28 +318,29 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if state
             .known
             .get(&key)
-            .is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version)
+            .is_some_and(|now| now.known.uid != known.uid && now.known.version > known.version)
         {
             return None;
         }
         let (mut confirmed, mut news) = (None, true);
-        if let Some((before, found)) = state
+        if let Some(entry) = state
             .known
             .get_mut(&key)
-            .filter(|(before, _)| before.uid == known.uid)
+            .filter(|entry| entry.known.uid == known.uid)
         {
+            let before = &entry.known;
             if known.version <= before.version {
                 return None;
             }
             let same =
                 before.fingerprint == known.fingerprint && before.terminating == known.terminating;
             news = !same || before.summary != known.summary;
-            confirmed = found.take();
             // The first known owner stays, so that it learns of a change of the owner's label.
             known.owner = before.owner.clone().or(known.owner);
+            confirmed = entry.confirmed.take();
         }
         let owner = known.owner.clone().filter(|_| news);
-        state.known.insert(key, (known, confirmed));
+        state.insert(key, known, confirmed);
         owner
     }
 
@@ -305,13 +353,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if state
             .known
             .get(key)
-            .is_none_or(|(known, _)| known.uid != uid)
+            .is_none_or(|entry| entry.known.uid != uid)
         {
             state.take_deleting(key, uid);
             return None;
         }
         state.lose(key, uid);
-        state.known.remove(key)?.0.owner
+        state.known.remove(key)?.known.owner
     }
 
     /// Records that a list did not show the child. Returns the owner of the child, if the child was known.
@@ -320,7 +368,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if let Some(read) = state.reads.get_mut(key) {
             read.missed = true;
         }
-        let (known, _) = state.known.remove(key)?;
+        let Entry { known, .. } = state.known.remove(key)?;
         state.lose(key, &known.uid);
         known.owner
     }
@@ -335,6 +383,15 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 }
 
 impl<S> CacheState<S> {
+    fn insert(&mut self, key: ObjectKey, known: KnownChild<S>, confirmed: Option<Confirmed>) {
+        let entry = Entry {
+            known,
+            confirmed,
+            read_due: None,
+        };
+        self.known.insert(key, entry);
+    }
+
     /// Records the loss of the known child of this UID.
     fn lose(&mut self, key: &ObjectKey, uid: &str) {
         if self.take_deleting(key, uid) {

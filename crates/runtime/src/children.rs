@@ -1,173 +1,89 @@
-//! Objects that controllers create in the cluster: one rule for every kind of child.
+//! Objects that controllers create in the cluster: one algorithm for every kind of child.
 //!
 //! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
-//! the ownership first, and applies the child unless it matches its desired state. Children are watched by their
-//! ownership label and never stored; the operator keeps only a fingerprint of each, and a summary for the owner's
-//! status.
+//! the ownership first, and then takes the action that the pure [`DesiredChild::plan`] returns: it applies the child
+//! server-side, replaces it, changes its metadata or deletes it, unless the child matches its desired state. Children
+//! are watched by their ownership label and never stored; the operator keeps only a fingerprint of each, and a summary
+//! for the owner's status.
 //!
 //! Values decide about drift. The operator keeps a digest of the values that the apiserver returned for the fields of
 //! the desired state, after admission and defaults; a child has drifted when those values differ.
 
-use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
-use prometheus_client::metrics::counter::Counter;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use qm_core::names::MetadataNames;
 use tokio::sync::SetOnce;
 
-use self::pacer::{Basis, Pacer};
-use qm_core::names::MetadataNames;
-
-use super::child_cache::{ChildCache, ChildLookup, KnownChild, Match};
+use self::applied::Applied;
+pub use self::applied::Quirks;
+pub use self::child::{ChildKind, ChildSummary};
+use self::child::{classified, content, managed, what};
+pub use self::desired::{ChildAction, DesiredChild};
+use self::pacer::Basis;
+pub(super) use self::pacer::Pacer;
+use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
-use super::drift::{Advice, Correction, Drift};
-use super::error::{Error, QUOTA_EXCEEDED, Result};
-use super::events::Events;
-use super::fields::{self, Projection};
+use super::drift::{Correction, Drift};
+use super::error::{Error, Result};
+use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
-use super::manager::Manager;
-use super::ownership::{Owner, Ownership, owner_of};
+use super::ownership::{Owner, Ownership};
 use super::raw_object::BoundedObject;
 use super::watch::{Index, SyncState};
-use super::{ObjectKey, apply, short_digest};
+use super::{ObjectKey, apply, finalizer, version};
 
-pub mod immutable;
+mod applied;
+mod child;
+mod desired;
 mod pacer;
 
 /// Most tries in one reconcile, because another client may create, change or delete the child in between.
 const TRIES: usize = 3;
 
-/// Writer of children, with its Events and metrics.
-#[derive(Clone)]
-pub struct Writer {
-    /// Names of the operator's labels and annotations.
-    pub names: &'static MetadataNames,
-    /// Field manager of all writes.
-    pub manager: &'static str,
-    /// Events of the writer's controller.
-    pub events: Events,
-    /// Counter of corrected drift.
-    pub corrected: Counter,
-    /// Changes to make instead of editing a child, by field.
-    pub advice: Advice,
-    /// Set once there is an object that may have children.
-    pub needs_watch: Arc<SetOnce<()>>,
-}
-
-/// A kind of children.
-pub trait ChildKind:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + Default
-    + Serialize
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<K> ChildKind for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Default
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static
-{
-}
-
-/// Summary of a child for its owner's status.
-pub trait ChildSummary: Clone + PartialEq + Send + Sync + 'static {}
-
-impl<S: Clone + PartialEq + Send + Sync + 'static> ChildSummary for S {}
-
 /// Children of one kind and controller. `S` is the summary of each for its owner's status.
 pub struct Children<K, S> {
-    client: Client,
-    names: &'static MetadataNames,
-    manager: &'static str,
-    summary: fn(&K) -> S,
-    quirks: Quirks<K>,
-    wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
-    needs_watch: Arc<SetOnce<()>>,
-    sync: SyncState,
-    cache: ChildCache<S>,
-    drift: Drift,
-    unconfirmed: Pacer,
+    pub(super) client: Client,
+    pub(super) names: &'static MetadataNames,
+    /// Field manager of all writes.
+    pub(super) manager: &'static str,
+    pub(super) cache: Arc<ChildCache<S>>,
+    pub(super) summary: fn(&K) -> S,
+    /// True if the watch shows metadata alone, because the objects may be large. Any new version may be a change then,
+    /// and the caller bounds the memory of the objects that are read at once.
+    pub(super) watches_metadata: bool,
+    pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
+    pub(super) needs_watch: Arc<SetOnce<()>>,
+    /// State of the lists of the watch.
+    pub(super) sync: SyncState,
+    pub(super) drift: Drift,
+    pub(super) unconfirmed: Pacer,
 }
 
-/// Properties of a kind that its own code knows.
-pub struct Quirks<K> {
-    /// Returns whether the apiserver answered an apply of the first object with other values, the second object. The
-    /// object is then applied again.
-    pub lost: fn(&K, &K) -> bool,
-    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
-    /// run.
-    pub release: fn(&mut K, &K),
-}
-
-impl<K> Default for Quirks<K> {
-    fn default() -> Self {
-        Self {
-            lost: |_, _| false,
-            release: |_, _| (),
-        }
-    }
+/// Result of [`Children::ensure`].
+#[derive(Debug)]
+pub enum Ensured<S> {
+    /// The child was missing and is created.
+    Created(KnownChild<S>),
+    /// The owner did not own the child, and does now.
+    Adopted(KnownChild<S>),
+    /// The child was changed.
+    Updated(KnownChild<S>),
+    /// Nothing was written: the child needs no write, or a correction must wait.
+    Kept(KnownChild<S>),
+    /// The child was deleted, for this reason.
+    Deleted(KnownChild<S>, String),
+    /// The child is being deleted.
+    Terminating(KnownChild<S>),
 }
 
 impl<K: ChildKind, S: ChildSummary> Children<K, S> {
-    /// Creates the children of `writer`. `summary` extracts the values that the owner's status needs; `wake` gets the
-    /// owner of each changed child. The watch starts once `writer` needs it.
-    pub fn new(
-        manager: &mut Manager,
-        writer: &Writer,
-        summary: fn(&K) -> S,
-        quirks: Quirks<K>,
-        wake: impl Fn(&ObjectKey) + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        let children = Arc::new(Self {
-            client: manager.client.clone(),
-            names: writer.names,
-            manager: writer.manager,
-            summary,
-            quirks,
-            wake: Arc::new(wake),
-            needs_watch: Arc::clone(&writer.needs_watch),
-            sync: SyncState::default(),
-            cache: ChildCache::new(manager.settings.timings.sync_period),
-            drift: Drift::new(
-                &manager.settings.timings,
-                writer.events.clone(),
-                writer.corrected.clone(),
-                writer.advice,
-            ),
-            unconfirmed: Pacer::new(manager.settings.timings.confirmation_period),
-        });
-        let config = manager
-            .streaming_watch_config
-            .clone()
-            .labels(writer.names.owner_uid);
-        let apis = manager.scope.apis::<BoundedObject<K>>(&manager.client);
-        manager.watch_resource(
-            apis,
-            &config,
-            &children.needs_watch,
-            &children,
-            &children.sync,
-        );
-        children
+    /// Returns the child of this name that has the ownership label, as far as the cache knows.
+    pub fn child(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
+        self.cache.known(key)
     }
 
     /// Returns the summary of the child of this name, if `owner` owns it.
@@ -185,71 +101,80 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.sync.synced().await;
     }
 
-    /// Applies `desired` as a child of the context's object. The fields at the paths of `released`, in the form of
-    /// `managedFields`, are released and keep their values.
+    /// Applies `desired` server-side as a child of the context's object.
     ///
     /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
     /// wait for the rate limit; `wake` gets the owner then.
     ///
     /// # Errors
-    /// [`Error::NotOwned`] if a foreign object has the name, [`Error::Terminating`] while the child is being deleted,
-    /// [`Error::Rejected`] if the apiserver rejects the child, [`Error::Stale`] if the owner no longer exists,
-    /// [`Error::Api`] otherwise.
+    /// Those of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
     pub async fn apply<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
-        mut desired: K,
-        released: &[&[&str]],
+        desired: K,
+        quirks: Quirks<'_, K>,
     ) -> Result<()> {
-        self.synced().await;
-        let owner = &cx.owner;
-        let (sent, digest) = Self::finish(owner, &mut desired)?;
-        let key = ObjectKey::of(&desired);
-        let may_exist = match self.cache.lookup(&key, &digest) {
-            ChildLookup::UpToDate => return Ok(()),
-            ChildLookup::Unconfirmed
-                if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) =>
-            {
-                return Ok(());
-            }
-            ChildLookup::Unknown => !owner.is_fresh(),
-            // A deletion that the watch has shown may be complete by now.
-            ChildLookup::Terminating | ChildLookup::Unconfirmed => true,
-        };
-        // The future holds the object several times: too large for the stack of every reconcile.
-        Box::pin(self.ensure(cx, desired, &sent, digest, released, may_exist)).await
+        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
+        match self.ensure(cx, &applied).await? {
+            Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
+            _ => Ok(()),
+        }
     }
 
-    /// Reads the child, if it may exist, and writes it unless it matches `desired`; `sent` is `desired` as sent.
-    async fn ensure<O: ReconciledKind>(
+    /// Creates the child of the context's object that `desired` describes, or makes an existing one match.
+    ///
+    /// # Errors
+    /// [`Error::NotOwned`] if a foreign object has the name, [`Error::Rejected`] if the apiserver rejects the child,
+    /// [`Error::Stale`] if the owner no longer exists, [`Error::Terminating`] if another client keeps deleting the
+    /// child, [`Error::Api`] otherwise.
+    pub async fn ensure<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
-        mut desired: K,
-        sent: &Value,
-        digest: String,
-        released: &[&[&str]],
+        desired: &impl DesiredChild<K, S>,
+    ) -> Result<Ensured<S>> {
+        self.synced().await;
+        let (owner, key, digest) = (&cx.owner, desired.key(), desired.digest());
+        let known = self.cache.known(&key);
+        // A deletion that the watch has shown may be complete by now.
+        if let Some(known) = known.as_ref().filter(|known| !known.terminating)
+            && (self.cache.is_up_to_date(&key, digest)
+                || self.drift.is_held_back(owner, &key, digest)
+                || self
+                    .unconfirmed
+                    .waits(&key, &basis(owner, known.fingerprint)))
+        {
+            return Ok(Ensured::Kept(known.clone()));
+        }
+        let may_exist = known.is_some() || !owner.is_fresh();
+        // The future holds the object several times: too large for the stack of every reconcile.
+        Box::pin(self.ensure_unconfirmed(cx, desired, &key, may_exist)).await
+    }
+
+    /// Creates the child, or reads it and takes the action that it requires.
+    async fn ensure_unconfirmed<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        desired: &impl DesiredChild<K, S>,
+        key: &ObjectKey,
         mut may_exist: bool,
-    ) -> Result<()> {
-        let owner = &cx.owner;
-        let content = fields::content(sent);
-        let key = ObjectKey::of(&desired);
-        let api = self.api(&key);
-        let _read = self.cache.begin_read(&key);
+    ) -> Result<Ensured<S>> {
+        let (owner, digest, api) = (&cx.owner, desired.digest(), self.api(key));
+        let _read = self.cache.begin_read(key);
+        let mut cached = self.cache.trusted(key).and_then(|child| {
+            let ownership = cx.ownership(desired.cached_metadata(&child.summary)?);
+            Some((child, None, ownership))
+        });
         // Values and `managedFields` of a child that has drifted, from before the correction.
         let mut before = None;
         for round in 1..=TRIES {
+            let is_last = round == TRIES;
             let mut rejected = None;
             if !may_exist {
-                match Self::classified(&key, apply::create(&api, self.manager, &desired).await) {
+                let created = apply::create(&api, self.manager, desired.build()).await;
+                match classified::<K, _>(key, created) {
                     Ok(Some(created)) => {
-                        self.record_created(
-                            owner,
-                            &key,
-                            &created,
-                            digest,
-                            &Self::project(&created, &content),
-                        );
-                        return Ok(());
+                        self.record_created(owner, key, &created, desired);
+                        return Ok(Ensured::Created(self.known(&created)));
                     }
                     Ok(None) => {}
                     // The apiserver rejects a second Service because the node port is allocated: to the existing
@@ -258,304 +183,170 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     Err(error) => return Err(error),
                 }
             }
-            let Some(BoundedObject(live)) = Self::classified(&key, api.get_opt(&key.name).await)?
-            else {
-                self.cache.record_missing(&key);
-                self.cache.record_absent(&key);
-                if let Some(rejected) = rejected {
-                    return Err(rejected);
-                }
-                cx.confirm_owner().await?;
-                may_exist = false;
-                continue;
+            let (child, object, ownership) = if let Some(cached) = cached.take() {
+                cached
+            } else {
+                let Some(object) = self.read(key).await? else {
+                    self.cache.record_missing(key);
+                    if let Some(rejected) = rejected {
+                        return Err(rejected);
+                    }
+                    // The child may have been deleted with its owner. An owner with a finalizer exists until the
+                    // operator removes the finalizer.
+                    let has_finalizer = |name| finalizer::has(cx.object.as_ref(), name);
+                    if !O::FINALIZER.is_some_and(has_finalizer) {
+                        cx.confirm_owner().await?;
+                    }
+                    may_exist = false;
+                    continue;
+                };
+                let ownership = cx.ownership(object.meta());
+                (self.known(&object), Some(object), ownership)
             };
             may_exist = true;
-            let ownership = cx.ownership(live.meta());
-            if let Ownership::Foreign(foreign) = &ownership {
-                let message =
-                    owner.conflict_message(foreign, &resource::<K>(), &key.namespace, &key.name);
-                return Err(Error::NotOwned(message));
+            match &ownership {
+                Ownership::Foreign(foreign) => {
+                    let ObjectKey { namespace, name } = key;
+                    let resource = resource::<K>();
+                    let message = owner.conflict_message(foreign, &resource, namespace, name);
+                    return Err(Error::NotOwned(message));
+                }
+                Ownership::Restored => cx.confirm_owner().await?,
+                Ownership::Owned | Ownership::Adoptable => {}
             }
-            if ownership == Ownership::Restored {
-                cx.confirm_owner().await?;
+            if child.terminating {
+                return Ok(Ensured::Terminating(child));
             }
-            if live.meta().deletion_timestamp.is_some() {
-                return Err(Error::Terminating(what::<K>(&key)));
-            }
+            let matched = self.cache.matched(key, &child.uid);
+            let matched = matched.as_ref();
             if ownership == Ownership::Owned
+                && matched.is_none()
                 && let Some(message) = owner.contest_message()
-                && self
-                    .cache
-                    .matched(&key, &live.uid().unwrap_or_default())
-                    .is_none()
             {
                 self.drift
-                    .resume(owner, &key, &what::<K>(&key), &digest, message);
+                    .resume(owner, key, &what::<K>(key), digest, message);
             }
-            let observed = Self::project(&live, &content);
-            let state = self.compare(&key, &live, &observed, &content, &digest);
-            let lost = round < TRIES && (self.quirks.lost)(&desired, &live);
-            if ownership == Ownership::Owned
-                && state == Comparison::Match
-                && !lost
-                && !self.drift.has_taken(&key)
-            {
-                self.record_match(&key, &live, digest.clone(), &observed);
-                self.report_correction(owner, &key, &digest, before, &observed);
-                return Ok(());
-            }
-            let has_drifted = ownership == Ownership::Owned && state == Comparison::Drift;
-            if has_drifted && self.drift.is_held_back(owner, &key, &digest) {
-                return Ok(());
-            }
-            if ownership == Ownership::Owned
-                && owner.is_observed()
-                && self.must_wait(owner, &key, &live)
-            {
-                return Ok(());
-            }
-            desired.meta_mut().uid = live.uid();
-            // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
-            if ownership == Ownership::Adoptable
-                && let Err(kube::Error::Api(status)) =
-                    apply::try_apply(&api, self.manager, &desired).await
-                && apply::is_immutable(&status)
-            {
-                return Err(Error::Rejected {
-                    what: what::<K>(&key),
-                    status,
-                });
-            }
-            if has_drifted && before.is_none() {
-                before = Some((observed, managed(&live).to_vec()));
-            }
-            let owned = self
-                .take_ownership(&api, owner, &ownership, live, sent, released, has_drifted)
-                .await?;
-            match Self::classified(&key, apply::apply(&api, self.manager, &desired).await) {
-                Ok(applied) if round < TRIES && (self.quirks.lost)(&desired, &applied) => {}
-                Ok(applied) => {
-                    let values = Self::project(&applied, &content);
-                    self.record_match(&key, &applied, digest.clone(), &values);
-                    self.report_correction(owner, &key, &digest, before, &values);
-                    return Ok(());
+            let action = match &object {
+                Some(object) => desired.plan(object, &ownership, matched),
+                None => desired.plan_cached(&child.summary, &ownership),
+            };
+            let object = object.as_ref();
+            let Some(action) = action else {
+                if let Some(object) = object {
+                    self.record_match(key, object, desired);
+                    self.report_correction(owner, key, desired, before.as_ref(), object);
                 }
-                Err(error) if round < TRIES => {
-                    let Some(taken) = self.rivals(&api, &desired, &owned, sent, &error).await?
-                    else {
-                        if error.fields().is_some() && Self::has_changed(&api, &key, &owned).await?
-                        {
-                            continue;
-                        }
-                        return Err(error);
+                return Ok(Ensured::Kept(child));
+            };
+            let drifted = object.filter(|object| {
+                ownership != Ownership::Adoptable && desired.has_drifted(object, matched)
+            });
+            if before.is_none() {
+                before = drifted.map(|object| (desired.values(object), managed(object).to_vec()));
+            }
+            let written = match action {
+                ChildAction::Apply(applied) => {
+                    let Some(live) = object else {
+                        // The next round reads the child.
+                        continue;
                     };
-                    let entries = json!({ "managedFields": taken.entries });
-                    Self::classified(
-                        &key,
-                        apply::metadata(&api, self.manager, &owned, entries).await,
-                    )?;
-                    self.drift.took(&key, taken.taken);
+                    let has_drifted = drifted.is_some();
+                    if (has_drifted && self.drift.is_held_back(owner, key, digest))
+                        || (ownership == Ownership::Owned
+                            && matched.is_none()
+                            && owner.is_observed()
+                            && self.must_wait(owner, key, child.fingerprint))
+                    {
+                        return Ok(Ensured::Kept(child));
+                    }
+                    applied
+                        .write(&api, live, &ownership, matched, has_drifted, is_last)
+                        .await
                 }
+                ChildAction::Replace(object) => {
+                    let api = self.unbounded_api(key);
+                    let replaced = apply::replace(&api, self.manager, &*object).await;
+                    classified::<K, _>(key, replaced.map(Some))
+                }
+                ChildAction::Patch(patch) => {
+                    let metadata = child.pinned(key);
+                    let patched = apply::metadata(&api, self.manager, &metadata, patch).await;
+                    classified::<K, _>(key, patched.map(Some))
+                }
+                ChildAction::Delete(reason) => match self.delete(key, &child).await {
+                    Ok(()) => return Ok(Ensured::Deleted(child, reason)),
+                    Err(error) => Err(error),
+                },
+            };
+            match written {
+                Ok(Some(written)) => {
+                    self.record_match(key, &written, desired);
+                    self.report_correction(owner, key, desired, before.as_ref(), &written);
+                    let child = self.known(&written);
+                    return Ok(match ownership {
+                        Ownership::Owned => Ensured::Updated(child),
+                        _ => Ensured::Adopted(child),
+                    });
+                }
+                Ok(None) => {}
+                // Another client has changed or deleted the child.
+                Err(error) if error.is_not_found() || (error.is_stale() && !is_last) => {}
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Terminating(what::<K>(&key)))
+        Err(Error::Terminating(what::<K>(key)))
     }
 
-    /// Returns whether another client has written the child since it was read: the fields of that client are not known
-    /// yet.
-    async fn has_changed(api: &Api<BoundedObject<K>>, key: &ObjectKey, read: &K) -> Result<bool> {
-        let newest = Self::classified(key, api.get_opt(&key.name).await)?;
-        Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
-    }
-
-    /// Returns whether the write of the child waits for the rate limit, as far as the cache knows.
-    fn waits(&self, owner: &Owner, key: &ObjectKey) -> bool {
-        self.cache.known(key).is_some_and(|known| {
-            self.unconfirmed
-                .waits(key, &basis(owner, known.fingerprint))
-        })
+    async fn read(&self, key: &ObjectKey) -> Result<Option<K>> {
+        let read = if self.watches_metadata {
+            self.unbounded_api(key).get_opt(&key.name).await
+        } else {
+            let read = self.api(key).get_opt(&key.name).await;
+            read.map(|live| live.map(|BoundedObject(live)| live))
+        };
+        classified::<K, _>(key, read)
     }
 
     /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
-    fn must_wait(&self, owner: &Owner, key: &ObjectKey, live: &K) -> bool {
-        if self
-            .cache
-            .matched(key, &live.uid().unwrap_or_default())
-            .is_some()
-        {
-            return false;
-        }
+    fn must_wait(&self, owner: &Owner, key: &ObjectKey, fingerprint: u64) -> bool {
         let (wake, of) = (
             Arc::clone(&self.wake),
             ObjectKey::new(owner.namespace(), owner.name()),
         );
         self.unconfirmed
-            .must_wait(key, basis(owner, self.fingerprint(live)), move || wake(&of))
-    }
-
-    /// Compares a live child with its desired state.
-    fn compare(
-        &self,
-        key: &ObjectKey,
-        live: &K,
-        observed: &Projection,
-        content: &Value,
-        digest: &str,
-    ) -> Comparison {
-        let before = self
-            .cache
-            .matched(key, &live.uid().unwrap_or_default())
-            .filter(|it| it.desired == *digest);
-        let is_match = match &before {
-            Some(matched) => matched.values == observed.digest(),
-            None => fields::matches(&Self::content(live), content, managed(live), self.manager),
-        };
-        // A child that was written or confirmed in this form has drifted if it no longer matches.
-        let was_written = before.is_some()
-            || live
-                .annotations()
-                .get(self.names.applied_digest)
-                .is_some_and(|applied| applied == digest);
-        match (is_match, was_written) {
-            (true, _) => Comparison::Match,
-            (false, true) => Comparison::Drift,
-            (false, false) => Comparison::Other,
-        }
-    }
-
-    /// Takes ownership of a live child's desired fields before the apply; returns the child after that.
-    #[allow(clippy::too_many_arguments)] // every argument is part of one write
-    async fn take_ownership(
-        &self,
-        api: &Api<BoundedObject<K>>,
-        owner: &Owner,
-        ownership: &Ownership,
-        live: K,
-        sent: &Value,
-        released: &[&[&str]],
-        has_drifted: bool,
-    ) -> Result<K> {
-        let mut entries = None;
-        let mut patch = json!({});
-        if *ownership != Ownership::Owned {
-            // This patch must include the ownership label: if killed before the apply that follows, the operator would
-            // otherwise have neither label nor consent.
-            patch = owner.ownership_patch(live.meta());
-        }
-        if *ownership != Ownership::Owned
-            || managed_fields::needs_upgrade(managed(&live), self.manager, released)
-        {
-            entries = Some(managed_fields::upgraded(
-                managed(&live),
-                self.manager,
-                sent,
-                released,
-            ));
-        }
-        if has_drifted {
-            let now = entries.as_deref().unwrap_or_else(|| managed(&live));
-            let matched = self
-                .cache
-                .matched(&ObjectKey::of(&live), &live.uid().unwrap_or_default());
-            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
-            let renumbered = managed_fields::renumbered(
-                now,
-                self.manager,
-                &Self::content(&live),
-                sent,
-                is_alone,
-            );
-            if let Some(taken) = managed_fields::transfer(now, self.manager, &renumbered) {
-                entries = Some(taken.entries);
-            }
-        }
-        let Some(entries) = entries else {
-            return Ok(live);
-        };
-        patch["managedFields"] = json!(entries);
-        Self::classified(
-            &ObjectKey::of(&live),
-            apply::metadata(api, self.manager, &live, patch).await,
-        )
-    }
-
-    /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
-    /// rejects the desired state alone.
-    async fn rivals(
-        &self,
-        api: &Api<BoundedObject<K>>,
-        desired: &K,
-        live: &K,
-        sent: &Value,
-        error: &Error,
-    ) -> Result<Option<managed_fields::Transfer>> {
-        let Some(rejected) = error.fields() else {
-            return Ok(None);
-        };
-        let object = Self::content(live);
-        let rivals = |field: &String| {
-            managed_fields::rivals(managed(live), self.manager, &object, sent, field)
-        };
-        let rivals = rejected.iter().flat_map(rivals).collect();
-        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &rivals) else {
-            return Ok(None);
-        };
-        let key = ObjectKey::of(desired);
-        let mut alone = desired.clone();
-        alone.meta_mut().uid = None;
-        (self.quirks.release)(&mut alone, live);
-        match Self::classified(&key, apply::try_create(api, self.manager, &alone).await) {
-            Ok(()) => Ok(Some(taken)),
-            // Quota is checked after validation, so the object alone is valid.
-            Err(error) if error.classify().1 == QUOTA_EXCEEDED => Ok(Some(taken)),
-            // The object alone may have another problem, such as a node port that another Service holds.
-            Err(Error::Rejected { what, status }) if status.code == 422 => {
-                let alone = Error::Rejected { what, status }
-                    .fields()
-                    .unwrap_or_default();
-                Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
-            }
-            // No other error says anything about the object alone, such as that of a webhook without support for dry
-            // runs.
-            Err(Error::Rejected { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+            .must_wait(key, basis(owner, fingerprint), move || wake(&of))
     }
 
     fn report_correction(
         &self,
         owner: &Owner,
         key: &ObjectKey,
-        digest: &str,
-        before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
-        after: &Projection,
+        desired: &impl DesiredChild<K, S>,
+        before: Option<&(Projection, Vec<ManagedFieldsEntry>)>,
+        after: &K,
     ) {
         let TakenFields {
             fields: taken,
             mut managers,
         } = self.drift.take_taken(key);
         let mut changed = Vec::new();
-        let mut observed = Projection::default();
         if let Some((values, managed)) = before {
-            changed = values.differences(after);
+            changed = values.differences(&desired.values(after));
             managers.extend(
-                managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned),
+                managed_fields::last_writer(managed, self.manager, &changed).map(str::to_owned),
             );
-            observed = values;
         }
         changed.extend(taken);
         let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
-        let manager = Some(&*manager).filter(|manager| !manager.is_empty());
         self.drift.corrected(
             owner,
             key,
             &Correction {
                 what: &what::<K>(key),
                 fields: &changed,
-                before: &observed,
-                manager,
-                digest,
+                before: before.map_or(&Projection::default(), |(values, _)| values),
+                manager: Some(&*manager).filter(|manager| !manager.is_empty()),
+                digest: desired.digest(),
             },
         );
     }
@@ -566,53 +357,86 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.drift.contested(key)
     }
 
-    fn content(object: &K) -> Value {
-        // Serialization cannot fail: the object came from JSON.
-        fields::content(&serde_json::to_value(object).unwrap_or_default())
-    }
-
-    fn project(object: &K, desired: &Value) -> Projection {
-        fields::project(&Self::content(object), desired, managed(object))
+    /// Deletes a child with its own grace period.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`] or [`Error::Api`] if the deletion failed, such as with 409 when the child has changed since.
+    pub async fn delete(&self, key: &ObjectKey, child: &KnownChild<S>) -> Result<()> {
+        let deleted = self.cache.delete(&self.api(key), key, child).await;
+        classified::<K, _>(key, deleted)
     }
 
     /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
     /// child that no watch shows may exist without the ownership label, so its name is read once.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the owner no longer exists, [`Error::Rejected`] or [`Error::Api`] if the read or the
-    /// deletion failed.
+    /// Those of [`Children::release`].
     pub async fn ensure_absent<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
         key: &ObjectKey,
     ) -> Result<bool> {
-        let owner = &cx.owner;
         self.drift.forget(key);
         self.unconfirmed.forget(key);
         self.cache.take_lost(key);
         self.synced().await;
         let _read = self.cache.begin_read(key);
-        if owner.is_fresh() && self.cache.known(key).is_none() {
+        let known = self.cache.known(key);
+        if cx.owner.is_fresh() && known.is_none() {
             // No later reconcile needs to read it either.
             self.cache.record_absent(key);
         }
-        if self.cache.is_absent(key) || self.cache.lookup(key, "") == ChildLookup::Terminating {
+        if self.cache.is_absent(key) || known.is_some_and(|known| known.terminating) {
             return Ok(false);
         }
-        let api = self.api(key);
-        let live = Self::classified(key, api.get_opt(&key.name).await)?;
-        let found = live.map(|BoundedObject(live)| (cx.ownership(live.meta()), live));
-        let Some((ownership, live)) = found
-            .filter(|(ownership, _)| matches!(ownership, Ownership::Owned | Ownership::Restored))
-        else {
+        let is_released = self.release(cx, key, false).await?;
+        if !is_released {
             self.cache.record_absent(key);
-            return Ok(false);
-        };
-        if ownership == Ownership::Restored {
-            cx.confirm_owner().await?;
         }
-        Self::classified(key, self.cache.delete(&api, key, &live).await)?;
-        Ok(true)
+        Ok(is_released)
+    }
+
+    /// Deletes the child of this name, or removes its ownership if it `stays`; returns `false` if the context's object
+    /// does not own such a child, or the child is being deleted.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the owner no longer exists, [`Error::Rejected`] or [`Error::Api`] if the read or the write
+    /// failed.
+    pub async fn release<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        key: &ObjectKey,
+        stays: bool,
+    ) -> Result<bool> {
+        for round in 1..=TRIES {
+            let Some(mut live) = self.read(key).await? else {
+                return Ok(false);
+            };
+            let ownership = cx.ownership(live.meta());
+            let is_owned = matches!(ownership, Ownership::Owned | Ownership::Restored);
+            if !is_owned || live.meta().deletion_timestamp.is_some() {
+                return Ok(false);
+            }
+            if ownership == Ownership::Restored {
+                cx.confirm_owner().await?;
+            }
+            let released = if stays {
+                cx.owner.clear_ownership(live.meta_mut());
+                // The apiserver keeps its own.
+                live.meta_mut().managed_fields = None;
+                let api = self.unbounded_api(key);
+                let replaced = apply::replace(&api, self.manager, &live).await;
+                classified::<K, _>(key, replaced.map(drop))
+            } else {
+                self.delete(key, &self.known(&live)).await
+            };
+            match released {
+                Err(error) if error.is_not_found() => return Ok(false),
+                Err(error) if error.is_stale() && round < TRIES => {}
+                released => return released.map(|()| true),
+            }
+        }
+        Ok(false)
     }
 
     /// Forgets a child whose owner was deleted.
@@ -626,21 +450,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Sets the ownership of `desired`; returns the object as sent, and its digest.
-    fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String)> {
-        owner.set_ownership(desired.meta_mut());
-        let value = |desired: &K| -> Result<Value> {
-            let mut value = serde_json::to_value(desired)
-                .map_err(kube::Error::SerdeError)
-                .map_err(Error::api(what::<K>(&ObjectKey::of(desired))))?;
-            value["apiVersion"] = K::api_version(&()).into();
-            Ok(value)
-        };
-        let digest = short_digest(value(desired)?.to_string());
-        desired
-            .annotations_mut()
-            .insert(owner.names().applied_digest.into(), digest.clone());
-        Ok((value(desired)?, digest))
+    fn unbounded_api(&self, key: &ObjectKey) -> Api<K> {
+        Api::namespaced(self.client.clone(), &key.namespace)
     }
 
     /// Records a child that was created, and reports one that another client had deleted.
@@ -649,50 +460,39 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         owner: &Owner,
         key: &ObjectKey,
         object: &K,
-        desired: String,
-        values: &Projection,
+        desired: &impl DesiredChild<K, S>,
     ) {
         // A new owner may have the name of an earlier one, whose children were deleted with it.
-        if self.cache.take_lost(key) && !owner.is_fresh() {
+        if self.cache.take_lost(key) && !owner.is_fresh() && desired.reports_recreation() {
             self.drift.recreated(owner, key, &what::<K>(key));
         } else {
             self.drift.created(key);
         }
-        self.record_match(key, object, desired, values);
+        self.record_match(key, object, desired);
     }
 
-    /// Records a child that was written or read and matches its desired state, unless newer state is known.
-    fn record_match(&self, key: &ObjectKey, object: &K, desired: String, values: &Projection) {
+    /// Records a child that was written or needs no write, unless newer state is known.
+    fn record_match(&self, key: &ObjectKey, object: &K, desired: &impl DesiredChild<K, S>) {
         self.unconfirmed.forget(key);
         let known = self.known(object);
         let owner = known.owner.clone();
-        let matched = Match {
-            desired,
-            values: values.digest(),
-            has_foreign_ports: values.has_foreign_ports(),
-        };
-        if !self.cache.record(key, known, matched) {
+        if !self.cache.record(key, known, desired.matched(object)) {
             self.wake_owner(owner);
         }
     }
 
     fn known(&self, object: &K) -> KnownChild<S> {
-        let (owner, owner_uid) = owner_of(object.meta(), self.names).unzip();
-        KnownChild {
-            uid: object.uid().unwrap_or_default(),
-            version: super::version(object.meta().resource_version.as_deref()),
-            owner,
-            owner_uid: owner_uid.unwrap_or_default().to_owned(),
-            fingerprint: self.fingerprint(object),
-            terminating: object.meta().deletion_timestamp.is_some(),
-            summary: (self.summary)(object),
-        }
+        let summary = (self.summary)(object);
+        KnownChild::of(object.meta(), self.names, self.fingerprint(object), summary)
     }
 
     /// Returns a digest of the content whose change wakes the owner. Annotations and labels that other agents set do
     /// not count.
     fn fingerprint(&self, object: &K) -> u64 {
-        let mut content = Self::content(object);
+        if self.watches_metadata {
+            return version(object.meta().resource_version.as_deref());
+        }
+        let mut content = content(object);
         if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
             annotations.retain(|name, _| name.starts_with(self.names.prefix));
         }
@@ -711,27 +511,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         hash.finish()
     }
 
-    /// Converts the error of a request for the child.
-    fn classified<T>(key: &ObjectKey, answer: kube::Result<T>) -> Result<T> {
-        answer.map_err(|error| Error::of_child(what::<K>(key), error))
-    }
-
     fn wake_owner(&self, owner: Option<ObjectKey>) {
         if let Some(owner) = owner {
             (self.wake)(&owner);
         }
     }
-}
-
-/// Relation of a live child to its desired state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
-    /// The child matches.
-    Match,
-    /// The child matched before, and another client has changed it since.
-    Drift,
-    /// The child was never written in this form.
-    Other,
 }
 
 fn basis(owner: &Owner, fingerprint: u64) -> Basis {
@@ -740,10 +524,6 @@ fn basis(owner: &Owner, fingerprint: u64) -> Basis {
         generation: owner.generation(),
         requested: owner.requested().map(str::to_owned),
     }
-}
-
-fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
-    object.meta().managed_fields.as_deref().unwrap_or_default()
 }
 
 impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
@@ -775,11 +555,6 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
     } else {
         format!("{plural}.{group}")
     }
-}
-
-/// Returns kind and name, such as `Deployment shop/web`.
-fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
-    format!("{} {key}", K::kind(&()))
 }
 
 #[cfg(test)]

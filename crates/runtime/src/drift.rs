@@ -38,6 +38,8 @@ pub struct Drift {
     advice: Advice,
     window: Duration,
     backoff: BackoffPolicy,
+    /// False if repeated corrections are neither reported as a contest nor delayed.
+    backs_off: bool,
     episodes: Mutex<HashMap<ObjectKey, Episode>>,
     /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
     taken: Mutex<HashMap<ObjectKey, TakenFields>>,
@@ -91,9 +93,19 @@ impl Drift {
                 min: timings.drift_backoff_min,
                 max: timings.drift_backoff_max,
             },
+            backs_off: true,
             episodes: Mutex::default(),
             taken: Mutex::default(),
             recreated: Mutex::default(),
+        }
+    }
+
+    /// Never delays a correction.
+    #[must_use]
+    pub fn without_backoff(self) -> Self {
+        Self {
+            backs_off: false,
+            ..self
         }
     }
 
@@ -230,7 +242,7 @@ impl Drift {
         while episode.at.len() > REPEATED {
             episode.at.pop_front();
         }
-        if episode.at.len() == REPEATED || episode.contest.is_some() {
+        if self.backs_off && (episode.at.len() == REPEATED || episode.contest.is_some()) {
             let mut delays = episode
                 .contest
                 .take()

@@ -127,6 +127,7 @@ impl Error {
         match error {
             kube::Error::Api(status)
                 if is_unreadable(&status)
+                    || is_denied(&status)
                     || (matches!(status.code, 400 | 403 | 405 | 413 | 422)
                         && !is_replaced(&status)
                         && !is_owner_kind_unknown(&status)) =>
@@ -168,6 +169,16 @@ impl Error {
             } => Some(status),
             _ => None,
         }
+    }
+
+    /// Returns whether the apiserver answered that there is no such object, or no such namespace.
+    pub fn is_not_found(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 404)
+    }
+
+    /// Returns whether the object of a write, or the object that is reconciled, has changed or was replaced meanwhile.
+    pub fn is_stale(&self) -> bool {
+        self.classify().0 == Class::Stale
     }
 
     /// Merges two errors of one reconcile into the one to report: all foreign children; else the first error, unless it

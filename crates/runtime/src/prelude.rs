@@ -8,7 +8,7 @@ pub use qm_core::names::MetadataNames;
 pub use qm_core::readiness::{ReadinessSummary, from_status};
 
 pub use crate::ObjectKey;
-pub use crate::children::Children;
+pub use crate::children::{Children, Quirks};
 pub use crate::controller::{Context, Controller};
 pub use crate::error::{Error, Result};
 pub use crate::manager::{self, Manager};

@@ -7,13 +7,16 @@ use tokio::sync::SetOnce;
 
 use super::ObjectKey;
 use super::cache::CacheChange;
-use super::children::{ChildKind, ChildSummary, Children, Quirks, Writer};
+use super::child_cache::ChildCache;
+use super::children::{ChildKind, ChildSummary, Children, Pacer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
-use super::drift::Advice;
+use super::drift::{Advice, Drift};
 use super::events::Events;
 use super::manager::{KindHandles, Manager, Phase};
+use super::raw_object::BoundedObject;
 use super::runner::Reconcile as _;
 use super::trigger::Trigger;
+use super::watch::SyncState;
 
 /// Parts from which a controller of objects of kind `K` is built.
 pub struct Setup<'a, K: ReconciledKind> {
@@ -41,28 +44,68 @@ impl<K: ReconciledKind> Setup<'_, K> {
         summary: fn(&T) -> S,
         advice: Advice,
     ) -> Arc<Children<T, S>> {
-        self.children_with_quirks(summary, advice, Quirks::default())
+        let places = self
+            .manager
+            .scope
+            .apis::<BoundedObject<T>>(&self.manager.client);
+        let config = self.manager.streaming_watch_config.clone();
+        let config = config.labels(K::NAMES.owner_uid);
+        let drift = self.drift(advice);
+        let (cache, sync) = (self.child_cache(), SyncState::default());
+        let children = Arc::new(self.children_of(cache, sync.clone(), summary, false, drift));
+        self.manager
+            .watch_resource(places, &config, &self.needs_watch, &children, &sync);
+        children
     }
 
-    /// Watches children of a kind with quirks.
-    pub fn children_with_quirks<T: ChildKind, S: ChildSummary>(
-        &mut self,
-        summary: fn(&T) -> S,
+    /// Returns children that the owner of `cache` watches by their metadata, because they may be large; `sync` is the
+    /// state of that watch. Their corrections are never delayed.
+    pub fn children_by_metadata<T: ChildKind>(
+        &self,
+        cache: Arc<ChildCache<()>>,
+        sync: SyncState,
         advice: Advice,
-        quirks: Quirks<T>,
-    ) -> Arc<Children<T, S>> {
-        let writer = Writer {
+    ) -> Children<T, ()> {
+        let drift = self.drift(advice).without_backoff();
+        self.children_of(cache, sync, |_| (), true, drift)
+    }
+
+    /// Returns an empty cache of children.
+    pub fn child_cache<S: ChildSummary>(&self) -> Arc<ChildCache<S>> {
+        Arc::new(ChildCache::new(self.manager.settings.timings.sync_period))
+    }
+
+    fn drift(&self, advice: Advice) -> Drift {
+        Drift::new(
+            &self.manager.settings.timings,
+            self.events.clone(),
+            self.manager.metrics.drift_corrections(self.name),
+            advice,
+        )
+    }
+
+    fn children_of<T: ChildKind, S: ChildSummary>(
+        &self,
+        cache: Arc<ChildCache<S>>,
+        sync: SyncState,
+        summary: fn(&T) -> S,
+        watches_metadata: bool,
+        drift: Drift,
+    ) -> Children<T, S> {
+        let trigger = self.trigger.clone();
+        Children {
+            client: self.manager.client.clone(),
             names: K::NAMES,
             manager: self.field_manager,
-            events: self.events.clone(),
-            corrected: self.manager.metrics.drift_corrections(self.name),
-            advice,
+            cache,
+            summary,
+            watches_metadata,
+            wake: Arc::new(move |owner| trigger.wake(owner)),
             needs_watch: Arc::clone(&self.needs_watch),
-        };
-        let trigger = self.trigger.clone();
-        Children::new(self.manager, &writer, summary, quirks, move |owner| {
-            trigger.wake(owner);
-        })
+            sync,
+            drift,
+            unconfirmed: Pacer::new(self.manager.settings.timings.confirmation_period),
+        }
     }
 }
 

@@ -6,11 +6,14 @@ use qm_api::MyApp;
 use qm_api::common::{OWNER, OWNER_UID};
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_aws::{DesiredLoadBalancer, LoadBalancer, Tags};
+use qm_runtime::ObjectKey;
+use qm_runtime::children::{ChildAction, DesiredChild as _};
 use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
-use crate::controllers::config_map_sync::copy;
+use crate::controllers::config_map_sync::copy::Copy;
 use crate::controllers::my_app::build;
 use crate::controllers::my_app::pod_state::{PodLifecycle, PodState};
+use crate::controllers::my_app::step::PodPlan;
 use crate::controllers::my_ingress::build::incompatibility;
 use crate::controllers::my_ingress::tags::OwnershipTags;
 
@@ -55,22 +58,30 @@ pub(super) fn copy(
     source: &CopySource,
     exists: impl Fn(&str) -> bool,
 ) -> Adoptability {
-    let step = |source: &ConfigMap| {
-        // Adoption adds the ownership labels in any case.
-        let mut adopted = live.clone();
-        owner.set_ownership(&mut adopted.metadata);
-        copy::step(source, spec, owner, &adopted)
-    };
-    let if_unowned = match source.as_ref().map(|it| it.as_ref().map(step)) {
+    let if_unowned = match source {
         Ok(None) => Adoptability::Adoptable("stays as it is until its source exists".into()),
-        Ok(Some(copy::CopyStep::Nothing)) => Adoptability::Adoptable("same as its source".into()),
-        Ok(Some(copy::CopyStep::Replace(_))) => Adoptability::WouldReplace(
-            "differs from its source, whose content replaces its own".into(),
-        ),
-        Ok(Some(copy::CopyStep::Recreate)) => Adoptability::WouldReplace(
-            "differs from its source and is immutable: the operator deletes and recreates it"
-                .into(),
-        ),
+        Ok(Some(source)) => {
+            let copy = Copy {
+                key: ObjectKey::of(live),
+                source,
+                spec,
+                owner,
+                digest: "",
+            };
+            // Adoption adds the ownership labels in any case.
+            let mut adopted = live.clone();
+            owner.set_ownership(&mut adopted.metadata);
+            match copy.plan(&adopted, &Ownership::Owned, None) {
+                None => Adoptability::Adoptable("same as its source".into()),
+                Some(ChildAction::Delete(_)) => Adoptability::WouldReplace(
+                    "differs from its source and is immutable: the operator deletes and recreates it"
+                        .into(),
+                ),
+                Some(_) => Adoptability::WouldReplace(
+                    "differs from its source, whose content replaces its own".into(),
+                ),
+            }
+        }
         Err(error) => Adoptability::Unknown(format!(
             "its source could not be read, and may replace it: {error}"
         )),
@@ -93,11 +104,14 @@ pub(super) fn pod(
         Err(invalid) => Adoptability::Adoptable(format!(
             "stays as it is until its MyApp is fixed: {invalid}"
         )),
-        Ok(desired) => match pod.difference(&desired) {
-            Some(why) => replaced(&why),
-            None if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
-            None => Adoptability::Adoptable("keeps running as it is".into()),
-        },
+        Ok(desired) => {
+            let plan = PodPlan { owner, desired };
+            match plan.plan_cached(&pod, &Ownership::Adoptable) {
+                Some(ChildAction::Delete(why)) => replaced(&why),
+                _ if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
+                _ => Adoptability::Adoptable("keeps running as it is".into()),
+            }
+        }
     };
     classify(owner, &live.metadata, if_unowned, exists)
 }

@@ -71,11 +71,14 @@ pub(super) fn has_twins(ports: &[ContainerPort]) -> bool {
     once.len() < ports.len()
 }
 
-/// Properties of Services that server-side apply does not know.
-pub const SERVICE_QUIRKS: Quirks<Service> = Quirks {
-    lost: lost_a_port,
-    release: release_ports,
-};
+/// Returns what server-side apply does not know of Services. The fields at the paths of `released` are released.
+pub(super) fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
+    Quirks {
+        released,
+        lost: lost_a_port,
+        release: release_ports,
+    }
+}
 
 /// Removes the node ports that the live Service holds: the apiserver would report them as allocated.
 fn release_ports(desired: &mut Service, live: &Service) {

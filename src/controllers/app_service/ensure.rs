@@ -5,11 +5,12 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use qm_api::AppService;
 use qm_api::app_service::TCP;
+use qm_runtime::children::Quirks;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::raw_object::BoundedObject;
 
-use super::children::{DeploymentState, has_twins, numbers, ports};
+use super::children::{DeploymentState, has_twins, numbers, ports, service_quirks};
 use super::validate::App;
 use super::{AppServices, build};
 
@@ -33,7 +34,7 @@ impl AppServices {
             // The Ingress would lead to a Service that the app does not own.
             let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
             let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
-                Some(ingress) => self.ingresses.apply(cx, ingress, &[]).await,
+                Some(ingress) => self.ingresses.apply(cx, ingress, Quirks::default()).await,
                 None => self.ingresses.ensure_absent(cx, &cx.key).await.map(drop),
             };
             (service, ingress)
@@ -75,7 +76,9 @@ impl AppServices {
             .then(|| build::within_bounds(&autoscaler, app.size));
         self.ensure_deployment(cx, app, deployment.as_ref(), replicas)
             .await?;
-        self.autoscalers.apply(cx, autoscaler, &[]).await
+        self.autoscalers
+            .apply(cx, autoscaler, Quirks::default())
+            .await
     }
 
     /// Returns the state of the Deployment. A Deployment without the operator's label is read only if that makes a
@@ -130,7 +133,11 @@ impl AppServices {
             released.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        self.deployments.apply(cx, deployment, &released).await
+        let quirks = Quirks {
+            released: &released,
+            ..Quirks::default()
+        };
+        self.deployments.apply(cx, deployment, quirks).await
     }
 
     /// Applies the Service. A node port that the spec no longer names keeps its number, whatever else of its port changes:
@@ -148,6 +155,7 @@ impl AppServices {
             .map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat())
             .collect();
         let released: Vec<_> = released.iter().map(Vec::as_slice).collect();
-        self.services.apply(cx, service, &released).await
+        let quirks = service_quirks(&released);
+        self.services.apply(cx, service, quirks).await
     }
 }

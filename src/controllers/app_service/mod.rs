@@ -86,10 +86,9 @@ pub struct AppServices {
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
-        let quirks = children::SERVICE_QUIRKS;
         Ok(AppServices {
             deployments: setup.children(DeploymentState::of, children::ADVICE),
-            services: setup.children_with_quirks(ServiceSummary::of, children::ADVICE, quirks),
+            services: setup.children(ServiceSummary::of, children::ADVICE),
             autoscalers: setup.children(InactiveScaling::of, children::ADVICE),
             ingresses: setup.children(|_| (), children::ADVICE),
             scaling_grace_period,

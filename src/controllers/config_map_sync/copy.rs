@@ -7,61 +7,100 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
-use qm_runtime::ownership::Owner;
+use qm_runtime::child_cache::Match;
+use qm_runtime::children::{ChildAction, DesiredChild};
+use qm_runtime::fields::{self, Projection};
+use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, short_digest};
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Next step for a copy.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CopyStep {
-    /// The copy matches.
-    Nothing,
-    /// Replace the copy by this `ConfigMap`.
-    Replace(Box<ConfigMap>),
-    /// Delete the copy, which is immutable, and create it again.
-    Recreate,
+/// A desired copy.
+pub struct Copy<'a> {
+    /// Namespace and name of the copy.
+    pub key: ObjectKey,
+    /// The source.
+    pub source: &'a ConfigMap,
+    /// The spec of the sync.
+    pub spec: &'a ConfigMapSyncSpec,
+    /// The sync.
+    pub owner: &'a Owner,
+    /// [Digest](digest) of the three.
+    pub digest: &'a str,
 }
 
-/// Returns a new copy.
-pub fn new(
-    source: &ConfigMap,
-    spec: &ConfigMapSyncSpec,
-    owner: &Owner,
-    key: &ObjectKey,
-) -> ConfigMap {
-    let metadata = ObjectMeta {
-        name: Some(key.name.to_string()),
-        namespace: Some(key.namespace.to_string()),
-        ..ObjectMeta::default()
-    };
-    desired(
-        source,
-        spec,
-        owner,
-        &ConfigMap {
+impl DesiredChild<ConfigMap, ()> for Copy<'_> {
+    fn key(&self) -> ObjectKey {
+        self.key.clone()
+    }
+
+    fn digest(&self) -> &str {
+        self.digest
+    }
+
+    fn build(&self) -> ConfigMap {
+        self.desired(ObjectMeta {
+            name: Some(self.key.name.to_string()),
+            namespace: Some(self.key.namespace.to_string()),
+            ..ObjectMeta::default()
+        })
+    }
+
+    fn plan(
+        &self,
+        live: &ConfigMap,
+        _: &Ownership,
+        _: Option<&Match>,
+    ) -> Option<ChildAction<'_, ConfigMap>> {
+        let mut desired = self.desired(live.metadata.clone());
+        let same_content = content(&desired) == content(live);
+        if same_content && desired.metadata == live.metadata {
+            return None;
+        }
+        if live.immutable == Some(true) && !same_content {
+            return Some(ChildAction::Delete("the copy is immutable".into()));
+        }
+        // The apiserver keeps its own.
+        desired.metadata.managed_fields = None;
+        Some(ChildAction::Replace(Box::new(desired)))
+    }
+
+    fn values(&self, live: &ConfigMap) -> Projection {
+        // Serialization cannot fail: the object came from JSON.
+        let live = serde_json::to_value(live).unwrap_or_default();
+        fields::all(&fields::content(&live))
+    }
+}
+
+impl Copy<'_> {
+    /// Returns the size of the content in KiB.
+    pub fn kibibytes(&self) -> u32 {
+        let text = self.source.data.iter().flatten();
+        let text = text.map(|(name, value)| name.len() + value.len());
+        let bytes = self.source.binary_data.iter().flatten();
+        let bytes = bytes.map(|(name, value)| name.len() + value.0.len());
+        let size = text.chain(bytes).sum::<usize>() / 1024;
+        u32::try_from(size).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the desired copy; `metadata` is that of the live one.
+    fn desired(&self, mut metadata: ObjectMeta) -> ConfigMap {
+        let (source, spec) = (self.source, self.spec);
+        if spec.copy_labels == Some(true) {
+            metadata.labels = Some(mirrored(source.labels(), metadata.labels.as_ref()));
+        }
+        if spec.copy_annotations == Some(true) {
+            let annotations = mirrored(source.annotations(), metadata.annotations.as_ref());
+            metadata.annotations = Some(annotations);
+        }
+        self.owner.set_ownership(&mut metadata);
+        ConfigMap {
             metadata,
-            ..ConfigMap::default()
-        },
-    )
-}
-
-/// Returns the next step for the existing copy `live`.
-pub fn step(
-    source: &ConfigMap,
-    spec: &ConfigMapSyncSpec,
-    owner: &Owner,
-    live: &ConfigMap,
-) -> CopyStep {
-    let desired = desired(source, spec, owner, live);
-    let same_content = content(&desired) == content(live);
-    if same_content && desired.metadata == live.metadata {
-        CopyStep::Nothing
-    } else if live.immutable == Some(true) && !same_content {
-        CopyStep::Recreate
-    } else {
-        CopyStep::Replace(Box::new(desired))
+            data: source.data.clone(),
+            binary_data: source.binary_data.clone(),
+            immutable: source.immutable,
+        }
     }
 }
 
@@ -74,31 +113,6 @@ pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> St
         spec.copy_annotations,
         owner.uid()
     ))
-}
-
-fn desired(
-    source: &ConfigMap,
-    spec: &ConfigMapSyncSpec,
-    owner: &Owner,
-    live: &ConfigMap,
-) -> ConfigMap {
-    let mut metadata = live.metadata.clone();
-    if spec.copy_labels == Some(true) {
-        metadata.labels = Some(mirrored(source.labels(), metadata.labels.as_ref()));
-    }
-    if spec.copy_annotations == Some(true) {
-        metadata.annotations = Some(mirrored(
-            source.annotations(),
-            metadata.annotations.as_ref(),
-        ));
-    }
-    owner.set_ownership(&mut metadata);
-    ConfigMap {
-        metadata,
-        data: source.data.clone(),
-        binary_data: source.binary_data.clone(),
-        immutable: source.immutable,
-    }
 }
 
 /// Returns the names and values of the source, and those of the copy that the operator reserves for itself.
@@ -175,8 +189,34 @@ mod tests {
         }))
     }
 
+    fn copy<'a>(source: &'a ConfigMap, spec: &'a ConfigMapSyncSpec, owner: &'a Owner) -> Copy<'a> {
+        let key = ObjectKey::new("b", "d");
+        let digest = "";
+        Copy {
+            key,
+            source,
+            spec,
+            owner,
+            digest,
+        }
+    }
+
     fn made(more: bool) -> ConfigMap {
-        new(&source(), &spec(more), &owner(), &ObjectKey::new("b", "d"))
+        copy(&source(), &spec(more), &owner()).build()
+    }
+
+    /// Returns the action for the copy `live`: "keep", "delete", or "replace" with the new copy.
+    fn planned(
+        source: &ConfigMap,
+        more: bool,
+        live: &ConfigMap,
+    ) -> (&'static str, Option<ConfigMap>) {
+        match copy(source, &spec(more), &owner()).plan(live, &Ownership::Owned, None) {
+            None => ("keep", None),
+            Some(ChildAction::Replace(written)) => ("replace", Some(*written)),
+            Some(ChildAction::Delete(_)) => ("delete", None),
+            Some(_) => panic!("no action for a copy"),
+        }
     }
 
     #[test]
@@ -185,14 +225,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::unchanged(|_: &mut ConfigMap| {}, CopyStep::Nothing)]
-    #[case::foreign_annotation(|copy: &mut ConfigMap| { copy.annotations_mut().insert("x".into(), "y".into()); }, CopyStep::Nothing)]
-    #[case::finalizer(|copy: &mut ConfigMap| { copy.finalizers_mut().push("x/y".into()); }, CopyStep::Nothing)]
-    #[case::empty_map(|copy: &mut ConfigMap| { copy.binary_data.clone_from(&source().binary_data); copy.immutable = Some(false); }, CopyStep::Nothing)]
-    fn foreign_fields_stay(#[case] change: fn(&mut ConfigMap), #[case] expected: CopyStep) {
+    #[case::unchanged(|_: &mut ConfigMap| {})]
+    #[case::foreign_annotation(|copy: &mut ConfigMap| { copy.annotations_mut().insert("x".into(), "y".into()); })]
+    #[case::finalizer(|copy: &mut ConfigMap| { copy.finalizers_mut().push("x/y".into()); })]
+    #[case::empty_map(|copy: &mut ConfigMap| { copy.binary_data.clone_from(&source().binary_data); copy.immutable = Some(false); })]
+    fn foreign_fields_stay(#[case] change: fn(&mut ConfigMap)) {
         let mut live = made(false);
         change(&mut live);
-        assert_eq!(step(&source(), &spec(false), &owner(), &live), expected);
+        assert_eq!(planned(&source(), false, &live), ("keep", None));
     }
 
     #[rstest]
@@ -211,34 +251,22 @@ mod tests {
         live.meta_mut().resource_version = Some("7".into());
         let expected = live.clone();
         change(&mut live);
-        match step(&source(), &spec(true), &owner(), &live) {
-            CopyStep::Replace(written) => {
-                assert_eq!(*written, expected);
-                assert_eq!(
-                    step(&source(), &spec(true), &owner(), &written),
-                    CopyStep::Nothing
-                );
-            }
-            other => panic!("{other:?}"),
-        }
+        let written = Some(expected.clone());
+        assert_eq!(planned(&source(), true, &live), ("replace", written));
+        assert_eq!(planned(&source(), true, &expected), ("keep", None));
     }
 
     #[test]
     fn immutable_copy_is_recreated_if_its_content_differs() {
         let mut source = source();
         source.immutable = Some(true);
-        let live = new(&source, &spec(true), &owner(), &ObjectKey::new("b", "d"));
-        assert_eq!(
-            step(&source, &spec(true), &owner(), &live),
-            CopyStep::Nothing
-        );
+        let live = copy(&source, &spec(true), &owner()).build();
+        assert_eq!(planned(&source, true, &live).0, "keep");
         let mut relabelled = live.clone();
         relabelled.labels_mut().remove("l");
-        assert!(
-            matches!(
-                step(&source, &spec(true), &owner(), &relabelled),
-                CopyStep::Replace(_)
-            ),
+        assert_eq!(
+            planned(&source, true, &relabelled).0,
+            "replace",
             "metadata may change"
         );
         source
@@ -246,14 +274,10 @@ mod tests {
             .as_mut()
             .unwrap()
             .insert("k".into(), "new".into());
+        assert_eq!(planned(&source, true, &live).0, "delete");
         assert_eq!(
-            step(&source, &spec(true), &owner(), &live),
-            CopyStep::Recreate
-        );
-        source = self::source();
-        assert_eq!(
-            step(&source, &spec(true), &owner(), &live),
-            CopyStep::Recreate,
+            planned(&self::source(), true, &live).0,
+            "delete",
             "an immutable copy cannot become mutable"
         );
     }

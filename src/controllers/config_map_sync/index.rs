@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,21 +10,18 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
-use qm_runtime::child_cache::{ChildCache, KnownChild, Match};
+use qm_runtime::child_cache::{ChildCache, KnownChild};
 use qm_runtime::ownership::owner_of;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, SyncState, WatchPhase};
 use qm_runtime::{ObjectKey, WatchScope, version};
-use tokio::sync::SetOnce;
 
 use super::plan::{Destinations, Plan};
 
 /// Index of copies, syncs and namespaces.
 pub struct Index {
-    /// Copies: all `ConfigMap`s with an ownership mark. The report is its UID.
-    pub copies: ChildCache<()>,
-    /// Set once there is a `ConfigMapSync`.
-    pub watch_needed: Arc<SetOnce<()>>,
+    /// Copies: all `ConfigMap`s with an ownership mark.
+    pub copies: Arc<ChildCache<()>>,
     /// State of the lists of `ConfigMap`s.
     pub maps_sync: SyncState,
     /// State of the list of namespaces; `None` if the operator does not watch them.
@@ -69,11 +65,14 @@ pub enum NamespacePresence {
 }
 
 impl Index {
-    /// Creates an empty index. `wake` wakes the syncs that a change concerns.
-    pub fn new(scope: &WatchScope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
+    /// Creates an empty index, which fills the cache `copies`. `wake` wakes the syncs that a change concerns.
+    pub fn new(
+        scope: &WatchScope,
+        copies: Arc<ChildCache<()>>,
+        wake: Trigger<ConfigMapSync>,
+    ) -> Self {
         Self {
-            copies: ChildCache::new(trust),
-            watch_needed: Arc::default(),
+            copies,
             maps_sync: SyncState::default(),
             namespaces_sync: (*scope == WatchScope::Cluster).then(SyncState::default),
             state: Mutex::default(),
@@ -109,8 +108,6 @@ impl Index {
 
     /// Follows a sync and the objects that its plan refers to; `None` for a spec without a plan.
     pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<Plan>) {
-        // The first sync starts the watches.
-        let _ = self.watch_needed.set(());
         let mut state = self.state();
         if state.syncs.get(key).map(|known| &known.plan) == plan.as_ref() {
             return;
@@ -197,21 +194,6 @@ impl Index {
             state.looping.remove(key);
         }
         found
-    }
-
-    /// Records that a copy matches, with `digest`. Wakes its owner if the copy may have been deleted already.
-    pub fn record_match(&self, key: &ObjectKey, copy: &ConfigMap, digest: &str) {
-        let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
-        let known = known(copy, uid);
-        let owner = known.owner.clone();
-        let matched = Match {
-            desired: digest.to_owned(),
-            values: 0,
-            has_foreign_ports: false,
-        };
-        if !self.copies.record(key, known, matched) {
-            self.wake(&owner);
-        }
     }
 
     /// Wakes the syncs that a `ConfigMap` concerns, but not `known`, which knows of the change.
@@ -315,31 +297,21 @@ impl IndexState {
     }
 }
 
-/// Returns the summary of a copy that the index keeps.
-pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> KnownChild<()> {
-    let version = version(metadata.meta().resource_version.as_deref());
-    KnownChild {
-        uid: metadata.uid().unwrap_or_default(),
-        version,
-        owner: owner_of(metadata.meta(), &NAMES).map(|(owner, _)| owner),
-        owner_uid,
-        // Metadata does not show which fields changed.
-        fingerprint: version,
-        terminating: metadata.meta().deletion_timestamp.is_some(),
-        summary: (),
-    }
+/// Returns the state of a copy that the cache keeps.
+fn known(copy: &PartialObjectMeta<ConfigMap>) -> KnownChild<()> {
+    // Metadata does not show which fields changed.
+    let fingerprint = version(copy.metadata.resource_version.as_deref());
+    KnownChild::of(&copy.metadata, &NAMES, fingerprint, ())
 }
 
 impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
     /// Keeps only copies: `ConfigMap`s with a mark.
     fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
-        let owner_uid = map.labels().get(OWNER_UID);
-        let (owner, news) = match owner_uid {
-            Some(uid) => (
+        let (owner, news) = match map.labels().get(OWNER_UID) {
+            Some(_) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
-                self.copies
-                    .on_applied(key.clone(), known(&map, uid.clone())),
+                self.copies.on_applied(key.clone(), known(&map)),
             ),
             None => (
                 None,

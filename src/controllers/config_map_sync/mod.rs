@@ -1,8 +1,9 @@
 //! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 //!
-//! [`plan`] lists the desired copies, [`copy`] computes their content, and [`status`] reports the results. Watch events
-//! ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
+//! [`plan`] lists the desired copies, [`copy`] computes their content and how an existing one is made to match, and
+//! [`status`] reports the results. Watch events ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,22 +16,22 @@ use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::config_map_sync::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_runtime::children::{Children, Ensured};
 use qm_runtime::controller::{Context, Controller};
-use qm_runtime::drift::Drift;
-use qm_runtime::error::{Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
+use qm_runtime::drift::Advice;
+use qm_runtime::error::{Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{ObjectKey, WatchScope};
+use tokio::sync::Semaphore;
 
-pub use self::copy_store::MANAGER;
-use self::copy_store::{CopyError, CopyStore};
+use self::copy::Copy;
 use self::index::{Index, NamespacePresence};
 use self::plan::{Plan, PlanError};
 use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
 use crate::cli::RunConfig;
 
 pub mod copy;
-pub mod copy_store;
 mod finalize;
 pub mod index;
 pub mod plan;
@@ -64,8 +65,15 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 // Apps read the ConfigMaps.
 .with_uninstall_rank(60);
 
+/// Field manager of the controller's writes.
+pub const MANAGER: &str = "quartermaster/configmapsync";
+/// Changes to make instead of editing a copy, by field.
+const ADVICE: Advice = &[("", "change the source instead")];
 /// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;
+/// Maximum size of the content of copies that are written at the same time, in KiB. Memory has each content several
+/// times: as read, as sent and as answered.
+const ROOM: u32 = 6 * 1024;
 
 /// The controller.
 pub struct ConfigMapSyncs {
@@ -74,7 +82,9 @@ pub struct ConfigMapSyncs {
     protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
-    copies: CopyStore,
+    copies: Children<ConfigMap, ()>,
+    /// Room for the content of copies, in KiB.
+    room: Semaphore,
     /// Times of writes that no status reports yet.
     unreported: Mutex<HashMap<ObjectKey, Time>>,
 }
@@ -93,16 +103,20 @@ struct CopyTotals {
 /// None.
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
-        let resync = config.timings.sync_period;
+        let cache = setup.child_cache();
+        let index = Arc::new(Index::new(
+            &setup.manager.scope,
+            Arc::clone(&cache),
+            setup.trigger.clone(),
+        ));
+        let copies = setup.children_by_metadata(cache, index.maps_sync.clone(), ADVICE);
+        let watch_needed = &setup.needs_watch;
         let manager = &mut *setup.manager;
-        let index = Index::new(&manager.scope, resync, setup.trigger.clone());
-        let index = Arc::new(index);
         let (newest, others) = (
             manager.watch_config.clone(),
             manager.streaming_watch_config.clone(),
         );
         let maps = manager.scope.apis(&manager.client);
-        let watch_needed = &index.watch_needed;
         manager.watch_resource::<PartialObjectMeta<ConfigMap>>(
             maps,
             &others,
@@ -120,18 +134,13 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
                 sync,
             );
         }
-        let drift = Drift::new(
-            &manager.settings.timings,
-            setup.events.clone(),
-            manager.metrics.drift_corrections(NAME),
-            copy_store::ADVICE,
-        );
         Ok(ConfigMapSyncs {
             scope: manager.scope.clone(),
             protected: config.protected_destinations,
             no_cross_namespace_refs: config.no_cross_namespace_refs,
-            copies: CopyStore::new(Arc::clone(&index), drift),
             index,
+            copies,
+            room: Semaphore::new(ROOM as usize),
             unreported: Mutex::default(),
         })
     })
@@ -175,13 +184,14 @@ impl Controller for ConfigMapSyncs {
         };
         let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let ensured = destinations.into_iter().map(|(namespace, presence)| {
-            self.ensure(
-                cx,
-                &source,
-                &digest,
-                ObjectKey::new(&namespace, &plan.name),
-                presence,
-            )
+            let copy = Copy {
+                key: ObjectKey::new(&namespace, &plan.name),
+                source: &source,
+                spec: &cx.object.spec,
+                owner: &cx.owner,
+                digest: &digest,
+            };
+            self.ensure(cx, copy, presence)
         });
         let mut results: Vec<_> = stream::iter(ensured).buffered(AT_ONCE).collect().await;
         let matching: BTreeSet<_> = results
@@ -189,7 +199,7 @@ impl Controller for ConfigMapSyncs {
             .filter(|(_, result)| result.is_ok())
             .map(|(copy, _)| copy.clone())
             .collect();
-        let owned = self.copies.owned(cx);
+        let owned = self.owned(cx);
         let (removed, kept) = self.remove_undesired(cx, owned, &desired, &matching).await;
         results.extend(removed);
         let CopyTotals {
@@ -199,13 +209,13 @@ impl Controller for ConfigMapSyncs {
         } = CopyTotals::of(results);
         problems.extend(plan.refused.iter().map(|(namespace, error)| CopyProblem {
             namespace: namespace.clone(),
-            reason: error.reason(),
+            reason: error.reason().into(),
             message: error.to_string(),
         }));
         let is_unknown = self.index.namespaces_unknown().is_some();
         let is_polled = problems
             .iter()
-            .any(|it| is_unknown || status::is_polled(it.reason));
+            .any(|it| is_unknown || status::is_polled(&it.reason));
         let copied = Copied {
             destinations: desired.len() + plan.refused.len(),
             matching: matching.len(),
@@ -268,7 +278,7 @@ impl ConfigMapSyncs {
                 plan.source
             )
         };
-        let owned = self.copies.owned(cx);
+        let owned = self.owned(cx);
         let existing = owned.iter().filter(|copy| desired.contains(copy));
         let existing = existing.cloned().collect();
         let (removed, _) = self.remove_undesired(cx, owned, desired, &existing).await;
@@ -282,6 +292,14 @@ impl ConfigMapSyncs {
         reported(outcome, !problems.is_empty(), error)
     }
 
+    /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
+    fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
+        self.index.copies.keys_where(|copy| {
+            copy.owner_uid == cx.owner.uid()
+                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
+        })
+    }
+
     /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
     /// result for each copy, and how many stay.
     async fn remove_undesired(
@@ -290,7 +308,7 @@ impl ConfigMapSyncs {
         owned: Vec<ObjectKey>,
         desired: &BTreeSet<ObjectKey>,
         existing: &BTreeSet<ObjectKey>,
-    ) -> (Vec<(ObjectKey, Result<bool, CopyError>)>, usize) {
+    ) -> (Vec<(ObjectKey, Result<bool>)>, usize) {
         let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
         let (kept, removed): (Vec<_>, Vec<_>) =
             undesired.partition(|copy| plan::must_stay(copy, desired, existing));
@@ -302,9 +320,10 @@ impl ConfigMapSyncs {
         &self,
         cx: &Context<ConfigMapSync>,
         copies: impl IntoIterator<Item = ObjectKey>,
-    ) -> Vec<(ObjectKey, Result<bool, CopyError>)> {
+    ) -> Vec<(ObjectKey, Result<bool>)> {
         let released = copies.into_iter().map(|copy| async move {
-            let result = self.copies.release(cx, &copy).await;
+            let stays = cx.object.spec.orphans();
+            let result = self.copies.release(cx, &copy, stays).await;
             (copy, result)
         });
         stream::iter(released).buffered(AT_ONCE).collect().await
@@ -314,23 +333,47 @@ impl ConfigMapSyncs {
     async fn ensure(
         &self,
         cx: &Context<ConfigMapSync>,
-        source: &ConfigMap,
-        digest: &str,
-        copy: ObjectKey,
+        copy: Copy<'_>,
         presence: NamespacePresence,
-    ) -> (ObjectKey, Result<bool, CopyError>) {
-        let result = match presence {
-            NamespacePresence::Missing => Err(CopyError::blocked(
-                NAMESPACE_NOT_FOUND,
-                format!("create namespace {}", copy.namespace),
-            )),
-            NamespacePresence::Terminating => Err(CopyError::blocked(
-                NAMESPACE_TERMINATING,
-                "the namespace is being deleted",
-            )),
-            NamespacePresence::Exists => self.copies.ensure(cx, source, digest, &copy).await,
+    ) -> (ObjectKey, Result<bool>) {
+        let blocked = |reason: &'static str, message: String| Error::Other {
+            class: Class::Waiting,
+            reason: reason.into(),
+            message,
         };
-        (copy, result)
+        let result = match presence {
+            NamespacePresence::Missing => Err(blocked(
+                NAMESPACE_NOT_FOUND,
+                format!("create namespace {}", copy.key.namespace),
+            )),
+            NamespacePresence::Terminating => Err(blocked(
+                NAMESPACE_TERMINATING,
+                "the namespace is being deleted".into(),
+            )),
+            NamespacePresence::Exists => self.write(cx, &copy).await,
+        };
+        (copy.key, result)
+    }
+
+    async fn write(&self, cx: &Context<ConfigMapSync>, copy: &Copy<'_>) -> Result<bool> {
+        if self.index.copies.is_up_to_date(&copy.key, copy.digest) {
+            return Ok(false);
+        }
+        // The semaphore is never closed.
+        let room = copy.kibibytes().clamp(1, ROOM);
+        let _room = self.room.acquire_many(room).await;
+        let mut ensured = self.copies.ensure(cx, copy).await?;
+        if let Ensured::Deleted(..) = ensured {
+            // A deleted ConfigMap is gone at once, unless another client has added a finalizer.
+            ensured = self.copies.ensure(cx, copy).await?;
+        }
+        match ensured {
+            Ensured::Kept(_) => Ok(false),
+            Ensured::Terminating(_) | Ensured::Deleted(..) => {
+                Err(Error::Terminating("the copy".into()))
+            }
+            Ensured::Created(_) | Ensured::Adopted(_) | Ensured::Updated(_) => Ok(true),
+        }
     }
 
     /// Sets `lastSyncTime`, also for writes of an earlier reconcile whose status could not be written.
@@ -353,26 +396,37 @@ impl ConfigMapSyncs {
 }
 
 impl CopyTotals {
-    fn of(results: Vec<(ObjectKey, Result<bool, CopyError>)>) -> Self {
+    fn of(results: Vec<(ObjectKey, Result<bool>)>) -> Self {
         let mut totals = Self::default();
         for (copy, result) in results {
-            let (reason, message) = match result {
+            let error = match result {
                 Ok(has_written) => {
                     totals.has_written |= has_written;
                     continue;
                 }
-                Err(CopyError::Blocked { reason, message }) => (reason, message),
-                Err(CopyError::Failed(error)) => {
-                    let message = error.to_string();
-                    totals.error = Some(error);
-                    (WRITE_FAILED, message)
-                }
+                Err(error) => error,
+            };
+            let (class, reason) = error.classify();
+            let reason = if error.is_not_found() {
+                NAMESPACE_NOT_FOUND.into()
+            } else if matches!(class, Class::Waiting | Class::Terminal) {
+                reason
+            } else {
+                WRITE_FAILED.into()
+            };
+            let is_retried = reason == WRITE_FAILED;
+            let message = match error.status().filter(|_| !is_retried) {
+                Some(status) => status.message.clone(),
+                None => error.to_string(),
             };
             totals.problems.push(CopyProblem {
                 namespace: copy.namespace.to_string(),
                 reason,
                 message,
             });
+            if is_retried {
+                totals.error = Some(error);
+            }
         }
         totals
     }
@@ -381,11 +435,11 @@ impl CopyTotals {
 /// Reports that nothing was copied.
 fn blocked(
     cx: &mut Context<ConfigMapSync>,
-    reason: &'static str,
+    reason: impl Into<Cow<'static, str>>,
     message: impl Into<String>,
 ) -> Outcome {
     let outcome = status::blocked(&mut cx.status, reason, message);
-    if status::is_polled(reason) {
+    if status::is_polled(&outcome.reason) {
         outcome.requeue(Requeue::Poll)
     } else {
         outcome

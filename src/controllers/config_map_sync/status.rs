@@ -1,5 +1,7 @@
 //! Computes the status of a `ConfigMapSync` from the results of its copies. Pure.
 
+use std::borrow::Cow;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::config_map_sync::ConfigMapSyncStatus;
 use qm_runtime::ObjectKey;
@@ -55,7 +57,7 @@ pub struct CopyProblem {
     /// The destination's namespace.
     pub namespace: String,
     /// The condition's reason.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// The problem, and what to do.
     pub message: String,
 }
@@ -76,7 +78,7 @@ pub struct Copied {
 /// Reports that nothing was copied.
 pub fn blocked(
     status: &mut ConfigMapSyncStatus,
-    reason: &'static str,
+    reason: impl Into<Cow<'static, str>>,
     message: impl Into<String>,
 ) -> Outcome {
     (status.destinations, status.copies) = (None, None);
@@ -93,7 +95,7 @@ pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> O
     status.destinations = Some(count(copied.destinations));
     status.copies = Some(count(copied.matching));
     let outcome = match copied.problems.first() {
-        Some(first) => Outcome::failed(first.reason, incomplete(copied)),
+        Some(first) => Outcome::failed(first.reason.clone(), incomplete(copied)),
         None => Outcome {
             reason: SYNCED.into(),
             ..Outcome::ready(match copied.destinations {
@@ -183,7 +185,7 @@ mod tests {
     fn problem(namespace: &str) -> CopyProblem {
         CopyProblem {
             namespace: namespace.into(),
-            reason: QUOTA_EXCEEDED,
+            reason: QUOTA_EXCEEDED.into(),
             message: "full".into(),
         }
     }

@@ -10,7 +10,7 @@ use qm_api::my_app::{
 use qm_api::spec_size;
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::ownership::Owner;
-use qm_runtime::short_digest;
+use qm_runtime::{ObjectKey, short_digest};
 
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
@@ -106,6 +106,11 @@ pub fn validate(app: &MyApp) -> Result<DesiredPod<'_>, InvalidMyApp> {
 /// Returns the name of the Pod of a `MyApp`.
 pub fn pod_name(app: &str) -> String {
     format!("{app}-pod")
+}
+
+/// Returns namespace and name of the Pod of a `MyApp`.
+pub fn pod_key(namespace: &str, app: &str) -> ObjectKey {
+    ObjectKey::new(namespace, &pod_name(app))
 }
 
 /// Returns the name of the `MyApp` of a Pod.

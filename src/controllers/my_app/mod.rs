@@ -1,6 +1,6 @@
 //! `MyApp`: one Pod.
 //!
-//! A reconcile takes at most one step for the Pod, which [`step::next`] decides; the watch shows the result.
+//! A reconcile takes at most one step for the Pod, which [`step::PodPlan`] decides; the watch shows the result.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,21 +15,20 @@ use qm_core::conditions;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{BackoffPolicy, Backoffs};
-use qm_runtime::children::Children;
-use qm_runtime::children::immutable::ChildSnapshot;
+use qm_runtime::child_cache::KnownChild;
+use qm_runtime::children::{Children, Ensured};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::ownership::{Owner, Ownership};
+use qm_runtime::ownership::Ownership;
 use tokio::time::Instant;
 use tracing::debug;
 
-use self::build::DesiredPod;
 pub use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
-use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodStep, outcome_of};
+use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodPlan, outcome_of};
 use crate::cli::RunConfig;
 
 pub mod build;
@@ -61,9 +60,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
 )
 .with_uninstall_rank(50);
 
-/// Maximum number of attempts in one reconcile to create or read a Pod that comes and goes.
-const TRIES: usize = 3;
-
 /// The controller.
 pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
@@ -71,7 +67,6 @@ pub struct MyApps {
     retries: Backoffs<ObjectKey>,
     /// A Pod that lived longer than this did not fail at once.
     settled_after: Duration,
-    resync: Duration,
     tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
@@ -80,10 +75,6 @@ pub struct MyApps {
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
     not_ready: Option<PodVersion>,
-    /// Time since which the watch is trusted.
-    trusted_since: Option<Instant>,
-    /// Version that the watch showed when a write of the Pod failed or the Pod was deleted: a read must follow.
-    must_read: Option<PodVersion>,
     /// The Pod was deleted to be recreated.
     is_replaced: bool,
     /// UID of the Pod that ended, and when it is to be deleted.
@@ -91,13 +82,7 @@ struct PodTracking {
 }
 
 /// UID and resourceVersion.
-type PodVersion = (String, String);
-
-/// Result of finding the Pod.
-enum PodLookup {
-    Created(ChildSnapshot<PodState>),
-    Existing(ChildSnapshot<PodState>),
-}
+type PodVersion = (String, u64);
 
 /// State of the node of a Pod.
 enum NodeState {
@@ -119,7 +104,6 @@ pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
         Ok(MyApps {
             retries: Backoffs::new(BackoffPolicy { min, max }),
             settled_after: max,
-            resync: timings.sync_period,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),
@@ -127,13 +111,12 @@ pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     })
 }
 
-/// Returns the Pod's namespace and name.
-fn pod_of(owner: &Owner) -> ObjectKey {
-    ObjectKey::new(owner.namespace(), &build::pod_name(owner.name()))
+fn pod_of(app: &ObjectKey) -> ObjectKey {
+    build::pod_key(&app.namespace, &app.name)
 }
 
-fn version(child: &ChildSnapshot<PodState>) -> PodVersion {
-    (child.uid.clone(), child.version.clone())
+fn version(child: &KnownChild<PodState>) -> PodVersion {
+    (child.uid.clone(), child.version)
 }
 
 impl Controller for MyApps {
@@ -149,25 +132,45 @@ impl Controller for MyApps {
             reason: invalid.reason().into(),
             message: invalid.to_string(),
         })?;
-        let result = self.ensure(cx, &desired).await;
-        if result.is_err() {
-            let child = self.pods.child(&pod_of(&cx.owner));
-            self.track(&cx.key, |pod| pod.must_read = child.as_ref().map(version));
+        let plan = PodPlan {
+            owner: &cx.owner,
+            desired,
+        };
+        match self.pods.ensure(cx, &plan).await? {
+            Ensured::Created(child) => {
+                let is_replaced = self.track(&cx.key, |pod| std::mem::take(&mut pod.is_replaced));
+                if !is_replaced && cx.status.pod_name.is_some() {
+                    let note = format!("{} was deleted and is recreated", child.summary.name());
+                    cx.event("Create", RECREATED, note);
+                }
+                Ok(outcome_of(&child.summary))
+            }
+            Ensured::Terminating(child) => Ok(self.wait(cx, &child).await),
+            Ensured::Deleted(child, difference) => {
+                self.track(&cx.key, |pod| pod.is_replaced = true);
+                let note = format!("{} is replaced: {difference}", child.summary.name());
+                cx.event("Delete", "Replaced", note);
+                Ok(step::terminating(&child.summary))
+            }
+            Ensured::Adopted(child) => {
+                let note = format!("{} is adopted as it is", child.summary.name());
+                cx.event("Adopt", "Adopted", note);
+                self.keep(cx, &child).await
+            }
+            Ensured::Updated(child) | Ensured::Kept(child) => self.keep(cx, &child).await,
         }
-        result
     }
 
     fn observe(&self, cx: &mut Context<MyApp>) {
-        let pod = self.pods.child(&pod_of(&cx.owner)).map(|pod| pod.summary);
-        let pod = pod.filter(|pod| cx.ownership(&pod.ownership) == Ownership::Owned);
+        let pod = self.pods.child(&pod_of(&cx.key)).map(|pod| pod.summary);
+        let pod = pod.filter(|pod| cx.ownership(&pod.metadata) == Ownership::Owned);
         cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
         let phase = pod.map(|pod| pod.phase);
         cx.status.phase = phase.filter(|phase| !phase.is_empty());
     }
 
     fn forget(&self, key: &ObjectKey) {
-        self.pods
-            .forget(&ObjectKey::new(&key.namespace, &build::pod_name(&key.name)));
+        self.pods.forget(&pod_of(key));
         self.retries.reset(key);
         let mut tracking = self.tracking.lock().unwrap_or_else(PoisonError::into_inner);
         tracking.remove(key);
@@ -180,107 +183,16 @@ impl MyApps {
         act(tracking.entry(key.clone()).or_default())
     }
 
-    async fn ensure(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<Outcome> {
-        let (key, owner) = (&cx.key, &cx.owner);
-        let child = match self.find(cx, desired).await? {
-            PodLookup::Existing(child) => child,
-            PodLookup::Created(child) => {
-                let is_replaced = self.track(key, |pod| std::mem::take(&mut pod.is_replaced));
-                if !is_replaced && cx.status.pod_name.is_some() {
-                    let note = format!("{} was deleted and is recreated", child.key.name);
-                    cx.event("Create", RECREATED, note);
-                }
-                return Ok(outcome_of(&child.summary));
-            }
-        };
-        if cx.ownership(&child.summary.ownership) == Ownership::Restored {
-            cx.confirm_owner().await?;
-        }
-        match step::next(owner, desired, &child.summary, |uid| {
-            cx.owners().exists(uid)
-        }) {
-            PodStep::Ignore(foreign) => {
-                // No watch shows that the Pod is deleted or becomes adoptable: the Pod lacks the operator's label.
-                Err(Error::NotOwned(
-                    self.pods.conflict_message(owner, &foreign, &child.key),
-                ))
-            }
-            PodStep::Wait => Ok(self.wait(cx, &child).await),
-            PodStep::Replace(difference) => {
-                self.delete(key, &child).await?;
-                let note = format!("{} is replaced: {difference}", child.key.name);
-                cx.event("Delete", "Replaced", note);
-                Ok(step::terminating(&child.summary))
-            }
-            PodStep::Recreate => self.recreate(key, &child).await,
-            PodStep::RestoreOwnership(claim) => {
-                let labels = [(build::APP, owner.name())];
-                let labels: &[_] = if child.summary.lacks_label() {
-                    &labels
-                } else {
-                    &[]
-                };
-                let marks = &child.summary.ownership;
-                let owned = self
-                    .pods
-                    .set_ownership(owner, &child, marks, labels)
-                    .await?;
-                if claim != Ownership::Owned {
-                    let note = format!("{} is adopted as it is", child.key.name);
-                    cx.event("Adopt", "Adopted", note);
-                }
-                self.keep(cx, &owned).await
-            }
-            PodStep::Keep => self.keep(cx, &child).await,
-        }
-    }
-
-    /// Returns the Pod, created if there is none. The cache answers where possible. An app without a status has never
-    /// had a Pod, so its Pod is created without a read, which cannot overwrite a Pod either. Later a Pod that the watch
-    /// does not show may exist, and be unowned.
-    async fn find(&self, cx: &Context<MyApp>, desired: &DesiredPod<'_>) -> Result<PodLookup> {
-        let pod = pod_of(&cx.owner);
-        let mut may_exist = !cx.owner.is_fresh();
-        if let Some(known) = self.pods.child(&pod) {
-            if self.trusts(&cx.key, &known) {
-                return Ok(PodLookup::Existing(known));
-            }
-            may_exist = true;
-        }
-        for _ in 0..TRIES {
-            if !may_exist
-                && let Some(created) = self.pods.create(&build::pod(&cx.owner, desired)).await?
-            {
-                return Ok(PodLookup::Created(created));
-            }
-            let found = self.pods.read(&pod).await?;
-            self.track(&cx.key, |pod| {
-                (pod.trusted_since, pod.must_read) = (None, None);
-            });
-            if let Some(found) = found {
-                return Ok(PodLookup::Existing(found));
-            }
-            cx.confirm_owner().await?;
-            may_exist = false;
-        }
-        Err(Error::Stale("the Pod keeps being replaced".into()))
-    }
-
-    /// Returns whether the watch is trusted. A watch may have missed an event, so a read follows once per resync.
-    fn trusts(&self, key: &ObjectKey, known: &ChildSnapshot<PodState>) -> bool {
-        self.track(key, |pod| {
-            let needs_read = pod.must_read.as_ref() == Some(&version(known));
-            !needs_read
-                && pod.trusted_since.get_or_insert_with(Instant::now).elapsed() < self.resync
-        })
-    }
-
     /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+    async fn keep(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
         let pod = &child.summary;
-        if pod.lifecycle == PodLifecycle::Ready {
-            self.track(&cx.key, |pod| pod.not_ready = None);
-            return Ok(outcome_of(pod));
+        match pod.lifecycle {
+            PodLifecycle::Ready => {
+                self.track(&cx.key, |pod| pod.not_ready = None);
+                return Ok(outcome_of(pod));
+            }
+            PodLifecycle::Ended => return self.recreate(&cx.key, child).await,
+            PodLifecycle::NotReady => {}
         }
         let Some(node) = pod.node.as_deref() else {
             return Ok(outcome_of(pod));
@@ -298,7 +210,7 @@ impl MyApps {
 
     /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &ChildSnapshot<PodState>) -> Outcome {
+    async fn wait(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);
@@ -311,7 +223,7 @@ impl MyApps {
     }
 
     /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
-    async fn recreate(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<Outcome> {
+    async fn recreate(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<Outcome> {
         let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
@@ -335,10 +247,8 @@ impl MyApps {
         Ok(outcome_of(&child.summary).requeue(Requeue::Poll))
     }
 
-    /// Deletes the Pod. Unless the watch shows the result, the next reconcile reads the Pod.
-    async fn delete(&self, key: &ObjectKey, child: &ChildSnapshot<PodState>) -> Result<()> {
-        self.track(key, |pod| pod.must_read = Some(version(child)));
-        self.pods.delete(child).await?;
+    async fn delete(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<()> {
+        self.pods.delete(&pod_of(key), child).await?;
         self.track(key, |pod| pod.is_replaced = true);
         Ok(())
     }
@@ -348,7 +258,7 @@ impl MyApps {
     async fn node_state(
         &self,
         cx: &Context<MyApp>,
-        child: &ChildSnapshot<PodState>,
+        child: &KnownChild<PodState>,
         node: &str,
     ) -> NodeState {
         let now = Some(version(child));

@@ -33,8 +33,8 @@ pub const SUCCEEDED: &str = "PodSucceeded";
 /// Summary of a Pod that the operator keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodState {
-    /// The metadata that ownership depends on.
-    pub ownership: ObjectMeta,
+    /// Identity, ownership marks and deletion of the Pod.
+    pub metadata: ObjectMeta,
     image: String,
     /// The last value of the container's variable, which counts; `None` if it is no plain value.
     banner: Option<Digested>,
@@ -45,7 +45,6 @@ pub struct PodState {
     /// The Pod's phase; may be empty.
     pub phase: String,
     pub lifecycle: PodLifecycle,
-    pub is_terminating: bool,
     /// The node that the scheduler chose.
     pub node: Option<String>,
     pub created: Option<Timestamp>,
@@ -104,7 +103,7 @@ impl PodState {
             _ => PodLifecycle::NotReady,
         };
         Self {
-            ownership: ownership(&pod.metadata),
+            metadata: kept_metadata(&pod.metadata),
             image: container
                 .and_then(|container| container.image.clone())
                 .unwrap_or_default(),
@@ -125,7 +124,6 @@ impl PodState {
                 )
             }),
             lifecycle,
-            is_terminating: pod.metadata.deletion_timestamp.is_some(),
             node: pod
                 .spec
                 .as_ref()
@@ -138,7 +136,7 @@ impl PodState {
     }
 
     pub fn name(&self) -> &str {
-        self.ownership.name.as_deref().unwrap_or_default()
+        self.metadata.name.as_deref().unwrap_or_default()
     }
 
     /// Returns how the Pod differs from the desired state.
@@ -166,7 +164,7 @@ impl PodState {
     /// Returns whether a Pod that the operator created lacks the label that Services select by.
     pub fn lacks_label(&self) -> bool {
         let label = self
-            .ownership
+            .metadata
             .labels
             .as_ref()
             .and_then(|labels| labels.get(APP));
@@ -202,8 +200,8 @@ fn banner(container: &Container) -> Option<Digested> {
     }
 }
 
-/// Returns the metadata that ownership depends on: the rest may be long and change at any time.
-fn ownership(metadata: &ObjectMeta) -> ObjectMeta {
+/// Returns the metadata that decisions depend on: the rest may be long and change at any time.
+fn kept_metadata(metadata: &ObjectMeta) -> ObjectMeta {
     let kept = |entries: &Option<BTreeMap<String, String>>| {
         let mut entries = entries.clone()?;
         entries.retain(|name, _| [APP, OWNER_UID, OWNER, ADOPT_BY].contains(&name.as_str()));
@@ -212,6 +210,8 @@ fn ownership(metadata: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone(),
+        uid: metadata.uid.clone(),
+        deletion_timestamp: metadata.deletion_timestamp.clone(),
         labels: kept(&metadata.labels),
         annotations: kept(&metadata.annotations),
         owner_references: metadata.owner_references.clone(),

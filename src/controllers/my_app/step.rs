@@ -1,16 +1,20 @@
 //! Decides the next step for the Pod of a `MyApp`, and the condition. Pure.
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
+use kube::core::ObjectMeta;
 use qm_core::conditions::READY;
+use qm_runtime::ObjectKey;
+use qm_runtime::child_cache::Match;
+use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
     WRITE_REJECTED,
 };
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
-use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
+use qm_runtime::ownership::{Owner, Ownership};
 
-use super::build::{DesiredPod, IMAGE_MISSING};
+use super::build::{self, APP, DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};
 
 /// Reason of an app whose Pod is on a node that no longer exists.
@@ -39,47 +43,63 @@ pub const REASONS: [&str; 17] = [
     NODE_NOT_FOUND,
 ];
 
-/// Next step for a Pod.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PodStep {
-    /// The Pod is not owned.
-    Ignore(ForeignOwner),
-    /// The Pod is being deleted.
-    Wait,
-    /// The Pod differs from the desired state in this field: delete it.
-    Replace(String),
-    /// The Pod has ended: delete it after a delay.
-    Recreate,
-    /// The Pod lacks a label, or an ownership mark. Contains the claim from before.
-    RestoreOwnership(Ownership),
-    /// The Pod matches.
-    Keep,
+/// The Pod that a `MyApp` needs. A Pod is never applied: most of its fields are immutable, and admission plugins and the
+/// kubelet write others.
+pub struct PodPlan<'a> {
+    pub owner: &'a Owner,
+    pub desired: DesiredPod<'a>,
 }
 
-/// Returns the next step. `exists` returns whether a `MyApp` has that UID.
-pub fn next(
-    owner: &Owner,
-    desired: &DesiredPod<'_>,
-    pod: &PodState,
-    exists: impl Fn(&str) -> bool,
-) -> PodStep {
-    let claim = owner.ownership(&pod.ownership, exists);
-    if let Ownership::Foreign(foreign) = claim {
-        return PodStep::Ignore(foreign);
+impl DesiredChild<Pod, PodState> for PodPlan<'_> {
+    fn key(&self) -> ObjectKey {
+        build::pod_key(self.owner.namespace(), self.owner.name())
     }
-    if pod.is_terminating {
-        return PodStep::Wait;
+
+    /// Returns no digest: the status of the Pod counts too.
+    fn digest(&self) -> &'static str {
+        ""
     }
-    if let Some(difference) = pod.difference(desired) {
-        return PodStep::Replace(difference);
+
+    fn build(&self) -> Pod {
+        build::pod(self.owner, &self.desired)
     }
-    if pod.lifecycle == PodLifecycle::Ended {
-        return PodStep::Recreate;
+
+    fn plan(
+        &self,
+        live: &Pod,
+        ownership: &Ownership,
+        _: Option<&Match>,
+    ) -> Option<ChildAction<'_, Pod>> {
+        self.plan_cached(&PodState::of(live), ownership)
     }
-    if owner.has_ownership(&pod.ownership) && !pod.lacks_label() {
-        PodStep::Keep
-    } else {
-        PodStep::RestoreOwnership(claim)
+
+    fn cached_metadata<'s>(&self, pod: &'s PodState) -> Option<&'s ObjectMeta> {
+        Some(&pod.metadata)
+    }
+
+    fn plan_cached(&self, pod: &PodState, _: &Ownership) -> Option<ChildAction<'_, Pod>> {
+        if let Some(difference) = pod.difference(&self.desired) {
+            return Some(ChildAction::Delete(difference));
+        }
+        let is_owned = self.owner.has_ownership(&pod.metadata) && !pod.lacks_label();
+        // The controller deletes a Pod that has ended, after a delay.
+        if is_owned || pod.lifecycle == PodLifecycle::Ended {
+            return None;
+        }
+        let mut patch = self.owner.ownership_patch(&pod.metadata);
+        if pod.lacks_label() {
+            patch["labels"][APP] = self.owner.name().into();
+        }
+        Some(ChildAction::Patch(patch))
+    }
+
+    fn matched(&self, _: &Pod) -> Option<Match> {
+        None
+    }
+
+    /// The status of the `MyApp` tells, also after a restart, whether it had a Pod.
+    fn reports_recreation(&self) -> bool {
+        false
     }
 }
 
@@ -151,7 +171,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::controllers::my_app::build;
 
     fn app() -> MyApp {
         serde_json::from_value(json!({
@@ -162,18 +181,26 @@ mod tests {
         .unwrap()
     }
 
-    /// Returns the step for the desired Pod with this change.
-    fn step_for(change: &Value) -> PodStep {
+    /// Returns the action for the desired Pod with this change: "keep", a patch of the labels, or why it is deleted.
+    fn planned(change: &Value) -> Value {
         let app = app();
         let (owner, desired) = (Owner::of(&app).unwrap(), build::validate(&app).unwrap());
         let mut pod = serde_json::to_value(build::pod(&owner, &desired)).unwrap();
         merge(&mut pod, change);
-        next(
-            &owner,
-            &desired,
-            &PodState::of(&serde_json::from_value(pod).unwrap()),
-            |uid| uid == "lives",
-        )
+        let plan = PodPlan {
+            owner: &owner,
+            desired,
+        };
+        let pod = serde_json::from_value(pod).unwrap();
+        match plan.plan(&pod, &Ownership::Owned, None) {
+            None => json!("keep"),
+            Some(ChildAction::Patch(patch)) => {
+                assert_eq!(patch["ownerReferences"][0]["uid"], "ours");
+                patch["labels"].clone()
+            }
+            Some(ChildAction::Delete(why)) => why.into(),
+            Some(_) => panic!("no action for a Pod"),
+        }
     }
 
     fn merge(into: &mut Value, change: &Value) {
@@ -186,29 +213,22 @@ mod tests {
         }
     }
 
-    fn unmarked(adopt_by: &str) -> Value {
-        let annotations = json!({ "quartermaster.dev/adopt-by": adopt_by });
-        json!({ "metadata": { "labels": null, "ownerReferences": null, "annotations": annotations } })
-    }
+    const OWNER_UID: &str = "quartermaster.dev/owner-uid";
 
     #[rstest]
-    #[case::matching(json!({}), PodStep::Keep)]
-    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
-    #[case::no_label(json!({ "metadata": { "labels": null } }), PodStep::RestoreOwnership(Ownership::Owned))]
-    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), PodStep::RestoreOwnership(Ownership::Owned))]
-    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), PodStep::RestoreOwnership(Ownership::Owned))]
-    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/spec-digest": null } } }), PodStep::Keep)]
-    #[case::both_stripped(unmarked("shop/other"), PodStep::Ignore(ForeignOwner::Promised("shop/other".into())))]
-    #[case::adoptable(unmarked("shop/web"), PodStep::RestoreOwnership(Ownership::Adoptable))]
-    #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), PodStep::RestoreOwnership(Ownership::Restored))]
-    #[case::terminating(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), PodStep::Wait)]
-    #[case::terminating_and_different(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Wait)]
-    #[case::failed(json!({ "status": { "phase": "Failed" } }), PodStep::Recreate)]
-    #[case::ended(json!({ "status": { "phase": "Succeeded" } }), PodStep::Recreate)]
-    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), PodStep::Ignore(ForeignOwner::Promised(String::new())))]
-    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/spec-digest": "x" } } }), PodStep::Replace("podSecurity has changed".into()))]
-    fn next_step_for_a_pod(#[case] change: Value, #[case] expected: PodStep) {
-        assert_eq!(step_for(&change), expected);
+    #[case::matching(json!({}), json!("keep"))]
+    #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), json!({ OWNER_UID: "ours" }))]
+    #[case::no_label(json!({ "metadata": { "labels": null } }), json!({ OWNER_UID: "ours", "app": "web" }))]
+    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), json!({ OWNER_UID: "ours", "app": "web" }))]
+    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), json!({ OWNER_UID: "ours", "app": "web" }))]
+    #[case::created_by_another_client(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/spec-digest": null } } }), json!("keep"))]
+    #[case::adoptable(json!({ "metadata": { "labels": { OWNER_UID: null }, "ownerReferences": null, "annotations": { "quartermaster.dev/adopt-by": "shop/web" } } }), json!({ OWNER_UID: "ours" }))]
+    #[case::restored(json!({ "metadata": { "labels": { OWNER_UID: "gone" }, "ownerReferences": null } }), json!({ OWNER_UID: "ours" }))]
+    #[case::failed(json!({ "status": { "phase": "Failed" } }), json!("keep"))]
+    #[case::ended_without_a_label(json!({ "status": { "phase": "Succeeded" }, "metadata": { "labels": null } }), json!("keep"))]
+    #[case::failed_and_different(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/spec-digest": "x" } } }), json!("podSecurity has changed"))]
+    fn next_action_for_a_pod(#[case] change: Value, #[case] expected: Value) {
+        assert_eq!(planned(&change), expected);
     }
 
     #[rstest]

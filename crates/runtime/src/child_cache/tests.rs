@@ -4,7 +4,6 @@ use http::{Method, Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use kube::client::Body;
-use kube::core::ObjectMeta;
 use rstest::rstest;
 use serde_json::json;
 
@@ -25,6 +24,24 @@ fn end_list(cache: &ChildCache<u8>, place: Option<&str>, shown: &[&str]) -> Vec<
 
 fn summary(cache: &ChildCache<u8>, key: &ObjectKey) -> Option<u8> {
     cache.known(key).map(|known| known.summary)
+}
+
+/// Knowledge of the cache about a child.
+#[derive(Debug, PartialEq)]
+enum Lookup {
+    Unknown,
+    Terminating,
+    UpToDate,
+    Unconfirmed,
+}
+
+fn lookup(cache: &ChildCache<u8>, key: &ObjectKey, digest: &str) -> Lookup {
+    match cache.known(key) {
+        None => Lookup::Unknown,
+        Some(_) if cache.is_up_to_date(key, digest) => Lookup::UpToDate,
+        Some(known) if known.terminating => Lookup::Terminating,
+        Some(_) => Lookup::Unconfirmed,
+    }
 }
 
 fn child(version: u64, fingerprint: u64, summary: u8) -> KnownChild<u8> {
@@ -51,29 +68,29 @@ fn matched(desired: &str) -> Match {
 fn own_write_wakes_no_owner_and_a_changed_field_does() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     for version in [4, 5, 6] {
         assert_eq!(cache.on_applied(web.clone(), child(version, 0, 1)), None);
     }
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(1))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(1))
     );
-    assert_eq!(cache.lookup(&web, "other"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "other"), Lookup::Unconfirmed);
     assert_eq!(
         cache.on_applied(web.clone(), child(7, 0, 2)),
         Some(key("owner")),
         "the summary has changed"
     );
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(2))
     );
     assert_eq!(
         cache.on_applied(web.clone(), child(8, 1, 2)),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
     assert_eq!(
         cache.matched(&web, "1"),
         Some(matched("d")),
@@ -85,8 +102,8 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
         Some(key("owner"))
     );
     assert_eq!(
-        cache.lookup(&web, "d"),
-        ChildLookup::UpToDate,
+        lookup(&cache, &web, "d"),
+        Lookup::UpToDate,
         "the confirmed state is back"
     );
     assert_eq!(
@@ -95,20 +112,55 @@ fn own_write_wakes_no_owner_and_a_changed_field_does() {
         "another child of the name"
     );
     assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unknown);
 }
 
 #[tokio::test(start_paused = true)]
 async fn match_expires_after_the_trust_period() {
     let cache = ChildCache::new(TRUST);
-    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     tokio::time::advance(TRUST / 2).await;
     assert_eq!(
-        (cache.lookup(&key("web"), "d"), summary(&cache, &key("web"))),
-        (ChildLookup::UpToDate, Some(1))
+        (
+            lookup(&cache, &key("web"), "d"),
+            summary(&cache, &key("web"))
+        ),
+        (Lookup::UpToDate, Some(1))
     );
     tokio::time::advance(TRUST).await;
-    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &key("web"), "d"), Lookup::Unconfirmed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cached_state_counts_until_a_read_is_due() {
+    let cache = ChildCache::new(TRUST);
+    let web = key("web");
+    let is_trusted = || cache.trusted(&web).is_some();
+    assert!(!is_trusted());
+    cache.on_applied(web.clone(), child(5, 0, 1));
+    // A standby does not use the state.
+    tokio::time::advance(TRUST * 2).await;
+    assert!(is_trusted());
+    tokio::time::advance(TRUST).await;
+    assert!(!is_trusted());
+    cache.record(&web, child(5, 0, 1), None);
+    assert!(is_trusted(), "a read has shown the same state");
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
+    tokio::time::advance(TRUST).await;
+    assert!(!is_trusted());
+    cache.on_applied(web.clone(), child(6, 0, 1));
+    assert!(is_trusted(), "the watch has shown a change");
+    delete(&cache, 409).await;
+    assert!(!is_trusted(), "the child has changed");
+    cache.on_applied(web.clone(), child(7, 0, 1));
+    delete(&cache, 200).await;
+    assert!(!is_trusted(), "the watch has not shown the deletion yet");
+    let terminating = KnownChild {
+        terminating: true,
+        ..child(8, 0, 1)
+    };
+    cache.on_applied(web.clone(), terminating);
+    assert!(is_trusted());
 }
 
 /// The watch may be faster than the response: such a child would stay in the cache forever.
@@ -116,28 +168,28 @@ async fn match_expires_after_the_trust_period() {
 fn child_is_unknown_when_it_is_deleted_during_the_read() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     {
         let _read = cache.begin_read(&web);
         let _another = cache.begin_read(&web);
         drop(cache.begin_read(&web));
         assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
         assert!(
-            !cache.record(&web, child(6, 0, 1), matched("d")),
+            !cache.record(&web, child(6, 0, 1), Some(matched("d"))),
             "the owner must check again"
         );
-        assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unknown);
+        assert_eq!(lookup(&cache, &web, "d"), Lookup::Unknown);
         cache.record(
             &web,
             KnownChild {
                 uid: "2".into(),
                 ..child(7, 0, 1)
             },
-            matched("d"),
+            Some(matched("d")),
         );
         assert_eq!(
-            (cache.lookup(&web, "d"), summary(&cache, &web)),
-            (ChildLookup::UpToDate, Some(1)),
+            (lookup(&cache, &web, "d"), summary(&cache, &web)),
+            (Lookup::UpToDate, Some(1)),
             "another child of the name"
         );
     }
@@ -151,17 +203,17 @@ fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
     let reads = [&web, &other, &far].map(|key| cache.begin_read(key));
     cache.on_applied(other.clone(), child(4, 0, 1));
     end_list(&cache, Some("shop"), &["other"]);
-    assert!(!cache.record(&web, child(6, 0, 1), matched("d")));
+    assert!(!cache.record(&web, child(6, 0, 1), Some(matched("d"))));
     assert!(
-        cache.record(&other, child(6, 0, 1), matched("d")),
+        cache.record(&other, child(6, 0, 1), Some(matched("d"))),
         "the list has the child"
     );
     assert!(
-        cache.record(&far, child(6, 0, 1), matched("d")),
+        cache.record(&far, child(6, 0, 1), Some(matched("d"))),
         "the list covers another namespace"
     );
     drop(reads);
-    assert!(cache.record(&web, child(6, 0, 1), matched("d")));
+    assert!(cache.record(&web, child(6, 0, 1), Some(matched("d"))));
 }
 
 /// State that the watch shows before the response needs no read if its relevant content is the same.
@@ -170,19 +222,19 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.on_applied(web.clone(), child(6, 3, 2));
-    assert!(cache.record(&web, child(5, 3, 1), matched("d")));
+    assert!(cache.record(&web, child(5, 3, 1), Some(matched("d"))));
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(2))
     );
     cache.on_applied(web.clone(), child(8, 4, 2));
     assert!(
-        !cache.record(&web, child(7, 3, 1), matched("d")),
+        !cache.record(&web, child(7, 3, 1), Some(matched("d"))),
         "the owner must check again"
     );
     assert_eq!(
-        cache.lookup(&web, "d"),
-        ChildLookup::Unconfirmed,
+        lookup(&cache, &web, "d"),
+        Lookup::Unconfirmed,
         "the child has changed since"
     );
 }
@@ -201,14 +253,14 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
         cache.record_absent(&web);
     }
     assert_eq!(
-        (cache.is_absent(&web), cache.lookup(&web, "d")),
-        (false, ChildLookup::Unconfirmed)
+        (cache.is_absent(&web), lookup(&cache, &web, "d")),
+        (false, Lookup::Unconfirmed)
     );
     let _read = cache.begin_read(&web);
     cache.record_absent(&web);
     assert_eq!(
-        (cache.is_absent(&web), cache.lookup(&web, "d")),
-        (true, ChildLookup::Unknown),
+        (cache.is_absent(&web), lookup(&cache, &web, "d")),
+        (true, Lookup::Unknown),
         "the watch showed it before the read"
     );
 }
@@ -231,12 +283,12 @@ fn response_about_a_replaced_child_keeps_its_replacement() {
     );
     assert_eq!(end_list(&cache, None, &["web"]), []);
     assert!(
-        cache.record(&web, child(5, 0, 1), matched("d")),
+        cache.record(&web, child(5, 0, 1), Some(matched("d"))),
         "the list woke the owner"
     );
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::Unconfirmed, Some(2))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::Unconfirmed, Some(2))
     );
 }
 
@@ -250,7 +302,7 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
             uid: "2".into(),
             ..child(9, 0, 1)
         },
-        matched("d"),
+        Some(matched("d")),
     );
     assert_eq!(
         cache.on_applied(
@@ -264,8 +316,8 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
     );
     assert_eq!(cache.on_deleted(&web, "1"), None);
     assert_eq!(
-        (cache.lookup(&web, "d"), summary(&cache, &web)),
-        (ChildLookup::UpToDate, Some(1))
+        (lookup(&cache, &web, "d"), summary(&cache, &web)),
+        (Lookup::UpToDate, Some(1))
     );
 }
 
@@ -273,7 +325,7 @@ fn late_event_of_a_replaced_child_wakes_no_owner() {
 fn recreated_or_terminating_child_wakes_its_owner() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -284,7 +336,7 @@ fn recreated_or_terminating_child_wakes_its_owner() {
         ),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Terminating);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Terminating);
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -295,7 +347,7 @@ fn recreated_or_terminating_child_wakes_its_owner() {
         ),
         Some(key("owner"))
     );
-    assert_eq!(cache.lookup(&web, "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &web, "d"), Lookup::Unconfirmed);
 }
 
 #[test]
@@ -325,8 +377,8 @@ fn child_is_unknown_when_a_list_lacks_it() {
         "the list covers another namespace"
     );
     assert_eq!(end_list(&cache, Some("shop"), &["db"]), [key("owner")]);
-    assert_eq!(cache.lookup(&key("web"), "d"), ChildLookup::Unknown);
-    assert_eq!(cache.lookup(&key("db"), "d"), ChildLookup::Unconfirmed);
+    assert_eq!(lookup(&cache, &key("web"), "d"), Lookup::Unknown);
+    assert_eq!(lookup(&cache, &key("db"), "d"), Lookup::Unconfirmed);
 }
 
 #[test]
@@ -336,21 +388,21 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
     assert!(!cache.take_lost(&web), "the child never existed");
     cache.record_missing(&web);
     assert!(!cache.take_lost(&web), "the child never existed");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "2");
     assert!(!cache.take_lost(&web), "another child of the name");
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web) && !cache.take_lost(&web), "once");
 
     // A list lacks the child, or a read does not find it before the watch shows its deletion.
-    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.record(&web, child(6, 0, 1), Some(matched("d")));
     end_list(&cache, None, &[]);
     assert!(cache.take_lost(&web));
-    cache.record(&web, child(7, 0, 1), matched("d"));
+    cache.record(&web, child(7, 0, 1), Some(matched("d")));
     cache.record_missing(&web);
     assert!(cache.take_lost(&web));
     cache.on_deleted(&web, "1");
-    cache.record(&web, child(8, 0, 1), matched("d"));
+    cache.record(&web, child(8, 0, 1), Some(matched("d")));
     assert!(!cache.take_lost(&web), "the child exists again");
 }
 
@@ -358,15 +410,6 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
 async fn delete(cache: &ChildCache<u8>, code: u16) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "shop"), "shop");
-    let metadata = ObjectMeta {
-        name: Some("web".into()),
-        uid: Some("1".into()),
-        ..ObjectMeta::default()
-    };
-    let live = ConfigMap {
-        metadata,
-        ..ConfigMap::default()
-    };
     let status = if code == 200 { "Success" } else { "Failure" };
     let status_body = json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
     let answers = async {
@@ -380,8 +423,8 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
                 .unwrap(),
         );
     };
-    let web = key("web");
-    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &live), answers);
+    let (web, known) = (key("web"), child(5, 0, 1));
+    let (deleted, ()) = tokio::join!(cache.delete(&api, &web, &known), answers);
     assert_eq!(deleted.is_ok(), code == 200, "{deleted:?}");
 }
 
@@ -389,12 +432,12 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
 async fn child_that_the_operator_deletes_is_not_lost() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    cache.record(&web, child(5, 0, 1), matched("d"));
+    cache.record(&web, child(5, 0, 1), Some(matched("d")));
     delete(&cache, 200).await;
     cache.on_deleted(&web, "1");
     assert!(!cache.take_lost(&web));
     // The next child has another UID.
-    cache.record(&web, child(6, 0, 1), matched("d"));
+    cache.record(&web, child(6, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "1");
     assert!(cache.take_lost(&web));
     delete(&cache, 200).await;
@@ -415,7 +458,7 @@ async fn child_is_lost_after_a_deletion_that_had_no_effect(
     #[case] is_lost: bool,
 ) {
     let cache = ChildCache::new(TRUST);
-    cache.record(&key("web"), child(5, 0, 1), matched("d"));
+    cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     delete(&cache, code).await;
     cache.on_deleted(&key("web"), "1");
     assert_eq!(cache.take_lost(&key("web")), is_lost);
@@ -437,7 +480,7 @@ fn lost_children_are_bounded() {
     let cache = ChildCache::new(TRUST);
     for number in 0..=MAX_LOST {
         let web = key(&number.to_string());
-        cache.record(&web, child(5, 0, 1), matched("d"));
+        cache.record(&web, child(5, 0, 1), Some(matched("d")));
         cache.on_deleted(&web, "1");
     }
     assert_eq!(cache.state().lost.len(), 1);

@@ -13,7 +13,7 @@ use crate::ObjectKey;
 const BURST: Duration = Duration::from_secs(5);
 
 /// Rate limit of the writes of children, which delays no other work.
-pub(super) struct Pacer {
+pub(crate) struct Pacer {
     period: Duration,
     turns: Mutex<Turns>,
 }
@@ -43,7 +43,7 @@ pub(super) struct Basis {
 
 impl Pacer {
     /// Creates a rate limit with one write in each `period`.
-    pub(super) fn new(period: Duration) -> Self {
+    pub(crate) fn new(period: Duration) -> Self {
         Self {
             period,
             turns: Mutex::default(),

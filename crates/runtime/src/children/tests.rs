@@ -7,10 +7,15 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
+use kube::core::ObjectMeta;
+use prometheus_client::metrics::counter::Counter;
 use rstest::rstest;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::*;
+use crate::child_cache::Match;
+use crate::events::Events;
 use crate::settings::Timings;
 use crate::testing::{NAMES, Widget, context};
 
@@ -19,27 +24,39 @@ type Maps = Children<ConfigMap, ()>;
 /// Timeout on a clock that advances only while every task waits.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Returns children whose `data` the apiserver loses now and then.
 fn maps(client: Client, wake: impl Fn(&ObjectKey) + Send + Sync + 'static) -> Maps {
+    children(client, |_| (), wake)
+}
+
+fn children<S: ChildSummary>(
+    client: Client,
+    summary: fn(&ConfigMap) -> S,
+    wake: impl Fn(&ObjectKey) + Send + Sync + 'static,
+) -> Children<ConfigMap, S> {
     let events = Events::new(client.clone(), "test", "qm-0").0;
-    let maps = Maps {
+    let maps = Children {
         client,
         names: &NAMES,
         manager: "example/test",
-        summary: |_| (),
-        quirks: Quirks {
-            lost: |sent, applied| sent.data != applied.data,
-            ..Quirks::default()
-        },
+        summary,
+        watches_metadata: false,
         wake: Arc::new(wake),
         needs_watch: Arc::default(),
         sync: SyncState::default(),
-        cache: ChildCache::new(Duration::from_mins(30)),
+        cache: Arc::new(ChildCache::new(Duration::from_mins(30))),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
         unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
     maps.sync.begin(0, []);
     maps
+}
+
+/// Returns exceptions for children whose `data` the apiserver loses now and then.
+fn quirks() -> Quirks<'static, ConfigMap> {
+    Quirks {
+        lost: |sent, applied| sent.data != applied.data,
+        ..Quirks::default()
+    }
 }
 
 fn owner() -> Owner {
@@ -80,7 +97,7 @@ async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
         answer.send_response(Response::new(serde_json::to_vec(&made).unwrap().into()));
     };
     let desired = serde_json::from_value(desired).unwrap();
-    let (applied, ()) = tokio::join!(maps.apply(&cx, desired, &[]), answer);
+    let (applied, ()) = tokio::join!(maps.apply(&cx, desired, quirks()), answer);
     applied.unwrap();
     let expected = if may_be_gone {
         vec![ObjectKey::new("shop", "web")]
@@ -129,7 +146,7 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     let cx = context(&maps.client, owner());
     let apply = async {
         let desired = serde_json::from_value(desired).unwrap();
-        maps.apply(&cx, desired, &[]).await.unwrap();
+        maps.apply(&cx, desired, quirks()).await.unwrap();
         drop((maps, cx));
     };
     tokio::join!(apply, answers);
@@ -209,17 +226,168 @@ async fn terminating_child_is_read() {
     };
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
     let cx = context(&maps.client, owner());
-    let apply = maps.apply(&cx, serde_json::from_value(desired).unwrap(), &[]);
+    let apply = maps.apply(&cx, serde_json::from_value(desired).unwrap(), quirks());
     let (applied, ()) = timeout(SOON, async { tokio::join!(apply, answers) })
         .await
         .expect("the child was read");
     applied.unwrap();
 }
 
-fn not_found() -> Response<Body> {
-    let status = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
+/// Returns a `ConfigMap` of the owner with this data, after this change of its metadata.
+fn live(data: &str, metadata: &Value) -> Value {
+    let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { NAMES.owner_uid: "u" } }, "data": { "a": data } });
+    let change = metadata.as_object().unwrap().clone();
+    live["metadata"].as_object_mut().unwrap().extend(change);
+    live
+}
+
+/// Answers the requests with these bodies; a missing one is a 404, a number a failure with that code. Returns the
+/// methods of the requests.
+async fn answer(
+    apiserver: &mut tower_test::mock::Handle<Request<Body>, Response<Body>>,
+    answers: &[Value],
+) -> Vec<String> {
+    let mut methods = Vec::new();
+    for body in answers {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        methods.push(request.method().to_string());
+        answer.send_response(match body {
+            Value::Null => not_found(),
+            Value::Number(code) => failure(u16::try_from(code.as_u64().unwrap()).unwrap()),
+            body => Response::new(serde_json::to_vec(body).unwrap().into()),
+        });
+    }
+    methods
+}
+
+/// Child that is kept if its data is `new`, and deleted otherwise; the cache has its metadata and data.
+struct Replaced;
+
+impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new("shop", "child")
+    }
+
+    fn digest(&self) -> &'static str {
+        ""
+    }
+
+    fn build(&self) -> ConfigMap {
+        serde_json::from_value(live("new", &json!({}))).unwrap()
+    }
+
+    fn plan(
+        &self,
+        live: &ConfigMap,
+        ownership: &Ownership,
+        _: Option<&Match>,
+    ) -> Option<ChildAction<'_, ConfigMap>> {
+        self.plan_cached(&state(live), ownership)
+    }
+
+    fn cached_metadata<'s>(&self, state: &'s (ObjectMeta, String)) -> Option<&'s ObjectMeta> {
+        Some(&state.0)
+    }
+
+    fn plan_cached(
+        &self,
+        (_, data): &(ObjectMeta, String),
+        _: &Ownership,
+    ) -> Option<ChildAction<'_, ConfigMap>> {
+        (data != "new").then(|| ChildAction::Delete(data.clone()))
+    }
+
+    fn matched(&self, _: &ConfigMap) -> Option<Match> {
+        None
+    }
+}
+
+fn state(map: &ConfigMap) -> (ObjectMeta, String) {
+    let metadata = ObjectMeta {
+        resource_version: None,
+        ..map.metadata.clone()
+    };
+    (metadata, map.data.clone().unwrap_or_default()["a"].clone())
+}
+
+#[rstest]
+#[case::matching(live("new", &json!({})), &[], "kept", &[])]
+#[case::different(live("old", &json!({})), &[json!({})], "deleted: old", &["DELETE"])]
+#[case::terminating(live("old", &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })), &[], "terminating", &[])]
+#[case::foreign(live("old", &json!({ "labels": { NAMES.owner_uid: "another" } })), &[], "not owned", &[])]
+#[case::changed_since(live("old", &json!({})), &[json!(409), live("new", &json!({ "resourceVersion": "6" }))], "kept", &["DELETE", "GET"])]
+#[case::changed_again_and_again(live("old", &json!({})), &[json!(409), live("old", &json!({})), json!(409), live("old", &json!({})), json!(409)], "stale", &["DELETE", "GET", "DELETE", "GET", "DELETE"])]
+#[tokio::test(start_paused = true)]
+async fn cached_child_is_decided_without_a_read(
+    #[case] cached: Value,
+    #[case] answers: &[Value],
+    #[case] expected: &str,
+    #[case] requests: &[&str],
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = children(Client::new(service, "shop"), state, |_| ());
+    maps.apply(BoundedObject(serde_json::from_value(cached).unwrap()));
+    let cx = context(&maps.client, owner());
+    let both = async { tokio::join!(maps.ensure(&cx, &Replaced), answer(&mut apiserver, answers)) };
+    let (ensured, methods) = timeout(SOON, both).await.expect("no other request");
+    let ensured = match ensured {
+        Ok(Ensured::Kept(_)) => "kept".into(),
+        Ok(Ensured::Deleted(_, why)) => format!("deleted: {why}"),
+        Ok(Ensured::Terminating(_)) => "terminating".into(),
+        Err(Error::NotOwned(_)) => "not owned".into(),
+        Err(error) if error.is_stale() => "stale".into(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        (&*ensured, methods),
+        (expected, requests.iter().map(ToString::to_string).collect())
+    );
+}
+
+/// The child was listed as owned; then another owner adopted it.
+#[rstest]
+#[case::owned(live("a", &json!({})), false, true, &["GET", "DELETE"])]
+#[case::owned_and_stays(live("a", &json!({})), true, true, &["GET", "PUT"])]
+#[case::adopted_meanwhile(live("a", &json!({ "labels": { NAMES.owner_uid: "another" } })), false, false, &["GET"])]
+#[case::terminating(live("a", &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })), false, false, &["GET"])]
+#[case::deleted_meanwhile(Value::Null, true, false, &["GET"])]
+#[tokio::test(start_paused = true)]
+async fn owned_child_alone_is_released(
+    #[case] live: Value,
+    #[case] stays: bool,
+    #[case] expected: bool,
+    #[case] requests: &[&str],
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let (cx, key) = (
+        context(&maps.client, owner()),
+        ObjectKey::new("shop", "child"),
+    );
+    let answers = vec![live; requests.len()];
+    let both = async {
+        tokio::join!(
+            maps.release(&cx, &key, stays),
+            answer(&mut apiserver, &answers)
+        )
+    };
+    let (released, methods) = timeout(SOON, both).await.expect("no other request");
+    assert_eq!(
+        (released.unwrap(), methods),
+        (expected, requests.iter().map(ToString::to_string).collect())
+    );
+}
+
+fn failure(code: u16) -> Response<Body> {
+    let reason = if code == 404 { "NotFound" } else { "" };
+    let status = json!({ "kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "none" });
     Response::builder()
-        .status(404)
+        .status(code)
         .body(serde_json::to_vec(&status).unwrap().into())
         .unwrap()
+}
+
+fn not_found() -> Response<Body> {
+    failure(404)
 }
