@@ -46,13 +46,16 @@ impl RequestError {
 
     /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
     pub(super) fn is_busy(error: &anyhow::Error) -> bool {
-        matches!(
-            error.downcast_ref(),
-            Some(Self {
-                code: Some(429 | 503 | 504),
-                ..
-            })
-        )
+        matches!(Self::code_of(error), Some(429 | 503 | 504))
+    }
+
+    /// Returns true if the user lacks a permission.
+    pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
+        Self::code_of(error) == Some(403)
+    }
+
+    fn code_of(error: &anyhow::Error) -> Option<u16> {
+        error.downcast_ref::<Self>()?.code
     }
 }
 
