@@ -1,9 +1,10 @@
 //! The deletion, round by round, until nothing is left or nothing more can be done.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::{StreamExt, stream};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
 use kube::core::DynamicObject;
@@ -31,40 +32,22 @@ const CONCURRENCY: usize = 16;
 /// A deletion that the user has confirmed.
 pub(super) struct Deletion<'a> {
     pub(super) client: Client,
-    args: &'a UninstallArgs,
+    pub(super) args: &'a UninstallArgs,
     /// The kinds in the order of their deletion.
-    kinds: Vec<&'static KindInfo>,
+    pub(super) kinds: Vec<&'static KindInfo>,
     /// The Lease that proves for `--without-operator` that the operator is gone.
-    expired_lease: Option<LeaseVersion>,
-    deadline: Instant,
+    pub(super) expired_lease: Option<LeaseVersion>,
+    pub(super) deadline: Instant,
     pub(super) changes: RefCell<PendingChanges>,
 }
 
-impl<'a> Deletion<'a> {
-    pub(super) fn new(
-        client: Client,
-        args: &'a UninstallArgs,
-        kinds: Vec<&'static KindInfo>,
-        expired_lease: Option<LeaseVersion>,
-        deadline: Instant,
-    ) -> Self {
-        Self {
-            client,
-            args,
-            kinds,
-            expired_lease,
-            deadline,
-            changes: RefCell::default(),
-        }
-    }
-
+impl Deletion<'_> {
     /// Deletes everything. Returns what remains at the deadline, or as soon as nothing more can be done.
     pub(super) async fn run(&self, out: &mut Printer) -> anyhow::Result<Option<Remaining>> {
-        let deadline = self.deadline;
-        let started = Instant::now();
-        let mut remaining = Remaining::default();
+        let (deadline, started) = (self.deadline, Instant::now());
+        let mut last = None;
         let (mut versions, mut changed) = (Vec::new(), started);
-        let mut printed = HashMap::new();
+        let mut printed = HashSet::new();
         let mut outage = OutageReporter::default();
         loop {
             let began = Instant::now();
@@ -74,9 +57,8 @@ impl<'a> Deletion<'a> {
             match round {
                 Err(error) if error.is::<RequestError>() => outage.report(&error, out)?,
                 Err(error) => return Err(error),
-                Ok(None) => return Ok(None),
-                Ok(Some(round)) => {
-                    remaining = round;
+                Ok(remaining) if remaining.is_empty() => return Ok(None),
+                Ok(remaining) => {
                     outage = OutageReporter::default();
                     if started.elapsed() > PATIENCE {
                         remaining.print_blockers(self.args, &mut printed, out)?;
@@ -86,7 +68,9 @@ impl<'a> Deletion<'a> {
                         changed = Instant::now();
                     }
                     let is_over = self.is_over(&remaining, changed.elapsed());
-                    if timeout_at(deadline, is_over).await.unwrap_or(true) {
+                    let is_over = timeout_at(deadline, is_over).await.unwrap_or(true);
+                    last = Some(remaining);
+                    if is_over {
                         break;
                     }
                 }
@@ -94,11 +78,7 @@ impl<'a> Deletion<'a> {
             let pause = ROUND_INTERVAL.max(began.elapsed() * 2);
             sleep_until(deadline.min(Instant::now() + pause)).await;
         }
-        let is_empty = remaining.targets.is_empty() && remaining.crds.is_empty();
-        anyhow::ensure!(
-            !is_empty,
-            "the cluster did not answer in time: run it again"
-        );
+        let remaining = last.context("the cluster did not answer in time: run it again")?;
         Ok(Some(remaining))
     }
 
@@ -115,10 +95,9 @@ impl<'a> Deletion<'a> {
         }
     }
 
-    /// Takes the next steps for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
-    /// gone. An error that is no `RequestError` ends the deletion.
-    async fn round(&self) -> anyhow::Result<Option<Remaining>> {
-        let mut is_found = false;
+    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. An error that is no
+    /// `RequestError` ends the deletion.
+    async fn round(&self) -> anyhow::Result<Remaining> {
         let mut remaining = Remaining::default();
         for kind in &self.kinds {
             let targets = UninstallTarget::list(&self.client, kind, self.args).await?;
@@ -126,59 +105,43 @@ impl<'a> Deletion<'a> {
                 let (lease, expired) = (self.args.lease.key(), self.expired_lease.as_ref());
                 proof::ensure_still_gone(&self.client, &lease, expired).await?;
             }
-            is_found |= !targets.is_empty();
             let acted = stream::iter(targets).map(|target| self.act(target));
             let acted: Vec<_> = acted.buffered(CONCURRENCY).collect().await;
-            remaining.targets.extend(acted.into_iter().flatten());
+            remaining.targets.extend(acted);
         }
-        if !is_found {
+        if remaining.targets.is_empty() {
             remaining.crds = crds::purge(&self.client, self.args).await?;
         }
-        Ok((is_found || !remaining.crds.is_empty()).then_some(remaining))
+        Ok(remaining)
     }
 
-    /// Takes steps until others have to act. Returns the object, unless it is gone.
-    async fn act(&self, mut target: UninstallTarget) -> Option<UninstallTarget> {
-        match self.take_steps(&mut target).await {
-            Ok(true) => return None,
-            Ok(false) => {}
-            Err(error) if has_code(&error, 404) => {
-                self.changes.borrow_mut().remove(&target);
-                return None;
+    /// Takes the next step for an object. The next round reads what became of it.
+    async fn act(&self, mut target: UninstallTarget) -> UninstallTarget {
+        let taken = match target.step(self.args) {
+            UninstallStep::Wait => Ok(()),
+            UninstallStep::Change(field, value) => self.change(&target, field, value).await,
+            UninstallStep::RemoveFinalizers => {
+                let mut finalizers = target.object.finalizers.clone();
+                finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                self.patch(&target, patch).await
             }
-            // Changed meanwhile: the next round reads it again.
+            UninstallStep::Delete(children) => self.delete(&target, children).await,
+        };
+        match taken {
+            Ok(()) => {}
+            Err(error) if has_code(&error, 404) => self.changes.borrow_mut().remove(&target),
+            // Changed meanwhile.
             Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }
-        Some(target)
-    }
-
-    /// Returns true if the object is gone.
-    async fn take_steps(&self, target: &mut UninstallTarget) -> kube::Result<bool> {
-        // At most three: change the spec, remove finalizers, delete.
-        for _ in 0..3 {
-            match target.step(self.args) {
-                UninstallStep::Wait => return Ok(false),
-                UninstallStep::Delete(children) => return self.delete(target, children).await,
-                UninstallStep::Change(field, value) => self.change(target, field, value).await?,
-                UninstallStep::RemoveFinalizers => {
-                    let mut finalizers = target.object.finalizers.clone();
-                    finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
-                    let patch = json!({ "metadata": { "finalizers": finalizers } });
-                    self.patch(target, patch).await?;
-                }
-            }
-            if target.is_deleting() && target.object.finalizers.is_empty() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        target
     }
 
     /// Changes a field of the spec, and records that, unless the object is being deleted.
     async fn change(
         &self,
-        target: &mut UninstallTarget,
+        target: &UninstallTarget,
         field: &'static str,
         value: Value,
     ) -> kube::Result<()> {
@@ -196,7 +159,7 @@ impl<'a> Deletion<'a> {
     }
 
     /// Patches the object, if it still has this version.
-    async fn patch(&self, target: &mut UninstallTarget, mut patch: Value) -> kube::Result<()> {
+    async fn patch(&self, target: &UninstallTarget, mut patch: Value) -> kube::Result<()> {
         patch["metadata"]["uid"] = target.object.uid.clone().into();
         patch["metadata"]["resourceVersion"] = target.version.clone().into();
         let params = PatchParams {
@@ -204,17 +167,15 @@ impl<'a> Deletion<'a> {
             ..PatchParams::default()
         };
         let (api, name) = (self.api(target), &target.object.name);
-        let patched = api.patch(name, &params, &Patch::Merge(&patch)).await?;
-        *target = UninstallTarget::new(target.kind, &patched);
+        api.patch(name, &params, &Patch::Merge(&patch)).await?;
         Ok(())
     }
 
-    /// Deletes the object. Returns true if it is gone at once.
     async fn delete(
         &self,
         target: &UninstallTarget,
         children: PropagationPolicy,
-    ) -> kube::Result<bool> {
+    ) -> kube::Result<()> {
         let params = DeleteParams {
             propagation_policy: Some(children),
             preconditions: Some(Preconditions {
@@ -224,10 +185,11 @@ impl<'a> Deletion<'a> {
             }),
             ..DeleteParams::default()
         };
-        let api = self.api(target);
-        let deleted = api.delete(&target.object.name, &params).await?;
+        self.api(target)
+            .delete(&target.object.name, &params)
+            .await?;
         self.changes.borrow_mut().remove(target);
-        Ok(deleted.is_right())
+        Ok(())
     }
 
     fn api(&self, target: &UninstallTarget) -> Api<DynamicObject> {

@@ -1,6 +1,7 @@
 //! `quartermaster uninstall`: deletes all objects of Quartermaster's kinds while the operator runs, and names what blocks one.
 //! The command ends within `--timeout`, whatever the cluster does.
 
+use std::cell::RefCell;
 use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -105,8 +106,14 @@ async fn confirm<'a>(
     }
     // The time of the question does not count.
     let deadline = deadline + asked.elapsed();
-    let deletion = Deletion::new(client, args, plan.kinds, expired_lease, deadline);
-    Ok(ControlFlow::Continue(deletion))
+    Ok(ControlFlow::Continue(Deletion {
+        client,
+        args,
+        kinds: plan.kinds,
+        expired_lease,
+        deadline,
+        changes: RefCell::default(),
+    }))
 }
 
 /// Waits for a busy apiserver. Fails at once if the apiserver does not answer or refuses.

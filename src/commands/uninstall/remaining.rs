@@ -1,6 +1,6 @@
 //! The objects and CRDs that exist after a round, what blocks them, and the remedies.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,6 +29,10 @@ pub(super) struct Remaining {
 }
 
 impl Remaining {
+    pub(super) fn is_empty(&self) -> bool {
+        self.targets.is_empty() && self.crds.is_empty()
+    }
+
     pub(super) fn versions(&self) -> Vec<String> {
         let targets = self.targets.iter();
         targets.map(|target| target.version.clone()).collect()
@@ -48,19 +52,18 @@ impl Remaining {
         !self.targets.is_empty() && targets.all(|target| target.waits_for_operator(args))
     }
 
-    /// Prints what blocks each object, unless the same was `printed` before.
+    /// Prints what blocks each object, unless the same line was `printed` before.
     pub(super) fn print_blockers(
         &self,
         args: &UninstallArgs,
-        printed: &mut HashMap<String, String>,
+        printed: &mut HashSet<String>,
         out: &mut Printer,
     ) -> io::Result<()> {
         for target in self.targets.iter().take(MAX_NAMED) {
-            let title = target.object.title();
             let blockers = target.blockers(args).join("; ");
-            let last = printed.insert(target.object.uid.clone(), blockers.clone());
-            if !blockers.is_empty() && last.as_ref() != Some(&blockers) {
-                out.line(format!("waiting for {title}: {blockers}"))?;
+            let line = format!("waiting for {}: {blockers}", target.object.title());
+            if !blockers.is_empty() && printed.insert(line.clone()) {
+                out.line(line)?;
             }
         }
         Ok(())
