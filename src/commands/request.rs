@@ -1,6 +1,7 @@
 //! Requests of the commands: field manager, errors, outages.
 
 use std::io;
+use std::time::Duration;
 
 use qm_runtime::telemetry;
 
@@ -8,6 +9,9 @@ use super::printer::Printer;
 
 /// The field manager of these commands.
 pub(crate) const MANAGER: &str = "quartermaster/cli";
+
+/// Shortest time between two reads of a command that waits for a change.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A failed request, with the apiserver's message.
 #[derive(Debug, thiserror::Error)]

@@ -20,10 +20,8 @@ use crate::cli::commands::UninstallArgs;
 use crate::commands::objects::is_own_finalizer;
 use crate::commands::operator_state::{LeaseVersion, OperatorState};
 use crate::commands::printer::Printer;
-use crate::commands::{MANAGER, OutageReporter, RequestError, has_code, objects};
+use crate::commands::{MANAGER, OutageReporter, RETRY_INTERVAL, RequestError, has_code, objects};
 
-/// The shortest time between two rounds.
-const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 /// Time until the blockers are printed.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Concurrent deletions.
@@ -75,7 +73,7 @@ impl Deletion<'_> {
                     }
                 }
             }
-            let pause = ROUND_INTERVAL.max(began.elapsed() * 2);
+            let pause = RETRY_INTERVAL.max(began.elapsed() * 2);
             sleep_until(deadline.min(Instant::now() + pause)).await;
         }
         let remaining = last.context("the cluster did not answer in time: run it again")?;

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use kube::Client;
 use qm_runtime::signals::Signals;
@@ -16,7 +15,7 @@ use self::plan::Plan;
 use self::target::UninstallTarget;
 use super::operator_state::{LeaseVersion, OperatorState};
 use super::printer::Printer;
-use super::{OutageReporter, RequestError, in_namespace};
+use super::{OutageReporter, RETRY_INTERVAL, RequestError, in_namespace};
 use crate::cli::commands::UninstallArgs;
 
 mod crds;
@@ -26,8 +25,6 @@ mod proof;
 mod remaining;
 mod target;
 
-/// Interval between two reads of a cluster that is busy.
-const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 /// Exit code if the user did not confirm.
 const NOT_CONFIRMED: u8 = 2;
 
@@ -128,7 +125,7 @@ async fn discover(
             Err(error) if RequestError::is_busy(&error) => outage.report(&error, out)?,
             plan => return plan,
         }
-        sleep(BUSY_INTERVAL).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 

@@ -8,10 +8,9 @@ use qm_runtime::ObjectKey;
 use tokio::time::{Instant, sleep};
 
 use crate::cli::commands::UninstallArgs;
+use crate::commands::RETRY_INTERVAL;
 use crate::commands::operator_state::{LeaseVersion, other_leases};
 
-/// Interval between two reads of the Lease.
-const INTERVAL: Duration = Duration::from_millis(500);
 /// Time in which a standby acquires a released Lease.
 const HANDOVER: Duration = Duration::from_secs(5);
 const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
@@ -78,7 +77,7 @@ async fn expired_lease(
         if since.elapsed() > lease.duration + handover {
             return Ok(Some(lease));
         }
-        sleep(INTERVAL).await;
+        sleep(RETRY_INTERVAL).await;
         match read().await.context(NOT_KNOWN)? {
             None => return Ok(None),
             Some(next) if next == lease => {}
