@@ -55,8 +55,8 @@ impl Deletion<'_> {
             match round {
                 Err(error) if error.is::<RequestError>() => outage.report(&error, out)?,
                 Err(error) => return Err(error),
-                Ok(remaining) if remaining.is_empty() => return Ok(None),
-                Ok(remaining) => {
+                Ok(None) => return Ok(None),
+                Ok(Some(remaining)) => {
                     outage = OutageReporter::default();
                     if started.elapsed() > PATIENCE {
                         remaining.print_blockers(self.args, &mut printed, out)?;
@@ -76,7 +76,8 @@ impl Deletion<'_> {
             let pause = RETRY_INTERVAL.max(began.elapsed() * 2);
             sleep_until(deadline.min(Instant::now() + pause)).await;
         }
-        let remaining = last.context("the cluster did not answer in time: run it again")?;
+        let remaining = last.filter(|remaining| !remaining.is_empty());
+        let remaining = remaining.context("the cluster did not answer in time: run it again")?;
         Ok(Some(remaining))
     }
 
@@ -93,9 +94,10 @@ impl Deletion<'_> {
         }
     }
 
-    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. An error that is no
-    /// `RequestError` ends the deletion.
-    async fn round(&self) -> anyhow::Result<Remaining> {
+    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
+    /// gone. An error that is no `RequestError` ends the deletion.
+    async fn round(&self) -> anyhow::Result<Option<Remaining>> {
+        let mut is_found = false;
         let mut remaining = Remaining::default();
         for kind in &self.kinds {
             let targets = UninstallTarget::list(&self.client, kind, self.args).await?;
@@ -103,37 +105,36 @@ impl Deletion<'_> {
                 let (lease, expired) = (self.args.lease.key(), self.expired_lease.as_ref());
                 proof::ensure_still_gone(&self.client, &lease, expired).await?;
             }
+            is_found |= !targets.is_empty();
             let acted = stream::iter(targets).map(|target| self.act(target));
             let acted: Vec<_> = acted.buffered(CONCURRENCY).collect().await;
-            remaining.targets.extend(acted);
+            remaining.targets.extend(acted.into_iter().flatten());
         }
-        if remaining.targets.is_empty() {
+        if !is_found {
             remaining.crds = crds::purge(&self.client, self.args).await?;
         }
-        Ok(remaining)
+        Ok((is_found || !remaining.crds.is_empty()).then_some(remaining))
     }
 
-    /// Takes the next step for an object. The next round reads what became of it.
-    async fn act(&self, mut target: UninstallTarget) -> UninstallTarget {
-        let taken = match target.step(self.args) {
-            UninstallStep::Wait => Ok(()),
+    /// Takes the next step for an object. Returns the object, unless it is gone.
+    async fn act(&self, mut target: UninstallTarget) -> Option<UninstallTarget> {
+        let is_gone = match target.step(self.args) {
+            UninstallStep::Wait => Ok(false),
             UninstallStep::Change(field, value) => self.change(&target, field, value).await,
-            UninstallStep::RemoveFinalizers => {
-                let mut finalizers = target.object.finalizers.clone();
-                finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
-                let patch = json!({ "metadata": { "finalizers": finalizers } });
-                self.patch(&target, patch).await
-            }
+            UninstallStep::RemoveFinalizers => self.remove_finalizers(&target).await,
             UninstallStep::Delete(children) => self.delete(&target, children).await,
         };
-        match taken {
-            Ok(()) => {}
-            Err(error) if has_code(&error, 404) => self.changes.borrow_mut().remove(&target),
-            // Changed meanwhile.
+        match is_gone {
+            Ok(is_gone) => return (!is_gone).then_some(target),
+            Err(error) if has_code(&error, 404) => {
+                self.changes.borrow_mut().remove(&target);
+                return None;
+            }
+            // Changed meanwhile: the next round reads it again.
             Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }
-        target
+        Some(target)
     }
 
     /// Changes a field of the spec, and records that, unless the object is being deleted.
@@ -142,7 +143,7 @@ impl Deletion<'_> {
         target: &UninstallTarget,
         field: &'static str,
         value: Value,
-    ) -> kube::Result<()> {
+    ) -> kube::Result<bool> {
         // Recorded before the request: the apiserver may carry it out although no answer arrives.
         if !target.is_deleting() {
             self.changes.borrow_mut().add(target, field);
@@ -153,7 +154,16 @@ impl Deletion<'_> {
         if matches!(changed, Err(kube::Error::Api(_))) {
             self.changes.borrow_mut().remove(target);
         }
-        changed
+        changed.map(|()| false)
+    }
+
+    /// Removes the operator's finalizers. Returns true if the object is gone at once.
+    async fn remove_finalizers(&self, target: &UninstallTarget) -> kube::Result<bool> {
+        let mut finalizers = target.object.finalizers.clone();
+        finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
+        let patch = json!({ "metadata": { "finalizers": finalizers } });
+        self.patch(target, patch).await?;
+        Ok(target.is_deleting() && finalizers.is_empty())
     }
 
     /// Patches the object, if it still has this version.
@@ -169,11 +179,12 @@ impl Deletion<'_> {
         Ok(())
     }
 
+    /// Deletes the object. Returns true if it is gone at once.
     async fn delete(
         &self,
         target: &UninstallTarget,
         children: PropagationPolicy,
-    ) -> kube::Result<()> {
+    ) -> kube::Result<bool> {
         let params = DeleteParams {
             propagation_policy: Some(children),
             preconditions: Some(Preconditions {
@@ -183,11 +194,10 @@ impl Deletion<'_> {
             }),
             ..DeleteParams::default()
         };
-        self.api(target)
-            .delete(&target.object.name, &params)
-            .await?;
+        let api = self.api(target);
+        let deleted = api.delete(&target.object.name, &params).await?;
         self.changes.borrow_mut().remove(target);
-        Ok(())
+        Ok(deleted.is_right())
     }
 
     fn api(&self, target: &UninstallTarget) -> Api<DynamicObject> {
