@@ -77,8 +77,9 @@ impl Deletion<'_> {
             sleep_until(deadline.min(Instant::now() + pause)).await;
         }
         let remaining = last.filter(|remaining| !remaining.is_empty());
-        let remaining = remaining.context("the cluster did not answer in time: run it again")?;
-        Ok(Some(remaining))
+        Ok(Some(remaining.context(
+            "the cluster did not answer in time: run it again",
+        )?))
     }
 
     /// Returns true if nothing more can be done about what remains, which has not changed for the time `unchanged`.
@@ -148,9 +149,8 @@ impl Deletion<'_> {
         if !target.is_deleting() {
             self.changes.borrow_mut().add(target, field);
         }
-        let changed = self
-            .patch(target, json!({ "spec": { field: value } }))
-            .await;
+        let patch = json!({ "spec": { field: value } });
+        let changed = self.patch(target, patch).await;
         if matches!(changed, Err(kube::Error::Api(_))) {
             self.changes.borrow_mut().remove(target);
         }

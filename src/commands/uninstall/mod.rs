@@ -35,17 +35,16 @@ pub(crate) async fn run(
     out: &mut Printer,
 ) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let confirmed = tokio::select! {
-        confirmed = confirm(client, cluster_name, args, out) => confirmed?,
+    let deletion = tokio::select! {
+        confirmed = confirm(client, cluster_name, args, out) => match confirmed? {
+            ControlFlow::Continue(deletion) => deletion,
+            ControlFlow::Break(code) => return Ok(code),
+        },
         () = signals.next() => {
             out.line("")?;
             out.line("Interrupted: nothing was deleted.")?;
-            ControlFlow::Break(ExitCode::from(NOT_CONFIRMED))
+            return Ok(ExitCode::from(NOT_CONFIRMED));
         }
-    };
-    let deletion = match confirmed {
-        ControlFlow::Continue(deletion) => deletion,
-        ControlFlow::Break(code) => return Ok(code),
     };
     let result = tokio::select! {
         remaining = deletion.run(out) => match remaining {

@@ -111,12 +111,7 @@ impl Remaining {
 
     /// Returns the remedies for objects that wait for the operator. Pure.
     fn remedies(&self, operator: &OperatorState, args: &UninstallArgs) -> Vec<String> {
-        let UninstallArgs {
-            scope,
-            lease,
-            keep_children,
-            ..
-        } = args;
+        let (scope, lease) = (&args.scope, &args.lease);
         let targets = self.targets.iter();
         let waiting: Vec<_> = targets
             .filter(|target| target.waits_for_operator(args))
@@ -140,7 +135,7 @@ impl Remaining {
             } else {
                 ("NAMESPACE".into(), " (the namespace that it ran in)")
             };
-            let keep = if *keep_children {
+            let keep = if args.keep_children {
                 " --keep-children"
             } else {
                 ""

@@ -72,11 +72,7 @@ impl UninstallTarget {
 
     /// Decides what `uninstall` does with the object next. Pure.
     pub(super) fn step(&self, args: &UninstallArgs) -> UninstallStep {
-        let UninstallArgs {
-            keep_children,
-            without_operator,
-            ..
-        } = *args;
+        let (keep_children, without_operator) = (args.keep_children, args.without_operator);
         let is_guarded = self.object.needs_operator();
         if is_guarded && without_operator {
             return UninstallStep::RemoveFinalizers;
@@ -139,10 +135,9 @@ impl UninstallTarget {
 
     /// Describes what keeps the object.
     pub(super) fn blockers(&self, args: &UninstallArgs) -> Vec<String> {
-        let cluster = &args.scope.cluster;
-        let problem = self.problem.iter().map(ToString::to_string);
-        let mut blockers: Vec<_> = problem.collect();
-        blockers.extend(terminating::blockers(self.kind, &self.object, cluster));
+        let mut blockers: Vec<_> = self.problem.iter().map(ToString::to_string).collect();
+        let of_finalizers = terminating::blockers(self.kind, &self.object, &args.scope.cluster);
+        blockers.extend(of_finalizers);
         if !self.is_deleting() && self.waits_for_operator(args) {
             blockers.push("the operator has not observed spec.suspend yet".into());
         }
