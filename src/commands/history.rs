@@ -83,25 +83,26 @@ async fn not_found(client: &Client, namespace: &str, args: &HistoryArgs) -> anyh
     let namespaces = elsewhere.iter().filter_map(ResourceExt::namespace);
     let namespaces: Vec<_> = namespaces.map(|it| format!("-n {it}")).collect();
 
-    let here: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
-    let there = if namespaces.is_empty() {
-        let names: Vec<_> = match here.list_metadata(&some).await {
-            Ok(list) => list.items.iter().map(ResourceExt::name_any).collect(),
-            Err(error) if has_code(&error, 404) => {
-                let install = args.cluster.command(crate::INSTALL_CRDS);
-                return anyhow::anyhow!("the CRD of TrackedFields is not installed ({install})");
-            }
-            Err(_) => Vec::new(),
-        };
-        if names.is_empty() {
-            "none at all there".into()
-        } else {
-            names.join(", ")
-        }
-    } else {
-        format!("one with {}", namespaces.join(" or "))
+    let missing = |there: String| {
+        anyhow::anyhow!(
+            "there is no TrackedField {name} in namespace {namespace}; there is {there}"
+        )
     };
-    anyhow::anyhow!("there is no TrackedField {name} in namespace {namespace}; there is {there}")
+    if !namespaces.is_empty() {
+        return missing(format!("one with {}", namespaces.join(" or ")));
+    }
+    let here: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
+    match here.list_metadata(&some).await {
+        Ok(list) if !list.items.is_empty() => {
+            let names: Vec<_> = list.items.iter().map(ResourceExt::name_any).collect();
+            missing(names.join(", "))
+        }
+        Err(error) if has_code(&error, 404) => {
+            let install = args.cluster.command(crate::INSTALL_CRDS);
+            anyhow::anyhow!("the CRD of TrackedFields is not installed ({install})")
+        }
+        _ => missing("none at all there".into()),
+    }
 }
 
 /// Returns a row for each entry, and one where target or field have changed. Pure.

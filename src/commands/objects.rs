@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
@@ -264,11 +265,12 @@ pub(crate) async fn list<T>(
     kind: &KindInfo,
     namespace: Option<&str>,
     convert: impl FnMut(DynamicObject) -> T,
-) -> Result<Option<Vec<T>>, RequestError> {
+) -> anyhow::Result<Option<Vec<T>>> {
     match pages(&api(client, kind, namespace), convert).await {
         Ok(listed) => Ok(Some(listed)),
         Err(error) if has_code(&error, 404) => Ok(None),
-        Err(error) => Err(RequestError::of_list(&error, namespace)),
+        Err(error) => Err(RequestError::of_list(&error, namespace))
+            .with_context(|| format!("the {} could not be listed", kind.resource().plural)),
     }
 }
 

@@ -38,18 +38,23 @@ pub(crate) enum OperatorState {
 impl OperatorState {
     /// Reads the Lease, and judges it by the clock.
     pub(crate) async fn read(client: &Client, lease: &ObjectKey) -> Self {
-        match LeaseVersion::read(client, lease).await {
-            Ok(Some(lease)) => lease.by_clock(Timestamp::now()),
-            Ok(None) => Self::Unknown {
+        let read = Self::try_read(client, lease).await;
+        read.unwrap_or_else(|error| Self::Unknown {
+            message: format!("{error:#}"),
+        })
+    }
+
+    /// Reads the Lease, and judges it by the clock. Fails if the Lease cannot be read.
+    pub(crate) async fn try_read(client: &Client, lease: &ObjectKey) -> anyhow::Result<Self> {
+        Ok(match LeaseVersion::read(client, lease).await? {
+            Some(lease) => lease.by_clock(Timestamp::now()),
+            None => Self::Unknown {
                 message: format!(
                     "there is no Lease {lease}: it runs without --leader-elect, elsewhere (--operator-namespace, \
                      --leader-election-id), or not at all"
                 ),
             },
-            Err(error) => Self::Unknown {
-                message: format!("{error:#}"),
-            },
-        }
+        })
     }
 
     pub(crate) fn is_running(&self) -> bool {

@@ -171,34 +171,30 @@ pub(crate) fn draw(head: &[&str], rows: &[Vec<Cell>], has_colours: bool) -> Stri
 
 /// Escapes control characters, which a terminal obeys, and characters that hide text.
 pub(crate) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_unprintable(c) {
-            escaped.extend(c.escape_default());
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
+    replace_unprintable(text, |c| c.escape_default().to_string())
 }
 
 /// Escapes the same characters as JSON does. Newlines are layout: JSON escapes those of its strings.
 fn escape_json(json: &str) -> String {
-    let mut escaped = String::with_capacity(json.len());
-    for c in json.chars() {
-        if c != '\n' && is_unprintable(c) {
-            let _ = write!(escaped, "\\u{:04x}", u32::from(c));
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
+    replace_unprintable(json, |c| match c {
+        '\n' => "\n".into(),
+        c => format!("\\u{:04x}", u32::from(c)),
+    })
 }
 
-/// Returns true for control characters, and for those that change the direction of text, separate lines or have no width.
-fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+/// Replaces control characters, and those that change the direction of text, separate lines or have no width.
+fn replace_unprintable(text: &str, replacement: impl Fn(char) -> String) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control()
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        {
+            replaced += &replacement(c);
+        } else {
+            replaced.push(c);
+        }
+    }
+    replaced
 }
 
 /// Returns `value`, truncated to what fits into a line.

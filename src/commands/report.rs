@@ -84,16 +84,11 @@ impl StatusReport {
     }
 
     pub(crate) fn print(&self, scope: &ScopeArgs, out: &mut Printer) -> io::Result<()> {
-        let ClusterSnapshot {
-            missing_crds,
-            incompatible_crds,
-            forbidden_kinds,
-            objects,
-            ..
-        } = &self.snapshot;
-        if objects.is_empty() {
+        let snapshot = &self.snapshot;
+        if snapshot.objects.is_empty() {
             let place = in_namespace(scope.namespace());
-            let explain = if missing_crds.is_empty() && forbidden_kinds.is_empty() {
+            let explain = if snapshot.missing_crds.is_empty() && snapshot.forbidden_kinds.is_empty()
+            {
                 let command = "kubectl explain trackedfield.spec";
                 format!(": {}", scope.cluster.command(command))
             } else {
@@ -105,7 +100,7 @@ impl StatusReport {
         } else {
             self.print_objects(out)?;
         }
-        for UnavailableKind { name, message } in forbidden_kinds {
+        for UnavailableKind { name, message } in &snapshot.forbidden_kinds {
             out.line(format!(
                 "Not shown: {name}, which could not be listed: {message}"
             ))?;
@@ -119,7 +114,7 @@ impl StatusReport {
             state => state.problem().unwrap_or_default(),
         })?;
         self.print_admission(out)?;
-        for UnavailableKind { name, message } in incompatible_crds {
+        for UnavailableKind { name, message } in &snapshot.incompatible_crds {
             // The operator may be of the CRD's version. Then it would be wrong to replace the CRD by this program's.
             if self.operator.is_running() {
                 out.line(format!(
@@ -130,11 +125,11 @@ impl StatusReport {
                 out.line(format!("Not served: {name} {message} ({replace})"))?;
             }
         }
-        if !missing_crds.is_empty() {
+        if !snapshot.missing_crds.is_empty() {
             let install = scope.cluster.command(INSTALL_CRDS);
             out.line(format!(
                 "Not installed: {} ({install})",
-                missing_crds.join(", ")
+                snapshot.missing_crds.join(", ")
             ))?;
         }
         Ok(())
@@ -176,13 +171,9 @@ impl StatusReport {
 
     /// Prints nothing while all policies are in force and no object is older than they are.
     fn print_admission(&self, out: &mut Printer) -> io::Result<()> {
-        let ClusterSnapshot {
-            admission_policies,
-            unchecked,
-            ..
-        } = &self.snapshot;
+        let unchecked = &self.snapshot.unchecked;
         let of_state = |state: &'static str| {
-            let policies = admission_policies.iter();
+            let policies = self.snapshot.admission_policies.iter();
             policies.filter(move |policy| policy.state == state)
         };
         if of_state("NotInForce").next().is_some() {

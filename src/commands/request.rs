@@ -1,6 +1,7 @@
 //! Requests of the commands: field manager, errors, outages.
 
 use std::io;
+use std::time::Duration;
 
 use qm_runtime::telemetry;
 
@@ -8,6 +9,9 @@ use super::printer::Printer;
 
 /// The field manager of these commands.
 pub(crate) const MANAGER: &str = "quartermaster/cli";
+
+/// Shortest time between two reads of a command that waits for a change.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A failed request, with the apiserver's message.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +50,16 @@ impl RequestError {
 
     /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
     pub(super) fn is_busy(error: &anyhow::Error) -> bool {
-        matches!(
-            error.downcast_ref(),
-            Some(Self {
-                code: Some(429 | 503 | 504),
-                ..
-            })
-        )
+        matches!(Self::code_of(error), Some(429 | 503 | 504))
+    }
+
+    /// Returns true if the user lacks a permission.
+    pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
+        Self::code_of(error) == Some(403)
+    }
+
+    fn code_of(error: &anyhow::Error) -> Option<u16> {
+        error.downcast_ref::<Self>()?.code
     }
 }
 

@@ -112,7 +112,6 @@ async fn collect_kind(
         }
         summary
     };
-    let plural = kind.resource().plural;
     let listed = objects::list(client, kind, args.scope.namespace(), summarise);
     let (listed, crd) = futures::join!(listed, objects::crd(client, kind));
     let name = kind.crd_name();
@@ -131,13 +130,13 @@ async fn collect_kind(
             snapshot.incompatible_crds.extend(incompatible_crds);
         }
         Ok(None) => snapshot.missing_crds.push(name),
-        Err(error) if error.code == Some(403) => snapshot.forbidden_kinds.push(UnavailableKind {
-            name: plural,
-            message: error.to_string(),
-        }),
-        Err(error) => {
-            return Err(error).with_context(|| format!("the {plural} could not be listed"));
+        Err(error) if RequestError::is_forbidden(&error) => {
+            snapshot.forbidden_kinds.push(UnavailableKind {
+                name: kind.resource().plural,
+                message: error.root_cause().to_string(),
+            });
         }
+        Err(error) => return Err(error),
     }
     Ok(())
 }

@@ -24,64 +24,51 @@ pub(crate) fn blockers(
     object: &ObjectSummary,
     cluster: &ClusterArgs,
 ) -> Vec<String> {
-    let finalizers = object.finalizers.iter().enumerate();
-    let describe = |(index, finalizer): (usize, &String)| {
+    let (namespace, name) = (&object.namespace, &object.name);
+    let mut blockers = Vec::new();
+    for (index, finalizer) in object.finalizers.iter().enumerate() {
         let blocker = match finalizer.as_str() {
-            FOREGROUND => waits_for_children(object, cluster),
+            FOREGROUND => {
+                let command = cluster.command(&format!(
+                    "kubectl get deployments,services,pods,ingresses,hpa -n {namespace} -l {OWNER_UID}={}",
+                    object.uid
+                ));
+                format!("its children are deleted first, and some remain: {command}")
+            }
             ORPHAN => "Kubernetes' garbage collector has not orphaned its children yet".into(),
-            own if is_own_finalizer(own) => waits_for_operator(own, object),
-            foreign => waits_for_another_program(kind, object, index, foreign, cluster),
+            own if is_own_finalizer(own) && !object.reason.is_empty() => {
+                format!("{}: {}", object.reason, object.message)
+            }
+            own if is_own_finalizer(own) => {
+                let guarded = if own == my_ingress::FINALIZER {
+                    "the load balancer in AWS"
+                } else {
+                    "the copies in other namespaces"
+                };
+                format!(
+                    "the operator has not deleted {guarded} yet; an operator that leaves out this kind or namespace \
+                     (--controllers, --watch-namespace) never will"
+                )
+            }
+            // The command removes this finalizer only: the cleanup of another one may not be done.
+            foreign => {
+                let path = format!("/metadata/finalizers/{index}");
+                let patch = json!([
+                    { "op": "test", "path": path, "value": foreign },
+                    { "op": "remove", "path": path },
+                ]);
+                let command = cluster.command(&format!(
+                    "kubectl patch {} {name} -n {namespace} --type=json -p '{patch}'",
+                    kind.crd_name()
+                ));
+                format!(
+                    "the program that set the finalizer must remove it; if that program no longer runs: {command}"
+                )
+            }
         };
-        format!("{finalizer}: {blocker}")
-    };
-    finalizers.map(describe).collect()
-}
-
-fn waits_for_children(object: &ObjectSummary, cluster: &ClusterArgs) -> String {
-    let command = cluster.command(&format!(
-        "kubectl get deployments,services,pods,ingresses,hpa -n {} -l {OWNER_UID}={}",
-        object.namespace, object.uid
-    ));
-    format!("its children are deleted first, and some remain: {command}")
-}
-
-fn waits_for_operator(finalizer: &str, object: &ObjectSummary) -> String {
-    if !object.reason.is_empty() {
-        return format!("{}: {}", object.reason, object.message);
+        blockers.push(format!("{finalizer}: {blocker}"));
     }
-    let guarded = if finalizer == my_ingress::FINALIZER {
-        "the load balancer in AWS"
-    } else {
-        "the copies in other namespaces"
-    };
-    format!(
-        "the operator has not deleted {guarded} yet; an operator that leaves out this kind or namespace (--controllers, \
-         --watch-namespace) never will"
-    )
-}
-
-/// The command removes this finalizer only: the cleanup of another one may not be done.
-fn waits_for_another_program(
-    kind: &KindInfo,
-    object: &ObjectSummary,
-    index: usize,
-    finalizer: &str,
-    cluster: &ClusterArgs,
-) -> String {
-    let path = format!("/metadata/finalizers/{index}");
-    let patch = json!([
-        { "op": "test", "path": path, "value": finalizer },
-        { "op": "remove", "path": path },
-    ]);
-    let command = cluster.command(&format!(
-        "kubectl patch {} {} -n {} --type=json -p '{patch}'",
-        kind.crd_name(),
-        object.name,
-        object.namespace
-    ));
-    format!(
-        "the program that set the finalizer must remove it; if that program no longer runs: {command}"
-    )
+    blockers
 }
 
 /// Returns a remedy for each namespace that is being deleted and holds objects that need the operator. An operator with

@@ -2,59 +2,72 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Preconditions};
-use kube::{Api, ResourceExt};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client, ResourceExt};
 use qm_api::common::SCHEMA;
 
-use super::{Crd, Uninstall};
+use crate::cli::commands::UninstallArgs;
 use crate::commands::{RequestError, has_code, message, objects};
 use crate::kinds;
 
-impl Uninstall<'_> {
-    /// Reads the CRDs. The second value is the error of those that the user may not read; only `--purge` has to read all.
-    pub(super) async fn crds(&self) -> Result<(Vec<Crd>, Option<String>), RequestError> {
-        let (mut crds, mut unknown) = (Vec::new(), None);
-        for kind in kinds::KINDS {
-            match objects::crd(&self.client, kind).await {
-                Ok(None) => {}
-                Ok(Some(crd)) => crds.push(Crd {
-                    name: crd.name_any(),
-                    is_deleting: crd.metadata.deletion_timestamp.is_some(),
-                    is_owned: crd.annotations().contains_key(SCHEMA),
-                    problem: None,
-                    uid: crd.uid(),
-                }),
-                Err(error) if has_code(&error, 403) && !self.args.purge => {
-                    unknown = Some(message(&error));
-                }
-                Err(error) => return Err(error.into()),
-            }
+/// The CRD of a kind.
+pub(super) type Crd = PartialObjectMeta<CustomResourceDefinition>;
+
+/// Reads the installed CRDs. The second value is the error of those that the user may not read; only `--purge` has to read
+/// all.
+pub(super) async fn read(
+    client: &Client,
+    args: &UninstallArgs,
+) -> Result<(Vec<Crd>, Option<String>), RequestError> {
+    let (mut crds, mut unknown) = (Vec::new(), None);
+    for kind in kinds::KINDS {
+        match objects::crd(client, kind).await {
+            Ok(crd) => crds.extend(crd),
+            Err(error) if has_code(&error, 403) && !args.purge => unknown = Some(message(&error)),
+            Err(error) => return Err(error.into()),
         }
-        Ok((crds, unknown))
     }
+    Ok((crds, unknown))
+}
 
-    /// Returns true if the CRD is to be deleted, or is being deleted. CRDs stay if the command is limited to a namespace.
-    pub(super) fn is_purged(&self, crd: &Crd) -> bool {
-        crd.is_owned && self.namespace().is_none() && (crd.is_deleting || self.args.purge)
-    }
+/// Returns true for a CRD of this program. The objects of any other CRD are foreign, too.
+pub(super) fn is_owned(crd: &Crd) -> bool {
+    crd.annotations().contains_key(SCHEMA)
+}
 
-    /// Deletes the CRDs. Returns those that still existed.
-    pub(super) async fn purge(&self) -> Result<Vec<Crd>, RequestError> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let (mut crds, _) = self.crds().await?;
-        crds.retain(|crd| self.is_purged(crd));
-        for crd in crds.iter_mut().filter(|crd| !crd.is_deleting) {
+pub(super) fn is_deleting(crd: &Crd) -> bool {
+    crd.metadata.deletion_timestamp.is_some()
+}
+
+/// Returns true if the CRD is to be deleted, or is being deleted. CRDs stay if the command is limited to a namespace.
+pub(super) fn is_purged(crd: &Crd, args: &UninstallArgs) -> bool {
+    is_owned(crd) && args.scope.namespace().is_none() && (is_deleting(crd) || args.purge)
+}
+
+/// Deletes the CRDs. Returns the names of those that still existed, each with the reason why it was not deleted.
+pub(super) async fn purge(
+    client: &Client,
+    args: &UninstallArgs,
+) -> Result<Vec<(String, Option<RequestError>)>, RequestError> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let (crds, _) = read(client, args).await?;
+    let mut remaining = Vec::new();
+    for crd in crds.iter().filter(|crd| is_purged(crd, args)) {
+        let mut problem = None;
+        if !is_deleting(crd) {
             let params = DeleteParams::default().preconditions(Preconditions {
-                uid: crd.uid.clone(),
+                uid: crd.uid(),
                 resource_version: None,
             });
-            match api.delete(&crd.name, &params).await {
+            match api.delete(&crd.name_any(), &params).await {
                 Ok(_) => {}
                 // Deleted or replaced meanwhile: the next round reads it again.
                 Err(error) if has_code(&error, 404) || has_code(&error, 409) => {}
-                Err(error) if has_code(&error, 403) => crd.problem = Some(error.into()),
+                Err(error) if has_code(&error, 403) => problem = Some(error.into()),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(crds)
+        remaining.push((crd.name_any(), problem));
     }
+    Ok(remaining)
 }

@@ -2,90 +2,31 @@
 //! The command ends within `--timeout`, whatever the cluster does.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::Context as _;
-use futures::{StreamExt, stream};
-use jiff::Timestamp;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
-use kube::core::DynamicObject;
-use kube::{Api, Client};
-use qm_core::kind::KindInfo;
+use kube::Client;
 use qm_runtime::signals::Signals;
-use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
-use self::step::{PendingChanges, UninstallStep, UninstallTarget};
-use super::objects::is_own_finalizer;
+use self::deletion::Deletion;
+use self::plan::Plan;
+use self::target::UninstallTarget;
 use super::operator_state::{LeaseVersion, OperatorState};
 use super::printer::Printer;
-use super::{MANAGER, OutageReporter, RequestError, has_code, objects};
-use crate::cli::commands::{ClusterArgs, UninstallArgs};
-use crate::kinds;
+use super::{OutageReporter, RETRY_INTERVAL, RequestError, in_namespace};
+use crate::cli::commands::UninstallArgs;
 
-mod confirm;
 mod crds;
-mod messages;
+mod deletion;
+mod plan;
 mod proof;
-mod step;
+mod remaining;
+mod target;
 
-/// The shortest time between two rounds.
-const ROUND_INTERVAL: Duration = Duration::from_millis(500);
-/// Time until the blockers of the deletion are printed; also the time limit of the last requests.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Concurrent deletions.
-const CONCURRENCY: usize = 16;
-/// Maximum number of objects that are named while the command waits for them.
-const MAX_NAMED: usize = 50;
 /// Exit code if the user did not confirm.
 const NOT_CONFIRMED: u8 = 2;
-
-struct Uninstall<'a> {
-    client: Client,
-    args: &'a UninstallArgs,
-    /// The kinds in the order of their deletion, without those whose CRD is another program's.
-    kinds: Vec<&'static KindInfo>,
-    /// The Lease that proves for `--without-operator` that the operator is gone.
-    expired_lease: Option<LeaseVersion>,
-    changes: RefCell<PendingChanges>,
-}
-
-/// The CRD of a kind.
-struct Crd {
-    name: String,
-    is_deleting: bool,
-    /// True for a CRD of this program. The objects of any other CRD are foreign, too.
-    is_owned: bool,
-    /// Why the CRD was not deleted.
-    problem: Option<RequestError>,
-    uid: Option<String>,
-}
-
-/// Everything in the cluster that belongs to Quartermaster's kinds.
-struct Discovery {
-    targets: Vec<UninstallTarget>,
-    /// The CRDs to delete.
-    crds: Vec<Crd>,
-    /// Names of the CRDs of another program.
-    foreign: Vec<String>,
-    /// Why there may be more of these.
-    unknown: Option<String>,
-}
-
-/// The objects and CRDs that exist after a round.
-#[derive(Default)]
-struct Remaining {
-    targets: Vec<UninstallTarget>,
-    crds: Vec<Crd>,
-}
-
-/// An error that a retry does not fix.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct PermanentError(String);
 
 pub(crate) async fn run(
     client: Client,
@@ -93,30 +34,22 @@ pub(crate) async fn run(
     args: &UninstallArgs,
     out: &mut Printer,
 ) -> anyhow::Result<ExitCode> {
-    let mut uninstall = Uninstall {
-        client,
-        args,
-        kinds: kinds::uninstall_order(),
-        expired_lease: None,
-        changes: RefCell::default(),
-    };
     let mut signals = Signals::new()?;
-    let confirmed = tokio::select! {
-        confirmed = uninstall.confirm(cluster_name, out) => confirmed?,
+    let deletion = tokio::select! {
+        confirmed = confirm(client, cluster_name, args, out) => match confirmed? {
+            ControlFlow::Continue(deletion) => deletion,
+            ControlFlow::Break(code) => return Ok(code),
+        },
         () = signals.next() => {
             out.line("")?;
             out.line("Interrupted: nothing was deleted.")?;
-            ControlFlow::Break(ExitCode::from(NOT_CONFIRMED))
+            return Ok(ExitCode::from(NOT_CONFIRMED));
         }
     };
-    let deadline = match confirmed {
-        ControlFlow::Continue(deadline) => deadline,
-        ControlFlow::Break(code) => return Ok(code),
-    };
     let result = tokio::select! {
-        remaining = uninstall.delete_all(deadline, out) => match remaining {
-            Ok(None) => return uninstall.print_success(out),
-            Ok(Some(remaining)) => uninstall.print_remaining(&remaining, out).await,
+        remaining = deletion.run(out) => match remaining {
+            Ok(None) => return print_success(args, out),
+            Ok(Some(remaining)) => remaining.print(&deletion.client, args, out).await,
             Err(error) => Err(error),
         },
         () = signals.next() => {
@@ -125,231 +58,123 @@ pub(crate) async fn run(
             Ok(ExitCode::FAILURE)
         }
     };
-    uninstall.print_undo(out)?;
+    let undo = deletion.changes.borrow().undo(&args.scope.cluster);
+    out.section("Changed, but not deleted. To undo the changes:", &undo)?;
     result
 }
 
-impl Uninstall<'_> {
-    fn namespace(&self) -> Option<&str> {
-        self.args.scope.namespace()
+/// Shows what is to be deleted, and asks the user. Returns an exit code if nothing is to be deleted.
+async fn confirm<'a>(
+    client: Client,
+    cluster_name: &str,
+    args: &'a UninstallArgs,
+    out: &mut Printer,
+) -> anyhow::Result<ControlFlow<ExitCode, Deletion<'a>>> {
+    let timeout = args.timeout;
+    let deadline = Instant::now() + timeout;
+    let Ok(plan) = timeout_at(deadline, discover(&client, args, out)).await else {
+        anyhow::bail!("the cluster did not answer within {timeout:?}: run it again");
+    };
+    let plan = plan?;
+    if plan.targets.is_empty() && plan.crds.is_empty() {
+        let place = in_namespace(args.scope.namespace());
+        out.line(format!("There is nothing to delete{place}."))?;
+        plan.print_foreign(out)?;
+        return Ok(ControlFlow::Break(ExitCode::SUCCESS));
     }
+    out.line(format!("Cluster: {cluster_name}"))?;
+    plan.print(args, out)?;
 
-    fn cluster(&self) -> &ClusterArgs {
-        &self.args.scope.cluster
+    let notes = operator_notes(&client, args, &plan.targets);
+    let Ok(notes) = timeout_at(deadline, notes).await else {
+        anyhow::bail!("whether the operator runs is not known after {timeout:?}: raise --timeout");
+    };
+    let (expired_lease, notes) = notes?;
+    out.paragraph(notes)?;
+    out.line("")?;
+    if args.dry_run {
+        out.line("Dry run: nothing was deleted.")?;
+        return Ok(ControlFlow::Break(ExitCode::SUCCESS));
     }
-
-    async fn list(&self, kind: &'static KindInfo) -> anyhow::Result<Vec<UninstallTarget>> {
-        let target = |object| UninstallTarget::new(kind, &object);
-        let listed = objects::list(&self.client, kind, self.namespace(), target).await;
-        let failure = || format!("the {} could not be listed", kind.resource().plural);
-        Ok(listed.with_context(failure)?.unwrap_or_default())
+    let asked = Instant::now();
+    if !args.yes && !is_confirmed(out).await? {
+        return Ok(ControlFlow::Break(ExitCode::from(NOT_CONFIRMED)));
     }
+    // The time of the question does not count.
+    let deadline = deadline + asked.elapsed();
+    Ok(ControlFlow::Continue(Deletion {
+        client,
+        args,
+        kinds: plan.kinds,
+        expired_lease,
+        deadline,
+        changes: RefCell::default(),
+    }))
+}
 
-    /// Deletes everything. Returns what remains at the deadline, or as soon as nothing more can be done.
-    async fn delete_all(
-        &self,
-        deadline: Instant,
-        out: &mut Printer,
-    ) -> anyhow::Result<Option<Remaining>> {
-        let started = Instant::now();
-        let mut remaining = Remaining::default();
-        let (mut versions, mut changed) = (Vec::new(), started);
-        let mut printed = HashMap::new();
-        let mut outage = OutageReporter::default();
-        loop {
-            let began = Instant::now();
-            let Ok(round) = timeout_at(deadline, self.round()).await else {
-                break;
-            };
-            match round {
-                Err(error) if error.is::<PermanentError>() => return Err(error),
-                Err(error) => outage.report(&error, out)?,
-                Ok(None) => return Ok(None),
-                Ok(Some(round)) => {
-                    remaining = round;
-                    outage = OutageReporter::default();
-                    if started.elapsed() > PATIENCE {
-                        self.print_blockers(&remaining, &mut printed, out)?;
-                    }
-                    if versions != remaining.versions() {
-                        versions = remaining.versions();
-                        changed = Instant::now();
-                    }
-                    let is_over = self.is_over(&remaining, changed.elapsed());
-                    if timeout_at(deadline, is_over).await.unwrap_or(true) {
-                        break;
-                    }
-                }
-            }
-            let pause = ROUND_INTERVAL.max(began.elapsed() * 2);
-            sleep_until(deadline.min(Instant::now() + pause)).await;
+/// Waits for a busy apiserver. Fails at once if the apiserver does not answer or refuses.
+async fn discover(
+    client: &Client,
+    args: &UninstallArgs,
+    out: &mut Printer,
+) -> anyhow::Result<Plan> {
+    let mut outage = OutageReporter::default();
+    loop {
+        match Plan::discover(client, args).await {
+            Err(error) if RequestError::is_busy(&error) => outage.report(&error, out)?,
+            plan => return plan,
         }
-        let is_empty = remaining.targets.is_empty() && remaining.crds.is_empty();
-        anyhow::ensure!(
-            !is_empty,
-            "the cluster did not answer in time: run it again"
-        );
-        Ok(Some(remaining))
-    }
-
-    /// Returns true if nothing more can be done about what remains, which has not changed for the time `unchanged`.
-    async fn is_over(&self, remaining: &Remaining, unchanged: Duration) -> bool {
-        let is_stalled = unchanged > self.args.stalled_after;
-        if !is_stalled || !remaining.waits_for_operator(self.args) {
-            return remaining.is_forbidden();
-        }
-        match LeaseVersion::read(&self.client, &self.args.lease.key()).await {
-            Ok(lease) => !lease.is_some_and(|lease| lease.by_clock(Timestamp::now()).is_running()),
-            // A busy apiserver proves nothing.
-            Err(error) => !RequestError::is_busy(&error),
-        }
-    }
-
-    async fn operator(&self) -> OperatorState {
-        OperatorState::read(&self.client, &self.args.lease.key()).await
-    }
-
-    /// Takes the next steps for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
-    /// gone.
-    async fn round(&self) -> anyhow::Result<Option<Remaining>> {
-        let mut is_found = false;
-        let mut remaining = Remaining::default();
-        for kind in &self.kinds {
-            let targets = self.list(kind).await?;
-            if self.args.without_operator && !targets.is_empty() {
-                self.ensure_still_gone().await?;
-            }
-            is_found |= !targets.is_empty();
-            let acted = stream::iter(targets).map(|target| self.act(target));
-            let acted: Vec<_> = acted.buffered(CONCURRENCY).collect().await;
-            remaining.targets.extend(acted.into_iter().flatten());
-        }
-        if !is_found {
-            remaining.crds = self.purge().await?;
-        }
-        Ok((is_found || !remaining.crds.is_empty()).then_some(remaining))
-    }
-
-    /// Takes steps until others have to act. Returns the object, unless it is gone.
-    async fn act(&self, mut target: UninstallTarget) -> Option<UninstallTarget> {
-        match self.take_steps(&mut target).await {
-            Ok(true) => return None,
-            Ok(false) => {}
-            Err(error) if has_code(&error, 404) => {
-                self.changes.borrow_mut().remove(&target);
-                return None;
-            }
-            // Changed meanwhile: the next round reads it again.
-            Err(error) if has_code(&error, 409) => {}
-            Err(error) => target.problem = Some(error.into()),
-        }
-        Some(target)
-    }
-
-    /// Returns true if the object is gone.
-    async fn take_steps(&self, target: &mut UninstallTarget) -> kube::Result<bool> {
-        // At most three: change the spec, remove finalizers, delete.
-        for _ in 0..3 {
-            let (field, patch) = match target.step(self.args) {
-                UninstallStep::Wait => return Ok(false),
-                UninstallStep::Delete(children) => return self.delete(target, children).await,
-                UninstallStep::Suspend => {
-                    let patch = json!({ "spec": { "suspend": true } });
-                    (Some("suspend"), patch)
-                }
-                UninstallStep::OrphanCopies => {
-                    let patch = json!({ "spec": { "deletionPolicy": "Orphan" } });
-                    (Some("deletionPolicy"), patch)
-                }
-                UninstallStep::RemoveFinalizers => {
-                    let mut finalizers = target.object.finalizers.clone();
-                    finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
-                    (None, json!({ "metadata": { "finalizers": finalizers } }))
-                }
-            };
-            // Recorded before the request: the apiserver may carry it out although no answer arrives.
-            let undo = field.filter(|_| !target.is_deleting());
-            if let Some(field) = undo {
-                self.changes.borrow_mut().add(target, field);
-            }
-            let patched = self.patch(target, patch).await;
-            if undo.is_some() && matches!(patched, Err(kube::Error::Api(_))) {
-                self.changes.borrow_mut().remove(target);
-            }
-            *target = UninstallTarget::new(target.kind, &patched?);
-            if target.is_deleting() && target.object.finalizers.is_empty() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Patches the object, if it still has this version.
-    async fn patch(
-        &self,
-        target: &UninstallTarget,
-        mut patch: Value,
-    ) -> kube::Result<DynamicObject> {
-        patch["metadata"]["uid"] = target.object.uid.clone().into();
-        patch["metadata"]["resourceVersion"] = target.version.clone().into();
-        let params = PatchParams {
-            field_manager: Some(MANAGER.into()),
-            ..PatchParams::default()
-        };
-        let api = self.api(target);
-        api.patch(&target.object.name, &params, &Patch::Merge(&patch))
-            .await
-    }
-
-    /// Deletes the object. Returns true if it is gone at once.
-    async fn delete(
-        &self,
-        target: &UninstallTarget,
-        children: PropagationPolicy,
-    ) -> kube::Result<bool> {
-        let params = DeleteParams {
-            propagation_policy: Some(children),
-            preconditions: Some(Preconditions {
-                uid: Some(target.object.uid.clone()),
-                // The children of another version might not be kept.
-                resource_version: self.args.keep_children.then(|| target.version.clone()),
-            }),
-            ..DeleteParams::default()
-        };
-        let api = self.api(target);
-        let deleted = api.delete(&target.object.name, &params).await?;
-        self.changes.borrow_mut().remove(target);
-        Ok(deleted.is_right())
-    }
-
-    fn api(&self, target: &UninstallTarget) -> Api<DynamicObject> {
-        let namespace = Some(&*target.object.namespace);
-        objects::api(&self.client, target.kind, namespace)
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
-impl Remaining {
-    fn versions(&self) -> Vec<String> {
-        let targets = self.targets.iter();
-        targets.map(|target| target.version.clone()).collect()
+/// Returns notes for the user if the operator may not run. With `--without-operator` it fails unless the operator is known to
+/// be gone, and also returns the Lease that proves it.
+async fn operator_notes(
+    client: &Client,
+    args: &UninstallArgs,
+    targets: &[UninstallTarget],
+) -> anyhow::Result<(Option<LeaseVersion>, Vec<String>)> {
+    if args.without_operator && !targets.is_empty() {
+        return proof::prove_gone(client, args).await;
     }
+    let mut notes = Vec::new();
+    if targets.iter().any(|target| target.needs_operator(args)) {
+        let operator = OperatorState::read(client, &args.lease.key()).await;
+        let problem = operator.problem();
+        notes.extend(
+            problem.map(|problem| {
+                format!("{problem}. Objects that need the operator will wait for it.")
+            }),
+        );
+    }
+    Ok((None, notes))
+}
 
-    /// Returns true if missing permissions are all that is in the way.
-    fn is_forbidden(&self) -> bool {
-        let targets = self.targets.iter().map(|target| &target.problem);
-        let problems: Vec<_> = targets
-            .chain(self.crds.iter().map(|crd| &crd.problem))
-            .collect();
-        let is_forbidden = |problem: &RequestError| problem.code == Some(403);
-        !problems.is_empty()
-            && problems
-                .iter()
-                .all(|it| it.as_ref().is_some_and(is_forbidden))
+async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() || !out.is_terminal() {
+        out.line("Nothing was deleted: there is no terminal to ask on. Add --yes.")?;
+        return Ok(false);
     }
+    out.raw("Delete all this? [y/N] ")?;
+    // A blocking read on this thread would delay Ctrl-C.
+    let answer = tokio::task::spawn_blocking(|| {
+        let mut answer = String::new();
+        io::stdin().read_line(&mut answer).map(|_| answer)
+    });
+    let answer = answer.await??.trim().to_lowercase();
+    let is_confirmed = answer == "y" || answer == "yes";
+    if !is_confirmed {
+        out.line("Nothing was deleted.")?;
+    }
+    Ok(is_confirmed)
+}
 
-    /// Returns true if nobody but the operator can go on.
-    fn waits_for_operator(&self, args: &UninstallArgs) -> bool {
-        let mut targets = self.targets.iter();
-        !self.targets.is_empty() && targets.all(|target| target.waits_for_operator(args))
+fn print_success(args: &UninstallArgs, out: &mut Printer) -> anyhow::Result<ExitCode> {
+    let place = in_namespace(args.scope.namespace());
+    out.line(format!("Everything is deleted{place}."))?;
+    if args.scope.namespace().is_none() && !args.purge {
+        out.line("CRDs that are installed stay, and so does the operator: delete it the way it was installed.")?;
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -3,59 +3,62 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kube::Client;
 use qm_runtime::ObjectKey;
 use tokio::time::{Instant, sleep};
 
-use super::{PermanentError, ROUND_INTERVAL, Uninstall};
 use crate::cli::commands::UninstallArgs;
+use crate::commands::RETRY_INTERVAL;
 use crate::commands::operator_state::{LeaseVersion, other_leases};
 
 /// Time in which a standby acquires a released Lease.
 const HANDOVER: Duration = Duration::from_secs(5);
 const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
 
-impl Uninstall<'_> {
-    /// Returns notes for the user. Fails unless the operator is known to be gone.
-    pub(super) async fn prove_gone(&mut self) -> anyhow::Result<Vec<String>> {
-        let lease = self.args.lease.key();
-        let read = async || LeaseVersion::read(&self.client, &lease).await;
-        self.expired_lease = expired_lease(&lease, read).await?;
-        let others = other_leases(&self.client, &lease).await;
-        let others = match others {
-            Ok(leases) if leases.is_empty() => None,
-            Ok(leases) => {
-                let leases = leases.iter().map(|key| format!("Lease {key}"));
-                let leases = leases.collect::<Vec<_>>().join(", ");
-                Some(format!("another operator runs ({leases})"))
-            }
-            Err(error) => Some(format!(
-                "whether another operator runs is not known ({error})"
-            )),
-        };
-        let has_lease = self.expired_lease.is_some();
-        if let Some(refusal) = refusal(has_lease, others.as_deref(), self.args) {
-            anyhow::bail!(refusal);
+/// Fails unless the operator is known to be gone. Returns its expired Lease, if there is one, and notes for the user.
+pub(super) async fn prove_gone(
+    client: &Client,
+    args: &UninstallArgs,
+) -> anyhow::Result<(Option<LeaseVersion>, Vec<String>)> {
+    let key = args.lease.key();
+    let read = async || LeaseVersion::read(client, &key).await;
+    let expired = expired_lease(&key, read).await?;
+    let others = match other_leases(client, &key).await {
+        Ok(leases) if leases.is_empty() => None,
+        Ok(leases) => {
+            let leases = leases.iter().map(|key| format!("Lease {key}"));
+            let leases = leases.collect::<Vec<_>>().join(", ");
+            Some(format!("another operator runs ({leases})"))
         }
-        let why = match &self.expired_lease {
-            Some(lease) => lease.why_gone(),
-            None => "it has no Lease".into(),
-        };
-        let mut notes = vec![format!("The operator counts as gone ({lease}): {why}.")];
-        notes.extend(others.map(|others| {
-            format!("Note that {others}: make sure that none of its objects is listed.")
-        }));
-        Ok(notes)
+        Err(error) => Some(format!(
+            "whether another operator runs is not known ({error})"
+        )),
+    };
+    if let Some(refusal) = refusal(expired.is_some(), others.as_deref(), args) {
+        anyhow::bail!(refusal);
     }
+    let why = match &expired {
+        Some(lease) => lease.why_gone(),
+        None => "it has no Lease".into(),
+    };
+    let mut notes = vec![format!("The operator counts as gone ({key}): {why}.")];
+    notes.extend(others.map(|others| {
+        format!("Note that {others}: make sure that none of its objects is listed.")
+    }));
+    Ok((expired, notes))
+}
 
-    /// Fails if the operator is back, because it removes its finalizers itself.
-    pub(super) async fn ensure_still_gone(&self) -> anyhow::Result<()> {
-        let key = self.args.lease.key();
-        match LeaseVersion::read(&self.client, &key).await? {
-            // The Lease may be deleted after the operator.
-            None => Ok(()),
-            lease if lease == self.expired_lease => Ok(()),
-            Some(lease) => Err(PermanentError(is_running(&lease.holder, &key)).into()),
-        }
+/// Fails if the operator is back, because it removes its finalizers itself.
+pub(super) async fn ensure_still_gone(
+    client: &Client,
+    key: &ObjectKey,
+    expired: Option<&LeaseVersion>,
+) -> anyhow::Result<()> {
+    match LeaseVersion::read(client, key).await? {
+        // The Lease may be deleted after the operator.
+        None => Ok(()),
+        lease if lease.as_ref() == expired => Ok(()),
+        Some(lease) => anyhow::bail!(is_running(&lease.holder, key)),
     }
 }
 
@@ -74,7 +77,7 @@ async fn expired_lease(
         if since.elapsed() > lease.duration + handover {
             return Ok(Some(lease));
         }
-        sleep(ROUND_INTERVAL).await;
+        sleep(RETRY_INTERVAL).await;
         match read().await.context(NOT_KNOWN)? {
             None => return Ok(None),
             Some(next) if next == lease => {}
@@ -127,7 +130,7 @@ mod tests {
 
     use rstest::rstest;
 
-    use super::super::step::tests::args;
+    use super::super::target::tests::args;
     use super::*;
 
     /// The result of reads from this second on.

@@ -1,17 +1,17 @@
-//! Decides what `uninstall` does with an object next, and how that is undone. Pure.
+//! An object to delete: the next step, what blocks it, and how a change is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::ResourceExt;
 use kube::api::PropagationPolicy;
 use kube::core::DynamicObject;
+use kube::{Client, ResourceExt};
 use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
 use qm_runtime::outcome::SUSPENDED;
 use serde_json::Value;
 
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
-use crate::commands::objects::{ObjectState, ObjectSummary, condition};
+use crate::commands::objects::{self, ObjectState, ObjectSummary, condition};
 use crate::commands::{RequestError, terminating};
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 
@@ -19,9 +19,8 @@ use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 pub(super) enum UninstallStep {
     /// The operator, the garbage collector or another program has to act first.
     Wait,
-    Suspend,
-    /// Set `deletionPolicy: Orphan`.
-    OrphanCopies,
+    /// Set this field of the spec, so that the children are kept.
+    Change(&'static str, Value),
     /// Remove the operator's finalizers.
     RemoveFinalizers,
     Delete(PropagationPolicy),
@@ -58,26 +57,36 @@ impl UninstallTarget {
         }
     }
 
+    /// Lists the objects of a kind; none if the CRD is not installed.
+    pub(super) async fn list(
+        client: &Client,
+        kind: &'static KindInfo,
+        args: &UninstallArgs,
+    ) -> anyhow::Result<Vec<Self>> {
+        let namespace = args.scope.namespace();
+        let target = |object| Self::new(kind, &object);
+        Ok(objects::list(client, kind, namespace, target)
+            .await?
+            .unwrap_or_default())
+    }
+
+    /// Decides what `uninstall` does with the object next. Pure.
     pub(super) fn step(&self, args: &UninstallArgs) -> UninstallStep {
-        let UninstallArgs {
-            keep_children,
-            without_operator,
-            ..
-        } = *args;
+        let (keep_children, without_operator) = (args.keep_children, args.without_operator);
         let is_guarded = self.object.needs_operator();
         if is_guarded && without_operator {
             return UninstallStep::RemoveFinalizers;
         }
         let is_sync = self.is(&config_map_sync::KIND);
         if is_guarded && keep_children && is_sync && !self.orphans_copies {
-            return UninstallStep::OrphanCopies;
+            return UninstallStep::Change("deletionPolicy", "Orphan".into());
         }
         if is_guarded && keep_children && self.is(&my_ingress::KIND) {
             // The operator adds the finalizer again, unless the MyIngress is suspended.
             return if self.is_deleting() || self.is_suspended {
                 UninstallStep::RemoveFinalizers
             } else {
-                UninstallStep::Suspend
+                UninstallStep::Change("suspend", true.into())
             };
         }
         if self.is_deleting() {
@@ -86,7 +95,7 @@ impl UninstallTarget {
         if self.is_app() && keep_children && !without_operator {
             // A reconcile in progress could restore the owner references, through which the children would be deleted.
             if !self.is_suspended {
-                return UninstallStep::Suspend;
+                return UninstallStep::Change("suspend", true.into());
             }
             if !self.is_suspension_observed {
                 return UninstallStep::Wait;
@@ -126,10 +135,9 @@ impl UninstallTarget {
 
     /// Describes what keeps the object.
     pub(super) fn blockers(&self, args: &UninstallArgs) -> Vec<String> {
-        let cluster = &args.scope.cluster;
-        let problem = self.problem.iter().map(ToString::to_string);
-        let mut blockers: Vec<_> = problem.collect();
-        blockers.extend(terminating::blockers(self.kind, &self.object, cluster));
+        let mut blockers: Vec<_> = self.problem.iter().map(ToString::to_string).collect();
+        let of_finalizers = terminating::blockers(self.kind, &self.object, &args.scope.cluster);
+        blockers.extend(of_finalizers);
         if !self.is_deleting() && self.waits_for_operator(args) {
             blockers.push("the operator has not observed spec.suspend yet".into());
         }
@@ -188,7 +196,7 @@ pub(super) mod tests {
     use super::*;
     use crate::commands::objects::tests::kind;
 
-    pub(in crate::commands::uninstall) fn args(flags: &[&str]) -> UninstallArgs {
+    pub(in super::super) fn args(flags: &[&str]) -> UninstallArgs {
         let flags = ["uninstall"].iter().chain(flags);
         let command = UninstallArgs::augment_args(clap::Command::new("uninstall"));
         UninstallArgs::from_arg_matches(&command.get_matches_from(flags)).unwrap()
@@ -196,7 +204,7 @@ pub(super) mod tests {
 
     /// `marks`: `g` guarded by a finalizer of the operator, `d` being deleted, `s` suspended, `n` and the operator has observed that, `o`
     /// orphans its copies.
-    pub(in crate::commands::uninstall) fn target(controller: &str, marks: &str) -> UninstallTarget {
+    pub(in super::super) fn target(controller: &str, marks: &str) -> UninstallTarget {
         let finalizer = if controller == my_ingress::NAME {
             ingress::FINALIZER
         } else {
@@ -224,21 +232,26 @@ pub(super) mod tests {
     const BACKGROUND: UninstallStep = UninstallStep::Delete(PropagationPolicy::Background);
     const FOREGROUND: UninstallStep = UninstallStep::Delete(PropagationPolicy::Foreground);
     const ORPHAN: UninstallStep = UninstallStep::Delete(PropagationPolicy::Orphan);
+    const SUSPEND: UninstallStep = UninstallStep::Change("suspend", Value::Bool(true));
+
+    fn orphan_copies() -> UninstallStep {
+        UninstallStep::Change("deletionPolicy", "Orphan".into())
+    }
 
     #[rstest]
     #[case::app("appservice", "", PLAIN, FOREGROUND)]
     #[case::field("trackedfield", "", PLAIN, BACKGROUND)]
     #[case::sync("configmapsync", "g", PLAIN, BACKGROUND)]
     #[case::deleted_sync("configmapsync", "gd", PLAIN, UninstallStep::Wait)]
-    #[case::kept_app("appservice", "", KEEP, UninstallStep::Suspend)]
+    #[case::kept_app("appservice", "", KEEP, SUSPEND)]
     #[case::suspended_app("myapp", "s", KEEP, UninstallStep::Wait)]
     #[case::observed_app("myapp", "sn", KEEP, ORPHAN)]
     #[case::deleted_app("myapp", "d", KEEP, UninstallStep::Wait)]
-    #[case::kept_sync("configmapsync", "g", KEEP, UninstallStep::OrphanCopies)]
+    #[case::kept_sync("configmapsync", "g", KEEP, orphan_copies())]
     #[case::orphaning_sync("configmapsync", "go", KEEP, ORPHAN)]
-    #[case::deleted_kept_sync("configmapsync", "gd", KEEP, UninstallStep::OrphanCopies)]
+    #[case::deleted_kept_sync("configmapsync", "gd", KEEP, orphan_copies())]
     #[case::ingress("myingress", "g", PLAIN, BACKGROUND)]
-    #[case::kept_ingress("myingress", "g", KEEP, UninstallStep::Suspend)]
+    #[case::kept_ingress("myingress", "g", KEEP, SUSPEND)]
     #[case::suspended_ingress("myingress", "gs", KEEP, UninstallStep::RemoveFinalizers)]
     #[case::deleted_ingress("myingress", "gd", KEEP, UninstallStep::RemoveFinalizers)]
     #[case::freed_ingress("myingress", "s", KEEP, ORPHAN)]
