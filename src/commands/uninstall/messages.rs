@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use qm_api::common::{OWNER_UID, SCHEMA};
 use qm_aws::NAME_SUFFIX;
-use qm_core::kind::KindInfo;
+use qm_core::kind::{DelegatedAccess, KindInfo};
 use tokio::time::timeout;
 
 use super::step::UninstallTarget;
@@ -84,6 +84,13 @@ impl Uninstall<'_> {
             app_service::NAME => "Deployments, Services, autoscalers, Ingresses",
             my_app::NAME if keeps => "Pods stay",
             my_app::NAME => "Pods",
+            _ if matches!(kind.delegated_access, DelegatedAccess::Children(_)) => {
+                if keeps {
+                    "children stay"
+                } else {
+                    "children"
+                }
+            }
             _ if pending == 0 => "",
             _ => return count(pending, "undelivered message", "undelivered messages"),
         };
