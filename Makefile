@@ -70,7 +70,7 @@ run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
 manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
-	cargo run --package xtask
+	KUBECTL="$(KUBECTL)" cargo run --package xtask
 
 # What TrackedFields may track, also of an operator that runs elsewhere with other rights.
 tracked = -f deploy/tracker_role.yaml -f deploy/tracker_targets_role.yaml

@@ -10,7 +10,7 @@ use quartermaster::kinds::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::yaml::{Error, generated, yaml};
+use super::files::{Error, File, generated, read, yaml};
 use super::{policies, rbac};
 
 /// Files from `config/`: the alerts, as Prometheus reads them, and the dashboard.
@@ -40,11 +40,8 @@ struct ControllerPermissions {
     beside: Vec<PolicyRule>,
 }
 
-/// Returns every generated file of the chart: its path in `files/`, and its text. `read` returns the text of a file of
-/// the tree.
-pub fn files(
-    read: &impl Fn(&Path) -> Result<String, Error>,
-) -> Result<Vec<(String, String)>, Error> {
+/// Returns every generated file of the chart: its path in `files/`, and its text.
+pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     let controllers = KINDS
         .iter()
         .map(|kind| (kind.controller, of(kind)))
@@ -63,13 +60,13 @@ pub fn files(
     }
     let (source, name) = ALERTS;
     let alerts: Value =
-        serde_saphyr::from_str(&read(Path::new(source))?).map_err(|error| Error::Read {
+        serde_saphyr::from_str(&read(root, source)?).map_err(|error| Error::Parse {
             path: source.into(),
             source: Box::new(error),
         })?;
     files.push((name.into(), generated(&yaml(&alerts["spec"])?)));
     let (source, name) = DASHBOARD;
-    files.push((name.into(), read(Path::new(source))?));
+    files.push((name.into(), read(root, source)?));
     let people = rbac::for_people().into_iter().map(|file| ("people", file));
     let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT)
         .into_iter()

@@ -2,63 +2,86 @@
 //! the same kind.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
+use std::process::Command;
 
 use quartermaster::kinds::KINDS;
+use serde_json::Value;
 
-use super::kustomize;
-use super::yaml::{Error, generated, yaml};
+use super::files::{Error, File, generated, read, yaml};
 
-/// Returns the files of `deploy/`, with the objects of kustomization `config/default`. `read` returns the text of a
-/// file of the tree.
-pub fn deploy(
-    read: &impl Fn(&Path) -> Result<String, Error>,
-) -> Result<Vec<(String, String)>, Error> {
+/// The kustomization whose objects `deploy/` has.
+const DEFAULT: &str = "config/default";
+
+/// Returns the files of `deploy/`, with the objects that `kubectl kustomize` builds from [`DEFAULT`].
+pub fn deploy(root: &Path, kubectl: &OsStr) -> Result<Vec<File>, Error> {
+    let objects: Vec<Value> =
+        serde_saphyr::from_multiple(&kustomize(root, kubectl)?).map_err(|error| Error::Parse {
+            path: DEFAULT.into(),
+            source: Box::new(error),
+        })?;
     let mut files = BTreeMap::<String, String>::new();
-    for built in kustomize::build(Path::new("config/default"), read)? {
-        let file = file_of(
-            &built.file,
-            built.object["kind"].as_str().unwrap_or_default(),
-        );
-        files
-            .entry(file)
-            .or_default()
-            .push_str(&yaml(&built.object)?);
+    for mut object in objects {
+        let file = file_of(&object);
+        // Kustomize takes policies for namespaced objects.
+        if file == "admission_policies"
+            && let Some(metadata) = object["metadata"].as_object_mut()
+        {
+            metadata.remove("namespace");
+        }
+        files.entry(file).or_default().push_str(&yaml(&object)?);
     }
     Ok(files
         .into_iter()
-        .map(|(file, text)| (format!("deploy/{file}"), generated(&text)))
+        .map(|(file, text)| (format!("deploy/{file}.yaml"), generated(&text)))
         .collect())
 }
 
-/// Returns the file of an object: by default the name of its source.
-fn file_of(source: &Path, kind: &str) -> String {
-    let name = source
-        .file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .replace('-', "_");
-    let is_for_people = ["_viewer_role", "_editor_role", "_admin_role"]
-        .iter()
-        .any(|end| name.ends_with(end));
-    match kind {
-        // kubectl applies files in the order of their names, and a namespace must exist before its objects.
-        "Namespace" => "00_namespace.yaml".into(),
-        "CustomResourceDefinition" => "crd.yaml".into(),
-        "Deployment" => "deploy.yaml".into(),
-        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => {
-            "admission_policies.yaml".into()
-        }
-        "NetworkPolicy" => "network_policy.yaml".into(),
-        _ if is_for_people => "user_roles.yaml".into(),
-        _ => format!("{name}.yaml"),
+fn kustomize(root: &Path, kubectl: &OsStr) -> Result<String, Error> {
+    let mut command = Command::new(kubectl);
+    command.args(["kustomize", DEFAULT]).current_dir(root);
+    let output = command.output().map_err(|error| {
+        Error::Kustomize(format!(
+            "{error}: install kubectl, or run `make manifests`, which finds or builds one"
+        ))
+    })?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(Error::Kustomize(text(&output.stderr)))
     }
 }
 
+/// Returns the name of an object's file without `.yaml`.
+fn file_of(object: &Value) -> String {
+    let [kind, name] = [&object["kind"], &object["metadata"]["name"]]
+        .map(|field| field.as_str().unwrap_or_default());
+    let ends_with_any = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    let file = match kind {
+        // kubectl applies files in the order of their names, and a namespace must exist before its objects.
+        "Namespace" => "00_namespace",
+        "CustomResourceDefinition" => "crd",
+        "Deployment" => "deploy",
+        "NetworkPolicy" => "network_policy",
+        "PodDisruptionBudget" => "pod_disruption_budget",
+        "Service" => "metrics_service",
+        "ServiceAccount" => "service_account",
+        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => "admission_policies",
+        "ClusterRoleBinding" | "RoleBinding" => "role_binding",
+        // An operator that runs elsewhere needs these two alone.
+        _ if name.ends_with("tracker-role") => "tracker_role",
+        _ if name.ends_with("tracker-targets-role") => "tracker_targets_role",
+        _ if ends_with_any(&["-viewer-role", "-editor-role", "-admin-role"]) => "user_roles",
+        "ClusterRole" | "Role" => "role",
+        other => return other.to_lowercase(),
+    };
+    file.to_owned()
+}
+
 /// Returns the files of `example/`: one sample of each kind, and the Deployment that a sample tracks.
-pub fn example(
-    read: &impl Fn(&Path) -> Result<String, Error>,
-) -> Result<Vec<(String, String)>, Error> {
+pub fn example(root: &Path) -> Result<Vec<File>, Error> {
     let samples = KINDS.iter().map(|kind| {
         let resource = kind.resource();
         let group = resource.group.split('.').next().unwrap_or_default();
@@ -70,7 +93,7 @@ pub fn example(
     let examples = samples.chain([("deployment", "deploy.yaml".to_owned())]);
     examples
         .map(|(name, sample)| {
-            let text = read(&Path::new("config/samples").join(sample))?;
+            let text = read(root, format!("config/samples/{sample}"))?;
             Ok((format!("example/example_{name}.yaml"), generated(&text)))
         })
         .collect()

@@ -1,7 +1,7 @@
 //! Generates CRDs, permissions and admission policies under `config/` and in the Helm chart from the code; `deploy/`
 //! and `example/` from `config/`; and the reference in `docs/`.
 
-use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
@@ -9,15 +9,14 @@ use quartermaster::kinds;
 
 mod chart;
 pub mod docs;
-mod flat;
-mod kustomize;
+mod files;
+pub mod flat;
 mod objects;
 pub mod policies;
 pub mod rbac;
-mod yaml;
 
-pub use yaml::Error;
-use yaml::{generated, yaml};
+pub use files::{Error, File};
+use files::{generated, yaml};
 
 /// Folder of the files that the chart's templates read.
 const CHART: &str = "charts/quartermaster/files";
@@ -27,9 +26,15 @@ pub fn crds_yaml() -> Result<String, Error> {
     kinds::crds().iter().map(yaml).collect()
 }
 
-/// Writes every generated file of the source tree `root`.
-pub fn write(root: &Path) -> Result<(), Error> {
-    for (name, text) in tree(root)? {
+/// Writes every generated file of the source tree `root`. `kubectl` is the program to run.
+pub fn write(root: &Path, kubectl: &OsStr) -> Result<(), Error> {
+    write_all(root, files(root)?)?;
+    // kubectl reads what was just written.
+    write_all(root, flat::deploy(root, kubectl)?)
+}
+
+fn write_all(root: &Path, files: Vec<File>) -> Result<(), Error> {
+    for (name, text) in files {
         let path = root.join(name);
         let written = path
             .parent()
@@ -40,34 +45,23 @@ pub fn write(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns every generated file of the source tree `root`: its path, and its text. Reads the files that are not
-/// generated.
-pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
-    let mut tree: BTreeMap<_, _> = files()?
-        .into_iter()
-        .map(|(name, text)| (format!("config/{name}"), text))
-        .collect();
-    let read = |path: &Path| match path.to_str().and_then(|path| tree.get(path)) {
-        Some(text) => Ok(text.clone()),
-        None => fs::read_to_string(root.join(path)).map_err(|source| Error::File {
-            path: path.into(),
-            source,
-        }),
+/// Returns every generated file of the source tree `root` but those of `deploy/`.
+pub fn files(root: &Path) -> Result<Vec<File>, Error> {
+    let below = |folder: &str, files: Vec<File>| {
+        let path = |(name, text)| (format!("{folder}/{name}"), text);
+        files.into_iter().map(path).collect()
     };
-    let flat = [flat::deploy(&read)?, flat::example(&read)?].concat();
-    let (docs, chart) = (docs::files(&read)?, chart::files(&read)?);
-    tree.extend(flat);
-    tree.extend(docs);
-    tree.extend(
-        chart
-            .into_iter()
-            .map(|(name, text)| (format!("{CHART}/{name}"), text)),
-    );
-    Ok(tree.into_iter().collect())
+    Ok([
+        below("config", config()?),
+        below(CHART, chart::files(root)?),
+        flat::example(root)?,
+        docs::files(root)?,
+    ]
+    .concat())
 }
 
-/// Returns every file that is generated from the code alone: its path under `config/`, and its text.
-pub fn files() -> Result<Vec<(String, String)>, Error> {
+/// Returns the generated files of `config/`, with their paths in it.
+fn config() -> Result<Vec<File>, Error> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
     for (kind, crd) in kinds::KINDS.iter().zip(kinds::crds()) {
@@ -129,7 +123,7 @@ mod tests {
     fn committed_files_are_current() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         let mut current = Vec::new();
-        for (name, text) in tree(root).unwrap() {
+        for (name, text) in files(root).unwrap() {
             let committed = fs::read_to_string(root.join(&name)).unwrap_or_default();
             assert!(
                 committed == text,
@@ -143,7 +137,6 @@ mod tests {
             "config/crd/bases",
             "config/rbac",
             "config/policy",
-            "deploy",
             "example",
             "docs/reference",
         ]

@@ -15,7 +15,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_api::tracked_field::KNOWN;
-use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo};
+use qm_core::kind::{DelegatedAccess, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
 use quartermaster::kinds::KINDS;
 use serde_json::{Value, json};
@@ -28,24 +28,24 @@ pub const GROUP: &str = "admissionregistration.k8s.io";
 /// A permission that the author of an object must have. Its object is written in CEL, in which `variables.spec` is the
 /// object's spec, or `{}` without one.
 #[derive(Clone, Copy)]
-struct Check {
+struct Check<'a> {
     /// Condition under which the object does not need the permission.
-    unless: Option<&'static str>,
-    verb: &'static str,
-    group: &'static str,
-    resource: &'static str,
+    unless: Option<&'a str>,
+    verb: &'a str,
+    group: &'a str,
+    resource: &'a str,
     /// Resource and group as kubectl writes them: `deployments.apps`.
-    what: &'static str,
+    what: &'a str,
     /// Namespace; `''` is every namespace, or none for a cluster-scoped resource.
-    namespace: &'static str,
+    namespace: &'a str,
     /// Name of the object; `None` for all objects.
-    name: Option<&'static str>,
+    name: Option<&'a str>,
     /// Reason for the permission, and what to do without it, in plain text.
-    because: &'static str,
+    because: &'a str,
 }
 
 /// Common values of checks.
-const CHECK: Check = Check {
+const CHECK: Check<'static> = Check {
     unless: None,
     verb: "",
     group: "",
@@ -150,12 +150,12 @@ fn with_binding(
 
 /// Returns the policy for authors of this kind; `None` if no permission of Kubernetes compares.
 fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
-    let (more, checks) = match kind.delegated_access {
-        DelegatedAccess::ConfigMaps => (config_map_sync_variables(), config_map_sync()),
-        DelegatedAccess::Targets => (tracked_field_variables(), tracked_field()),
-        DelegatedAccess::Secrets => (contact_point_variables(), contact_point()),
-        DelegatedAccess::Deployments => (Vec::new(), app_service()),
-        DelegatedAccess::Pods => (Vec::new(), my_app()),
+    let validated = |checks: &[Check]| checks.iter().map(Check::validation).collect();
+    let (more, validations) = match kind.delegated_access {
+        DelegatedAccess::ConfigMaps => (config_map_sync_variables(), validated(&config_map_sync())),
+        DelegatedAccess::Targets => (tracked_field_variables(), validated(&tracked_field())),
+        DelegatedAccess::Secrets => (contact_point_variables(), validated(&contact_point())),
+        DelegatedAccess::Children(optional) => (Vec::new(), children(kind, optional)),
         DelegatedAccess::Nothing => return None,
     };
     let resource = kind.resource();
@@ -174,12 +174,12 @@ fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
              || (!has(object.metadata.deletionTimestamp) && object.?spec != oldObject.?spec)",
         )]),
         variables: Some(variables),
-        validations: Some(checks.iter().map(Check::validation).collect()),
+        validations: Some(validations),
         ..ValidatingAdmissionPolicySpec::default()
     })
 }
 
-impl Check {
+impl Check<'_> {
     fn validation(&self) -> Validation {
         let Self {
             unless,
@@ -244,7 +244,7 @@ impl Check {
 const HERE: &str = "request.namespace";
 
 /// The content of copies is the source's, so their author needs permission to write them directly.
-fn config_map_sync() -> Vec<Check> {
+fn config_map_sync() -> Vec<Check<'static>> {
     let map = Check {
         group: "''",
         resource: "'configmaps'",
@@ -302,7 +302,7 @@ fn config_map_sync_variables() -> Vec<Variable> {
     ]
 }
 
-fn tracked_field() -> Vec<Check> {
+fn tracked_field() -> Vec<Check<'static>> {
     vec![Check {
         verb: "get",
         group: "variables.group",
@@ -348,7 +348,7 @@ fn tracked_field_variables() -> Vec<Variable> {
 }
 
 /// An author who chooses where a Secret is sent can read the Secret.
-fn contact_point() -> Vec<Check> {
+fn contact_point() -> Vec<Check<'static>> {
     let secret = Check {
         verb: "get",
         group: "''",
@@ -400,72 +400,42 @@ fn contact_point_variables() -> Vec<Variable> {
     ]
 }
 
-fn app_service() -> Vec<Check> {
-    let made = Check {
-        verb: "create",
-        because: "an AppService makes only what its author may make. Ask for that right",
-        ..CHECK
+/// The author needs permission to create each of the objects directly. `optional` has the resources that the spec may leave
+/// out, and their fields.
+fn children(kind: &KindInfo, optional: &[(&str, &str)]) -> Vec<Validation> {
+    let kind_name = kind.resource().kind;
+    let article = if kind_name.starts_with(['A', 'E', 'I', 'O', 'U']) {
+        "an"
+    } else {
+        "a"
     };
-    vec![
+    let check = |(group, resource): (&str, &str)| {
+        let field = optional.iter().find(|(name, _)| *name == resource);
+        let field = field.map(|(_, field)| field);
+        let unless = field.map(|field| format!("!has(variables.spec.{field})"));
+        let or_without = field.map_or(String::new(), |field| format!(", or leave {field} out"));
+        let what = format!("{resource}.{group}");
         Check {
-            group: "'apps'",
-            resource: "'deployments'",
-            what: "'deployments.apps'",
-            ..made
-        },
-        Check {
-            group: "''",
-            resource: "'services'",
-            what: "'services'",
-            ..made
-        },
-        Check {
-            unless: Some("!has(variables.spec.autoscaling)"),
-            group: "'autoscaling'",
-            resource: "'horizontalpodautoscalers'",
-            what: "'horizontalpodautoscalers.autoscaling'",
-            because: "an AppService makes only what its author may make. Ask for that right, or leave autoscaling out",
-            ..made
-        },
-        Check {
-            unless: Some("!has(variables.spec.ingress)"),
-            group: "'networking.k8s.io'",
-            resource: "'ingresses'",
-            what: "'ingresses.networking.k8s.io'",
-            because: "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
-            ..made
-        },
-    ]
-}
-
-fn my_app() -> Vec<Check> {
-    vec![Check {
-        verb: "create",
-        group: "''",
-        resource: "'pods'",
-        what: "'pods'",
-        because: "a MyApp makes only what its author may make. Ask for that right",
-        ..CHECK
-    }]
+            unless: unless.as_deref(),
+            verb: "create",
+            group: &format!("'{group}'"),
+            resource: &format!("'{resource}'"),
+            what: &format!("'{}'", what.trim_end_matches('.')),
+            because: &format!(
+                "{article} {kind_name} makes only what its author may make. Ask for that right{or_without}"
+            ),
+            ..CHECK
+        }
+        .validation()
+    };
+    kind.created_resources().map(check).collect()
 }
 
 /// Limits the operator's writes to its own resources and the objects that it creates for others. An existing object is
 /// changed only with an ownership mark, as in `runtime::ownership`, or if its owner allows adoption. Only the operator
 /// can tell whether the mark's owner exists.
 fn operator() -> ValidatingAdmissionPolicySpec {
-    let permissions = KINDS
-        .iter()
-        .flat_map(|kind| kind.permissions)
-        .filter(|permission| permission.verbs.contains(&"create"));
-    let made: BTreeSet<_> = permissions
-        .filter(|permission| **permission != EVENTS)
-        .flat_map(|permission| {
-            permission
-                .resources
-                .iter()
-                .map(|resource| (permission.group, *resource))
-        })
-        .collect();
+    let made: BTreeSet<_> = KINDS.iter().flat_map(KindInfo::created_resources).collect();
     let owners: Vec<_> = KINDS
         .iter()
         .map(KindInfo::resource)

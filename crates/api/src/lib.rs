@@ -14,8 +14,6 @@ pub mod contact_point;
 mod kind;
 pub mod my_app;
 pub mod my_ingress;
-#[cfg(test)]
-mod schema_tests;
 pub mod spec_size;
 pub mod tracked_field;
 

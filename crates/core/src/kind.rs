@@ -127,10 +127,9 @@ pub enum DelegatedAccess {
     Targets,
     /// The operator reads Secrets and sends them.
     Secrets,
-    /// The operator creates a Deployment and the objects around it.
-    Deployments,
-    /// The operator creates a Pod.
-    Pods,
+    /// The operator creates objects in the object's own namespace: those of every resource that the controller may create.
+    /// Each pair is a resource that an object needs only if its spec has a field, and the field.
+    Children(&'static [(&'static str, &'static str)]),
     /// The operator does nothing that a Kubernetes permission covers.
     Nothing,
 }
@@ -175,6 +174,13 @@ impl KindInfo {
             uninstall_rank: 100,
             resource: K::api_resource,
         }
+    }
+
+    /// Returns group and name of each resource that the controller may create, except Events.
+    pub fn created_resources(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let may_create = |it: &&Permission| it.verbs.contains(&"create") && **it != EVENTS;
+        let permissions = self.permissions.iter().filter(may_create);
+        permissions.flat_map(|it| it.resources.iter().map(|resource| (it.group, *resource)))
     }
 
     /// Sets the rank of the kind when all objects are deleted; 100 unless set.

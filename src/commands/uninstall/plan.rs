@@ -5,7 +5,7 @@ use std::io;
 use kube::{Client, ResourceExt};
 use qm_api::common::{OWNER_UID, SCHEMA};
 use qm_aws::NAME_SUFFIX;
-use qm_core::kind::KindInfo;
+use qm_core::kind::{DelegatedAccess, KindInfo};
 
 use super::crds::{self, Crd};
 use super::target::UninstallTarget;
@@ -141,6 +141,13 @@ fn children(kind: &KindInfo, targets: &[&UninstallTarget], args: &UninstallArgs)
         app_service::NAME => "Deployments, Services, autoscalers, Ingresses",
         my_app::NAME if keeps => "Pods stay",
         my_app::NAME => "Pods",
+        _ if matches!(kind.delegated_access, DelegatedAccess::Children(_)) => {
+            if keeps {
+                "children stay"
+            } else {
+                "children"
+            }
+        }
         _ if pending == 0 => "",
         _ => return count(pending, "undelivered message", "undelivered messages"),
     };

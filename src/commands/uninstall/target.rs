@@ -6,14 +6,14 @@ use kube::api::PropagationPolicy;
 use kube::core::DynamicObject;
 use kube::{Client, ResourceExt};
 use qm_core::conditions::READY;
-use qm_core::kind::KindInfo;
+use qm_core::kind::{DelegatedAccess, KindInfo};
 use qm_runtime::outcome::SUSPENDED;
 use serde_json::Value;
 
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::objects::{self, ObjectState, ObjectSummary, condition};
 use crate::commands::{RequestError, terminating};
-use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
+use crate::controllers::{config_map_sync, my_ingress};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UninstallStep {
@@ -92,7 +92,7 @@ impl UninstallTarget {
         if self.is_deleting() {
             return UninstallStep::Wait;
         }
-        if self.is_app() && keep_children && !without_operator {
+        if self.has_children() && keep_children && !without_operator {
             // A reconcile in progress could restore the owner references, through which the children would be deleted.
             if !self.is_suspended {
                 return UninstallStep::Change("suspend", true.into());
@@ -103,7 +103,7 @@ impl UninstallTarget {
         }
         // The copy in a sync's own namespace has an owner reference, unlike those elsewhere.
         let keeps = keep_children || without_operator && is_sync;
-        UninstallStep::Delete(match (keeps, self.is_app()) {
+        UninstallStep::Delete(match (keeps, self.has_children()) {
             (true, _) => PropagationPolicy::Orphan,
             (false, true) => PropagationPolicy::Foreground,
             (false, false) => PropagationPolicy::Background,
@@ -114,8 +114,8 @@ impl UninstallTarget {
         self.kind.controller == kind.controller
     }
 
-    fn is_app(&self) -> bool {
-        self.is(&app_service::KIND) || self.is(&my_app::KIND)
+    fn has_children(&self) -> bool {
+        matches!(self.kind.delegated_access, DelegatedAccess::Children(_))
     }
 
     pub(super) fn is_deleting(&self) -> bool {
@@ -124,8 +124,8 @@ impl UninstallTarget {
 
     /// Returns true if the object cannot go before the operator has done something.
     pub(super) fn needs_operator(&self, args: &UninstallArgs) -> bool {
-        let is_kept_app = args.keep_children && self.is_app() && !self.is_deleting();
-        is_kept_app || self.object.needs_operator()
+        let is_kept_owner = args.keep_children && self.has_children() && !self.is_deleting();
+        is_kept_owner || self.object.needs_operator()
     }
 
     /// Returns true if nobody but the operator can do the next step.

@@ -46,7 +46,10 @@ pub const NAME: &str = "appservice";
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
     &["7711a3f4a56d832c"],
-    DelegatedAccess::Deployments,
+    DelegatedAccess::Children(&[
+        ("horizontalpodautoscalers", "autoscaling"),
+        ("ingresses", "ingress"),
+    ]),
     &[
         // `patch`: to remove the original program's annotation.
         Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),

@@ -41,7 +41,7 @@ pub const NAME: &str = "myapp";
 pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     NAME,
     &["10a25c2057695947"],
-    DelegatedAccess::Pods,
+    DelegatedAccess::Children(&[]),
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
         Permission::namespaced(GROUP, &["myapps/status"], &["patch"]),

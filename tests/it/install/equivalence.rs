@@ -28,6 +28,26 @@ fn as_stored(rendered: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
+async fn deploy_is_current() {
+    let kubectl = binaries().await.unwrap().join("kubectl");
+    let files = xtask::flat::deploy(Path::new(ROOT), kubectl.as_os_str()).unwrap();
+    for (name, text) in &files {
+        let committed = std::fs::read_to_string(Path::new(ROOT).join(name)).unwrap_or_default();
+        assert!(
+            committed == *text,
+            "{name} is outdated: run `make manifests`"
+        );
+    }
+    for file in std::fs::read_dir(Path::new(ROOT).join("deploy")).unwrap() {
+        let name = format!("deploy/{}", file.unwrap().file_name().to_string_lossy());
+        assert!(
+            files.iter().any(|(current, _)| *current == name),
+            "{name} is not generated any more: remove it"
+        );
+    }
+}
+
+#[tokio::test]
 async fn deploy_matches_config_default() {
     let (from_deploy, from_config) = (
         objects(&folder("deploy")),

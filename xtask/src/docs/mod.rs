@@ -4,7 +4,7 @@ use std::path::Path;
 
 use quartermaster::kinds::{self, KINDS};
 
-use super::Error;
+use super::files::{Error, File, read};
 
 mod fields;
 mod flags;
@@ -16,10 +16,8 @@ pub use fields::KUBERNETES;
 pub use markdown::anchor;
 pub use metrics::every_metric;
 
-/// Returns every generated page: its path in the tree, and its text. `read` returns the text of a file of the tree.
-pub fn files(
-    read: &impl Fn(&Path) -> Result<String, Error>,
-) -> Result<Vec<(String, String)>, Error> {
+/// Returns every generated page.
+pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     let mut pages = vec![
         ("flags".to_owned(), flags::page()),
         ("metrics".to_owned(), metrics::page()),
@@ -30,7 +28,7 @@ pub fn files(
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
         kinds.push((
             kind.resource().kind,
-            read(&Path::new("docs").join(&page))?,
+            read(root, format!("docs/{page}"))?,
             page,
         ));
     }

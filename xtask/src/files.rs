@@ -1,7 +1,7 @@
-//! Generated YAML, and the errors of making it.
+//! Files of the source tree, generated YAML, and the errors of making it.
 
-use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -15,15 +15,36 @@ pub enum Error {
     /// An object cannot be written as JSON.
     #[error("cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file cannot be parsed.
+    /// A file, or what kubectl built, cannot be parsed.
     #[error("{}: {source}", path.display())]
-    Read {
+    Parse {
         path: PathBuf,
         source: Box<serde_saphyr::Error>,
     },
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
+    /// A file that is written by hand does not exist.
+    #[error("{} is missing: write it (\"Add a kind\" in docs/contributing.md)", .0.display())]
+    Missing(PathBuf),
+    /// kubectl did not build a kustomization.
+    #[error("kubectl kustomize: {0}")]
+    Kustomize(String),
+}
+
+/// Path in the source tree, and text of a file.
+pub type File = (String, String);
+
+/// Reads a file of the source tree `root`.
+pub(crate) fn read(root: &Path, path: impl AsRef<Path>) -> Result<String, Error> {
+    let path = path.as_ref();
+    fs::read_to_string(root.join(path)).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => Error::Missing(path.into()),
+        _ => Error::File {
+            path: path.into(),
+            source,
+        },
+    })
 }
 
 pub(crate) fn generated(yaml: &str) -> String {

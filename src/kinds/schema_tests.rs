@@ -7,11 +7,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
-use kube::CustomResourceExt as _;
-use qm_core::schema;
-
-use crate::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
-
 /// Returns every node below `spec` and `status` of every kind, by path.
 fn nodes() -> BTreeMap<String, JSONSchemaProps> {
     fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
@@ -25,15 +20,7 @@ fn nodes() -> BTreeMap<String, JSONSchemaProps> {
         }
     }
     let mut nodes = BTreeMap::new();
-    let crds = [
-        ContactPoint::crd(),
-        TrackedField::crd(),
-        ConfigMapSync::crd(),
-        MyApp::crd(),
-        AppService::crd(),
-        MyIngress::crd(),
-    ];
-    for crd in crds.map(|crd| schema::finish(crd, 1, &crate::common::NAMES)) {
+    for crd in super::crds() {
         let schema = crd.spec.versions[0]
             .schema
             .clone()
