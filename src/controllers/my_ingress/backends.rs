@@ -20,7 +20,8 @@ use tokio::sync::{SetOnce, watch};
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// Time that a reconcile waits for the list of nodes: few reconciles run at once, and the list triggers all of them.
+/// Maximum time that a reconcile waits for the list of nodes. Waiting longer would block the few concurrent reconciles,
+/// and the end of the list triggers a reconcile anyway.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The nodes, and the Services that listeners name.
@@ -34,12 +35,12 @@ pub(crate) struct Backends {
 
 #[derive(Default)]
 struct BackendState {
-    /// The instance of each node that takes traffic, by node.
+    /// Instance of each node that takes traffic, by node.
     instances: BTreeMap<String, String>,
     /// The nodes that the current list has shown so far.
     listing: Option<BTreeSet<String>>,
     is_listed: bool,
-    /// A reconcile found the nodes unknown, and waits for them.
+    /// True if a reconcile ended without the nodes, so that the end of the list triggers the reconciles.
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
     services: HashMap<ObjectKey, BTreeSet<String>>,
@@ -90,7 +91,7 @@ impl Backends {
     /// Returns the instance IDs of the nodes that take traffic, once the nodes are listed.
     ///
     /// # Errors
-    /// The reason that the nodes are unknown.
+    /// Returns the reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let mut nodes = self.nodes.subscribe();
         let listed = tokio::time::timeout(
@@ -100,12 +101,12 @@ impl Backends {
         let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
             Err(_) => Some("the list is in progress".into()),
             Ok(Ok(NodeListing::Forbidden(why))) => Some(why),
-            // `self` owns the sender.
+            // `self` owns the sender, so the channel is open.
             Ok(_) => None,
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
-            // A list that ended just before triggered nothing.
+            // A list that ended before `is_awaited` was set triggered nothing.
             if *self.nodes.borrow() != NodeListing::Listed {
                 return Err(unknown);
             }
@@ -150,8 +151,8 @@ impl Backends {
     }
 }
 
-/// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...`; only an instance's ID
-/// begins with `i-`.
+/// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...` to the node;
+/// only IDs of instances begin with `i-`.
 fn instance(node: &Node) -> Option<String> {
     let excluded =
         node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();
