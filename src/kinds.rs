@@ -13,7 +13,8 @@ use crate::controllers::{
     app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
 };
 
-/// Defines the list: for each line the function that adds the controllers, and the controller's module with the API type of each.
+/// Defines the list. Each line has the function that adds its controllers, and the module and API type of each
+/// controller.
 macro_rules! kinds {
     ($($start:path: $($module:ident $kind:ident),+;)+) => {
         /// All kinds.
@@ -23,7 +24,7 @@ macro_rules! kinds {
         pub const START: &[fn(&mut Manager, &RunConfig) -> anyhow::Result<()>] =
             &[admission_policies::start, $($start,)+];
 
-        /// Generators of the CRDs. The operator has the CRDs as text, so its binary contains no generator.
+        /// Generators of the CRDs. The released binary contains the CRDs as text and no generator.
         const CRDS: [fn() -> CustomResourceDefinition; KINDS.len()] = [$($($kind::crd,)+)+];
     };
 }
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(kinds, order);
     }
 
-    /// A replica tells an older CRD from a newer one by the number alone: it must grow with each change.
+    /// A replica tells an older CRD from a newer one by the number alone, so the number must grow with each change.
     #[test]
     fn a_changed_schema_has_a_new_number() {
         for (kind, crd) in KINDS.iter().zip(crds()) {
