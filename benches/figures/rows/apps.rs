@@ -201,7 +201,7 @@ impl Scene {
             .await
     }
 
-    /// Waits until `count` children have been seen. Returns when the last one was.
+    /// Waits until the bare watch has seen `count` children. Returns the time of the last one.
     async fn children(&self, count: usize) -> Result<Instant> {
         until(format!("{count} children"), PATIENCE, async || {
             let seen = self.seen.lock().unwrap().len();
