@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::ObjectKey;
 
-/// Trigger of the reconciles of one controller. Before [`Trigger::open`] triggers have no effect, because every object is
-/// reconciled once after it.
+/// Trigger of the reconciles of one controller. Triggers have no effect before [`Trigger::open`], after which every
+/// object is reconciled once.
 pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
 
 impl<K: Resource> Clone for Trigger<K> {
@@ -28,7 +28,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     /// Triggers a reconcile of the object of this key, if it exists.
     pub fn wake(&self, key: &ObjectKey) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // The receiver is dropped only while the process ends.
+            // The receiver is dropped only when the process ends.
             let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
         }
     }
