@@ -61,8 +61,8 @@ mod tests {
 
     use super::*;
 
-    /// Notifications stop first, so that nobody is notified of the rest. Traffic ends before the apps, and the apps before the
-    /// `ConfigMap`s that they read.
+    /// Notifications stop first, so that nobody is notified of the rest. Traffic ends before the apps, and the apps
+    /// before the `ConfigMap`s that they read.
     #[test]
     fn uninstall_deletes_kinds_in_this_order() {
         let order = [

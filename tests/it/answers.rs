@@ -20,8 +20,8 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message gets
-/// this answer.
+/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message
+/// gets this answer.
 fn webhook_reason(code: u16) -> &'static str {
     match code {
         300..=399 => "Redirected",
@@ -385,8 +385,8 @@ async fn message_that_the_bot_api_rejects_fails_alone() {
     .await;
     assert_eq!(text(2), "web has 2");
 
-    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the queue
-    // goes on.
+    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the
+    // queue goes on.
     let mut replicas = 2;
     for (code, message) in [
         (400, "Bad Request: message is too long"),

@@ -1,4 +1,5 @@
-//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few permissions.
+//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few
+//! permissions.
 
 use std::time::Duration;
 

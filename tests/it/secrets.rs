@@ -164,8 +164,8 @@ async fn unreadable_secret_is_reported_and_changes_nothing() {
     bed.ready("new").await;
 }
 
-/// The operator's own writes are no news to a contact point: the operator reads its Secrets for the test message and for
-/// the answer.
+/// The operator's own writes are no news to a contact point: the operator reads its Secrets for the test message and
+/// for the answer.
 #[tokio::test]
 async fn status_write_causes_no_read_of_a_secret() {
     let bed = Bed::shared("reads").await;

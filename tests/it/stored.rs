@@ -257,8 +257,8 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     assert_eq!(lists("deployments", "limit=") > 0, !streamed);
 }
 
-/// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice as
-/// much.
+/// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice
+/// as much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     let _guard = only_large_test().await;

@@ -97,8 +97,8 @@ async fn document_000_works_as_printed() {
         all.contains("telegram-cp") && all.contains("nginx-deployment-replicas"),
         "{all}"
     );
-    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests is
-    // kept.
+    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests
+    // is kept.
     assert!(
         telegram
             .rejected()

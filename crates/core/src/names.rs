@@ -1,7 +1,7 @@
 //! Names of an operator's labels and annotations.
 
-/// Names of the labels and annotations of one operator, all below one domain. [`metadata_names!`](crate::metadata_names)
-/// creates them.
+/// Names of the labels and annotations of one operator, all below one domain.
+/// [`metadata_names!`](crate::metadata_names) creates them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataNames {
     /// Prefix of all names: the domain and a slash.

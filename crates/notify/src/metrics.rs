@@ -213,7 +213,8 @@ impl DeliveryMetrics {
             .inc();
     }
 
-    /// Sets the function that returns the time of the oldest pending entry, if one may be delivered. Each scrape calls it.
+    /// Sets the function that returns the time of the oldest pending entry, if one may be delivered. Each scrape calls
+    /// it.
     pub fn show_oldest_pending(
         &self,
         since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static,

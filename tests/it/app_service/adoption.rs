@@ -189,8 +189,8 @@ fn ports(deployment: &Deployment) -> Vec<i32> {
         .collect()
 }
 
-/// Server-side apply cannot send the same port twice: a duplicate port of the document's program goes with the next change
-/// of the Pods.
+/// Server-side apply cannot send the same port twice: a duplicate port of the document's program goes with the next
+/// change of the Pods.
 #[tokio::test]
 async fn duplicate_port_restarts_nothing() {
     let bed = Bed::shared("twins").await;
@@ -279,8 +279,8 @@ async fn unneeded_service_is_deleted() {
     assert!(!left.contains_key("left"));
 }
 
-/// An object recreated from its own YAML, as `kubectl replace --force` does: it has the ownership marks, and other managers
-/// own all of its fields.
+/// An object recreated from its own YAML, as `kubectl replace --force` does: it has the ownership marks, and other
+/// managers own all of its fields.
 #[tokio::test]
 async fn object_recreated_from_its_yaml_is_owned_again() {
     let bed = Bed::shared("anew").await;

@@ -239,8 +239,8 @@ async fn node_port_stays_when_other_ports_change() {
         applied(&bed, "web").await;
         assert_eq!(node_port(80).await, before, "{spec}");
     }
-    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests the
-    // port again.
+    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests
+    // the port again.
     let other = if before == 30_079 { 30_078 } else { 30_079 };
     respec(
         &bed,
@@ -252,8 +252,8 @@ async fn node_port_stays_when_other_ports_change() {
     assert_eq!(node_port(80).await, other);
 }
 
-/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when the
-/// range is full.
+/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when
+/// the range is full.
 #[tokio::test]
 async fn app_waits_for_a_node_port_in_use() {
     let bed = Bed::shared("taken-port").await;
@@ -299,8 +299,8 @@ async fn app_waits_for_a_node_port_in_use() {
         message.contains("provided port is not in the valid range"),
         "{message}"
     );
-    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
-    // events.
+    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later
+    // watch events.
     bed.until("far", "has the final status", |deployment: &Deployment| {
         let conditions = deployment
             .status

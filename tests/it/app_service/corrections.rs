@@ -611,7 +611,8 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
-/// The operator does not fight an admission policy that changes written values: one apply for each process, and no Event.
+/// The operator does not fight an admission policy that changes written values: one apply for each process, and no
+/// Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
     let bed = Bed::own_with(Options::default(), "admission").await;
@@ -834,7 +835,8 @@ async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     .await;
 }
 
-/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the apply.
+/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the
+/// apply.
 fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
     let left = Arc::new(AtomicUsize::new(0));
     let armed = Arc::clone(&left);
@@ -940,8 +942,8 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
     );
 }
 
-/// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that others
-/// are at fault.
+/// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that
+/// others are at fault.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
     let bed = Bed::shared("unproved").await;

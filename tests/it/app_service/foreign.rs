@@ -167,8 +167,8 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
 }
 
-/// The status names all foreign objects at once, with the command that adopts each. The status of a foreign object is not
-/// shown as the app's own, not even if the object names the app as its owner, which anybody may write.
+/// The status names all foreign objects at once, with the command that adopts each. The status of a foreign object is
+/// not shown as the app's own, not even if the object names the app as its owner, which anybody may write.
 #[tokio::test]
 async fn every_foreign_object_is_named() {
     let bed = Bed::shared("both").await;
@@ -361,8 +361,8 @@ fn as_backed_up<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// A backup restores objects under new UIDs: the operator restores its ownership of those with the app's name. (The garbage
-/// collector, which does not run on this control plane, compares the UIDs of owner references.)
+/// A backup restores objects under new UIDs: the operator restores its ownership of those with the app's name. (The
+/// garbage collector, which does not run on this control plane, compares the UIDs of owner references.)
 #[tokio::test]
 async fn ownership_is_restored_after_a_backup() {
     let bed = Bed::bare("restored").await;

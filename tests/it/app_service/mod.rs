@@ -148,8 +148,8 @@ async fn create_original_children(
     (deployment, service)
 }
 
-/// Returns the operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, without those to the
-/// markers of [`looked_at`].
+/// Returns the operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, without those to
+/// the markers of [`looked_at`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed

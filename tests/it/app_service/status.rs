@@ -193,8 +193,8 @@ async fn status_reports_an_exceeded_quota() {
             && message.contains("exceeded quota: small"),
         "{message}"
     );
-    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted for
-    // minutes.
+    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted
+    // for minutes.
     let runs = |deployment: &Deployment| {
         deployment
             .status

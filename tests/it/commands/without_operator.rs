@@ -534,7 +534,8 @@ async fn without_operator_stops_when_the_operator_is_back(
     );
 }
 
-/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in progress.
+/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in
+/// progress.
 #[tokio::test]
 async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
     let bed = Bed::shared("kept").await;

@@ -146,8 +146,8 @@ async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<Stri
         .collect()
 }
 
-/// Makes each path accept everything but the poisonous messages, or answer everything with 403 or 410, until `over`; then all
-/// accept everything.
+/// Makes each path accept everything but the poisonous messages, or answer everything with 403 or 410, until `over`;
+/// then all accept everything.
 async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.at_text(
         &format!("\"{POISONOUS}\""),
@@ -333,8 +333,8 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     );
 }
 
-/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to that
-/// contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
+/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to
+/// that contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
 /// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
     let deliveries: Vec<_> = deliveries(receiver)

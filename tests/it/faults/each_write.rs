@@ -1,4 +1,5 @@
-//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has arrived.
+//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has
+//! arrived.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;

@@ -185,8 +185,8 @@ async fn write(
     )
 }
 
-/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that its messages carry. The
-/// dead operators are kept for their logs.
+/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that its messages carry.
+/// The dead operators are kept for their logs.
 async fn live_and_die(
     bed: &Bed,
     plan: &Plan,

@@ -185,8 +185,8 @@ fn assert_no_repeats(deliveries: &[Delivery]) {
     assert!(times.is_empty(), "sent more than once: {times:?}");
 }
 
-/// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
-/// that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
+/// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one
+/// to that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
 fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (at, request) in deliveries.iter().enumerate() {

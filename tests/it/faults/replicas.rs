@@ -155,8 +155,8 @@ fn account(life: usize) -> &'static str {
     }
 }
 
-/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow machine
-/// ends a leader.
+/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow
+/// machine ends a leader.
 pub(super) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
@@ -256,8 +256,8 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     }
 }
 
-/// An attempt that was pending when the process was stopped is due when the process continues, before it knows that it lost
-/// the lease.
+/// An attempt that was pending when the process was stopped is due when the process continues, before it knows that it
+/// lost the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
@@ -517,7 +517,8 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     assert_eq!(after.lease_transitions, before.lease_transitions);
 }
 
-/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader knew.
+/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader
+/// knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
     let times = [

@@ -171,8 +171,8 @@ async fn read_older_than_the_watch_deletes_nothing() {
     scene.assert_sent_in_order();
 }
 
-/// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's own
-/// write.
+/// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's
+/// own write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_objects_are_listed_up_to_date() {
     let scene = scene("newest", &["web"], &[]).await;

@@ -644,8 +644,8 @@ async fn admin_of_one_namespace_may_install_there() {
     }
 }
 
-/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion keeps
-/// all of it.
+/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion
+/// keeps all of it.
 #[tokio::test]
 async fn crds_of_the_release_are_deleted_after_their_objects() {
     let site = Site::new().await;
@@ -746,8 +746,8 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release; where
-/// helm would delete them, the chart fails.
+/// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release;
+/// where helm would delete them, the chart fails.
 async fn leaving_crds_out_deletes_nothing(site: &Site) {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (

@@ -513,8 +513,8 @@ async fn values_that_the_operator_accepts_are_accepted() {
     }
 }
 
-/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its requests
-/// would be forbidden.
+/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its
+/// requests would be forbidden.
 #[tokio::test]
 async fn settings_with_permissions_have_one_value() {
     let command = Cli::command();

@@ -44,8 +44,8 @@ async fn document_002_installs_as_printed() {
         "{output}"
     );
     let again = kubectl(&["apply", "-k", &file("config/default")]).await;
-    // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace,
-    // which the apiserver drops.
+    // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a
+    // namespace, which the apiserver drops.
     let taken_for_a_change = [
         "poddisruptionbudget.policy/",
         "validatingadmissionpolicy.admissionregistration.k8s.io/",

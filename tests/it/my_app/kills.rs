@@ -1,5 +1,5 @@
-//! The operator is killed at each of its writes, loses answers, and its watches are silent: the one desired Pod exists, and
-//! the status says so.
+//! The operator is killed at each of its writes, loses answers, and its watches are silent: the one desired Pod exists,
+//! and the status says so.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;

@@ -123,8 +123,8 @@ async fn status_follows_the_pod(bed: Bed) {
         assert_eq!(bed.events("web", reason).await.len(), 1, "{reason}");
     }
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
-    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status write
-    // triggered.
+    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status
+    // write triggered.
     let requests = bed.plane.audit().requests(since).await.unwrap();
     let reads = requests
         .iter()

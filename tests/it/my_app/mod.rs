@@ -106,7 +106,8 @@ impl Bed {
         .unwrap();
     }
 
-    /// Returns the number of the operator's requests in this namespace since then, without Events, by verb and resource.
+    /// Returns the number of the operator's requests in this namespace since then, without Events, by verb and
+    /// resource.
     async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {

@@ -53,8 +53,8 @@ async fn stale_deletion_deletes_nothing() {
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// The operator does not restore its ownership from the `MyIngress` that has the name now, although in the cache no object
-/// has the UID of the tag.
+/// The operator does not restore its ownership from the `MyIngress` that has the name now, although in the cache no
+/// object has the UID of the tag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_object_restores_no_ownership() {
     let site = Site::new("restored-past").await;

@@ -116,7 +116,8 @@ async fn my_app_behaves_as_pinned() {
     walk.record("labels of the Pod edited by another client")
         .await;
 
-    // The apiserver marks a Pod without a node as Terminating and deletes it at once. The finalizer lets the operator see both.
+    // The apiserver marks a Pod without a node as Terminating and deletes it at once. The finalizer lets the operator
+    // see both.
     set_finalizer(&walk.bed, true).await;
     let before = pod(&walk.bed).await;
     walk.bed.delete::<Pod>("web-pod").await;

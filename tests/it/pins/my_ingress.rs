@@ -129,7 +129,8 @@ async fn my_ingress_behaves_as_pinned() {
     patch_spec(&walk.bed, json!({ "listeners": [listener] })).await;
     has_reason(&walk.bed, "ServiceNotFound").await;
     walk.events("web", "ServiceNotFound", 1).await;
-    // The first listener starts watches. A list that comes after the reconcile causes another one, so reads are not counted.
+    // The first listener starts watches. A list that comes after the reconcile causes another one, so reads are not
+    // counted.
     walk.record_with(
         "listener added, Service missing",
         |mask| json!({ "changes": calls(&aws, mask)["changes"] }),

@@ -22,8 +22,8 @@ struct Case {
     because: &'static [&'static str],
 }
 
-/// Without one of the permissions the object is rejected with a message that names the permission; with all it is accepted.
-/// On create, and when the spec changes.
+/// Without one of the permissions the object is rejected with a message that names the permission; with all it is
+/// accepted. On create, and when the spec changes.
 async fn assert_each_permission_is_needed(bed: &Bed, name: &str, case: Case) {
     let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.permissions).await;
     allowed("a user with all permissions creates it", async || {

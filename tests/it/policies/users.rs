@@ -78,8 +78,8 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
         "{rejection}"
     );
 
-    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately. Reading
-    // one is another permission.
+    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately.
+    // Reading one is another permission.
     let kind = MyIngress::api_resource();
     let load_balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
     for role in ["edit", "admin"] {

@@ -31,8 +31,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::secret_search;
 
-/// Maximum time until a state is reached: ten times what the product promises, on a slow machine. Before Kubernetes 1.34 a
-/// forbidden watch takes 30 s until its permission counts.
+/// Maximum time until a state is reached: ten times what the product promises, on a slow machine. Before Kubernetes
+/// 1.34 a forbidden watch takes 30 s until its permission counts.
 pub const SOON: Duration = Duration::from_mins(1);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
@@ -55,8 +55,8 @@ pub async fn install(plane: &ControlPlane) {
         .await
         .unwrap();
     };
-    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and rejects
-    // owner references to them until then.
+    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and
+    // rejects owner references to them until then.
     apply("crd").await;
     let client = plane.client().await.unwrap();
     for kind in kinds::KINDS {
@@ -92,8 +92,8 @@ pub async fn install(plane: &ControlPlane) {
 /// The state of a control plane after [`install`], for others to start with.
 struct Installed {
     /// The snapshot has no policies: an apiserver that starts with them discovers its kinds, to find their parameters,
-    /// before it serves these CRDs. It then knows those only up to 30 s later, and rejects owner references to them until
-    /// then.
+    /// before it serves these CRDs. It then knows those only up to 30 s later, and rejects owner references to them
+    /// until then.
     snapshot: Snapshot,
     policies: Vec<ValidatingAdmissionPolicy>,
     bindings: Vec<ValidatingAdmissionPolicyBinding>,
@@ -166,8 +166,8 @@ where
     }
 }
 
-/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, so one more
-/// policy applies only after the shipped ones.
+/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, so one
+/// more policy applies only after the shipped ones.
 async fn policies_are_in_force(client: &Client) {
     const PROBE: &str = "loaded.test";
     let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"], "resourceNames": [PROBE] });
@@ -222,8 +222,8 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         .unwrap();
 }
 
-/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep several
-/// times as much in memory, and CI's machine has room for one such control plane.
+/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep
+/// several times as much in memory, and CI's machine has room for one such control plane.
 pub async fn only_large_test() -> MutexGuard<'static, ()> {
     static LARGE: Mutex<()> = Mutex::const_new(());
     LARGE.lock().await

@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 use super::{Bed, Operator, Settings};
 
-/// Runs `run`, which kills the operator, for one write after the other, at each of these points side by side, until there
-/// is no such write any more: the end state must equal the undisturbed one. `run` returns whether that write happened, and
-/// the end state. Returns the number of writes, for each point.
+/// Runs `run`, which kills the operator, for one write after the other, at each of these points side by side, until
+/// there is no such write any more: the end state must equal the undisturbed one. `run` returns whether that write
+/// happened, and the end state. Returns the number of writes, for each point.
 pub async fn at_each_write<P: Copy + Debug>(
     points: &[P],
     run: impl AsyncFn(P, u64) -> (bool, Value),

@@ -1,5 +1,5 @@
-//! Helpers of the tests of behaviour: the operator as a process with the shipped permissions, a namespace for each test,
-//! and short functions that create objects.
+//! Helpers of the tests of behaviour: the operator as a process with the shipped permissions, a namespace for each
+//! test, and short functions that create objects.
 #![allow(dead_code)] // each test uses some of it
 
 mod bed;

@@ -296,8 +296,8 @@ impl Drop for Operator {
     }
 }
 
-/// Grants a Lease of another name: the shipped permission names the usual Lease. Returns once the apiserver knows of the
-/// other one.
+/// Grants a Lease of another name: the shipped permission names the usual Lease. Returns once the apiserver knows of
+/// the other one.
 async fn grant_lease(bed: &Bed, name: &str) {
     let role = format!("lease-{name}");
     let resource = json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get", "update"] });
@@ -375,8 +375,8 @@ fn spawn(
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection, which
-    /// would belong to the runtime of one test.
+    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection,
+    /// which would belong to the runtime of one test.
     static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
         let client = reqwest::Client::builder().no_proxy().timeout(SOON);
         client.pool_max_idle_per_host(0).build().unwrap()

@@ -14,8 +14,8 @@ use super::old::*;
 use crate::crds::install;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// The operator sees all of them at once: each object that cannot work reports why, sent entries are not sent again, and
-/// after that report nothing more is written.
+/// The operator sees all of them at once: each object that cannot work reports why, sent entries are not sent again,
+/// and after that report nothing more is written.
 #[tokio::test]
 async fn operator_accepts_old_objects_unchanged() {
     let plane = Arc::new(

@@ -23,8 +23,8 @@ shift
 exec quartermaster \"$@\"
 ";
 
-/// Removes the installation. The namespace and the CRDs stay, because their deletion takes long; the CRDs as a release of
-/// the chart would have left them.
+/// Removes the installation. The namespace and the CRDs stay, because their deletion takes long; the CRDs as a release
+/// of the chart would have left them.
 const ANOTHER_CLUSTER: &str = "#!/bin/sh
 set -eu
 helm list -A -o json | jq -r '.[] | .name + \" -n \" + .namespace' | while read -r release; do
