@@ -43,13 +43,14 @@ fn telegram_reason(code: u16) -> &'static str {
     }
 }
 
-/// Returns whether product.md describes this status, plus some others: for chats, because each chat needs a Secret too.
+/// Returns whether product.md describes this status, plus some other ones. Chats test only these, because each chat
+/// needs a Secret too.
 fn is_spoken_of(code: u16) -> bool {
     matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
 }
 
-/// Three hundred webhooks, one for each status, and nearly a hundred chats. The Bot API is a receiver here, so that
-/// each bot's path can have an answer of its own.
+/// Three hundred webhooks, one for each status, and nearly a hundred chats. A receiver plays the Bot API here, so that
+/// each bot's path can have its own answer.
 #[tokio::test]
 async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     let bed = Bed::shared("statuses").await;
@@ -152,7 +153,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// The outcome of a message that gets an answer once the contact point was ready.
+/// Outcome of a message that gets an answer after the contact point was ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     /// The contact point stops, for this reason; the message waits.
@@ -491,7 +492,7 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     );
 }
 
-/// After a 401 the operator reads the Secret at once, also if the entry's own attempt got the 401.
+/// After a 401 the operator reads the Secret immediately, even if the entry's own attempt got the 401.
 #[tokio::test]
 async fn changed_secret_replaces_a_revoked_token() {
     let bed = Bed::shared("revoked").await;

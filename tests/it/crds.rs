@@ -129,7 +129,7 @@ async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
     );
 }
 
-/// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside of `theirs` are
+/// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside `kubernetes_fields` are
 /// Kubernetes' own.
 fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]) {
     fn names(schema: &Value, kubernetes_fields: &[&str], into: &mut Vec<String>) {

@@ -1,4 +1,4 @@
-//! Document 000, word for word but for the misprint and the namespace.
+//! Document 000, word for word except for the misprint and the namespace.
 
 use testbed::bot_api::{BotApi, Chat, Kind};
 

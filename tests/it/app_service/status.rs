@@ -145,7 +145,7 @@ async fn status_shows_the_reason_of_a_pod(
     assert_eq!(bed.event("web", reason).await, message);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
-    // The operator retries again and again, and emits one Event.
+    // The operator keeps retrying, and emits one Event.
     let since = bed.plane.audit().mark().await.unwrap();
     reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;

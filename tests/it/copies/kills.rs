@@ -1,5 +1,4 @@
-//! The operator is killed at each of its writes, and its watches are silent: the copies match their source all the
-//! same.
+//! The operator is killed at each of its writes, and its watches stall: the copies still match their source.
 
 use kube::ResourceExt as _;
 use testbed::proxy::{Match, Point};
@@ -25,7 +24,7 @@ async fn kill_at_any_write_keeps_the_end_state() {
 }
 
 /// A sync is created, its immutable source replaced, one of its destinations removed, and the sync is deleted, while
-/// the operator is killed at that write. Returns whether that write happened, and the observed states.
+/// the operator is killed at this write. Returns whether the write happened, and the observed states.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let shop = Shop::bare("kills").await;
     let here = shop.bed.namespace.clone();

@@ -242,8 +242,8 @@ impl Shop {
                     && it.is_write()
                     && it.namespace.starts_with(&self.bed.namespace)
             })
-            // Events are written beside the reconciles: one of an earlier reconcile may come late. So may the status of
-            // another sync.
+            // Events are written outside the reconciles, so an Event of an earlier reconcile may come late, as may the
+            // status of another sync.
             .filter(|it| {
                 it.resource != "events"
                     && (it.resource != "configmapsyncs/status" || it.name == sync)

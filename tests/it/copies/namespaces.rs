@@ -1,5 +1,5 @@
-//! Namespaces that appear, change and disappear, on a control plane of the test's own, because a selector covers all of
-//! it.
+//! Namespaces that appear, change and disappear, on a separate control plane, because a selector covers the whole
+//! cluster.
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ async fn selector_covers_every_matching_namespace() {
     let selector = json!({ "matchLabels": labels });
     shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
         .await;
-    // The sync's own namespace and those of Kubernetes are left out.
+    // The sync's own namespace and those of Kubernetes are excluded.
     until_copied(&shop, "settings", &expected).await;
     shop.reads("s", "Synced").await;
     shop.assert_at_rest("s").await;

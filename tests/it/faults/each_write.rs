@@ -23,8 +23,8 @@ async fn kill_at_any_write_only_repeats_a_message() {
     );
 }
 
-/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at that write. Returns
-/// whether that write happened, and the end state.
+/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at this write. Returns
+/// whether the write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = bare("each").await;
     let receiver = Receiver::start().unwrap();

@@ -170,10 +170,10 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
     older
 }
 
-/// Specs of objects and what the operator reported of them, by kind and name.
+/// Specs and reported statuses of objects, by kind and name.
 type Reports = BTreeMap<String, Value>;
 
-/// Returns those of all objects of the operator's kinds.
+/// Returns the reports of all objects of the operator's kinds.
 async fn reports_of_all(site: &Site) -> Reports {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
@@ -194,8 +194,8 @@ async fn reports_of_all(site: &Site) -> Reports {
         .collect()
 }
 
-/// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a
-/// message waits, and the rest is in progress.
+/// Returns the statuses of the examples that an earlier operator wrote before it was stopped: the contact point is
+/// tested, a message waits, and the rest is in progress.
 fn stopped_halfway() -> Vec<(&'static str, Value)> {
     let now = Timestamp::now().to_string();
     let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);

@@ -1,4 +1,4 @@
-//! Calls of AWS and its possible errors, against AWS's own model of its API.
+//! Calls of AWS and their possible errors, compared with AWS's own model of its API.
 
 use std::collections::BTreeSet;
 

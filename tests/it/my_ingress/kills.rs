@@ -7,7 +7,7 @@ use testbed::proxy::Match;
 use super::*;
 use crate::support::{at_each_write, struck};
 
-/// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether that call happened, and
+/// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether the call happened, and
 /// the scene's result.
 pub(super) async fn killed_at<T>(
     site: &Site,

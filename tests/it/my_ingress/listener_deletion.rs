@@ -1,4 +1,5 @@
-//! Deletion of listeners: no object of theirs stays, whatever happens in between, and no unowned object is deleted.
+//! Deletion of listeners: whatever happens in between, none of their resources stays, and no unowned resource is
+//! deleted.
 
 use kube::api::ListParams;
 use rstest::rstest;
@@ -10,7 +11,7 @@ use super::*;
 use crate::support::at_each_write;
 
 impl Site {
-    /// Waits until nothing is left, except these target groups.
+    /// Waits until nothing but these target groups is left.
     async fn nothing_remains(&self, but: &[&str]) {
         // Each page has a single group.
         self.aws.page_size(1);

@@ -5,7 +5,7 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// A `MyIngress` that has the name now has the load balancer, too.
+/// The `MyIngress` that now has the name also owns the load balancer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_deletion_deletes_nothing() {
     let site = Site::new("past").await;
@@ -99,7 +99,7 @@ async fn stale_object_restores_no_ownership() {
     assert_eq!(bears().await, new);
 }
 
-/// The operator is frozen between the note in the status and the call that the note announces.
+/// The operator is frozen between the record of the intent in the status and the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_continues_the_creation() {
     let site = Site::new("leaders").await;

@@ -78,7 +78,7 @@ async fn bed(name: &str) -> Bed {
 struct Step {
     #[serde(rename = "step")]
     title: &'static str,
-    /// Writes by object, in order. The operator may write several objects at once.
+    /// Writes by object, in order. The operator may write several objects concurrently.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     writes: BTreeMap<String, Vec<String>>,
     /// Number of reads by object or list.
@@ -224,7 +224,7 @@ impl Walkthrough {
         metrics::reconciles(&self.metrics.read().await, self.coverage.controller)
     }
 
-    /// Waits until an object has so many Events with this reason.
+    /// Waits until an object has `count` Events with this reason.
     async fn events(&self, name: &str, reason: &str, count: usize) {
         let what = format!("{count} Events {reason} of {name}");
         until(what, SOON, async || {
@@ -236,7 +236,7 @@ impl Walkthrough {
         .unwrap();
     }
 
-    /// Ends a step and records what happened in it.
+    /// Ends a step and records its effects.
     async fn record(&mut self, step: &'static str) {
         self.record_with(step, |_| Value::Null).await;
     }

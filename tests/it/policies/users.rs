@@ -1,4 +1,4 @@
-//! A user who may edit a namespace may create the operator's resources in it, and reaches no further by that.
+//! A user who may edit a namespace may create the operator's resources in it, and thereby reaches no further.
 
 use kube::api::{Patch, PatchParams};
 use kube::{CustomResourceExt as _, ResourceExt as _};

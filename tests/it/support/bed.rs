@@ -31,8 +31,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::secret_search;
 
-/// Maximum time until a state is reached: ten times what the product promises, on a slow machine. Before Kubernetes
-/// 1.34 a forbidden watch takes 30 s until its permission counts.
+/// Maximum time until a state is reached: ten times the time that the product promises, for slow machines. Before
+/// Kubernetes 1.34, a forbidden watch takes 30 s until a granted permission applies.
 pub const SOON: Duration = Duration::from_mins(1);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
@@ -115,7 +115,7 @@ impl Installed {
         }
     }
 
-    /// Starts a control plane with all of it installed.
+    /// Starts a control plane with CRDs, permissions and policies installed.
     async fn start(options: testbed::Options) -> ControlPlane {
         static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
         let installed = INSTALLED.get_or_init(Self::new).await;
@@ -130,7 +130,7 @@ impl Installed {
     }
 }
 
-/// Deletes all objects of a kind; returns what is needed to create them again.
+/// Deletes all objects of a kind; returns them in a form that can be created again.
 async fn take_all<K>(client: &Client) -> Vec<K>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
@@ -249,7 +249,7 @@ impl Deref for Plane {
     }
 }
 
-/// A namespace of a test's own on a control plane where everything is installed.
+/// A test's own namespace on a control plane where everything is installed.
 pub struct Bed {
     pub plane: Plane,
     /// The admin's client.
@@ -275,7 +275,7 @@ impl Bed {
         Self::on(Plane::Shared(plane), name).await
     }
 
-    /// Creates a namespace on a control plane of the test's own.
+    /// Creates a namespace on the test's own control plane.
     pub async fn own(name: &str) -> Self {
         Self::own_with(testbed::Options::default(), name).await
     }

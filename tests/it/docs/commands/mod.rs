@@ -142,7 +142,7 @@ struct Walk {
     there: Installation,
 }
 
-/// The present installation.
+/// Current installation.
 #[derive(PartialEq)]
 enum Installation {
     Nothing,
