@@ -27,7 +27,6 @@ const SHIPPED: &str = include_str!("../deploy/admission_policies.yaml");
 pub struct Shipped {
     /// Name of the policy, without the prefix of the installation.
     pub name: String,
-    /// The policy.
     pub policy: ValidatingAdmissionPolicy,
     pub binding: ValidatingAdmissionPolicyBinding,
 }

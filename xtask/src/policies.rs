@@ -451,8 +451,8 @@ fn my_app() -> Vec<Check> {
 }
 
 /// Limits the operator's writes to its own resources and the objects that it creates for others. The operator may
-/// change an existing object only if the object has an ownership label or annotation, as in `runtime::ownership`, or if
-/// its editor allows adoption. Only the operator can tell whether the recorded owner exists.
+/// change an existing object only if the object has the ownership label or a controller of the operator's kinds, as in
+/// `runtime::ownership`, or if its editor allows adoption. Only the operator can tell whether the owner exists.
 fn operator() -> ValidatingAdmissionPolicySpec {
     let permissions = KINDS
         .iter()

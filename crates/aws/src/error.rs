@@ -124,7 +124,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("MissingAuthenticationToken",               Class::Slow,      CREDENTIALS_MISSING),
     ("SignatureDoesNotMatch",                    Class::Slow,      CREDENTIALS_MISSING),
     ("UnrecognizedClientException",              Class::Slow,      CREDENTIALS_MISSING),
-    // Another load balancer has the name and is not visible yet, or not any more.
+    // Another load balancer has the name and is not visible yet or no longer.
     ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
     // Resources that AWS is still creating or deleting.
     ("DuplicateListener",                        Class::Transient, OPERATION_IN_PROGRESS),

@@ -182,7 +182,7 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ..] if u32::from(last) > 1 => vec![last],
         [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
         [0, 0x64, 0xff, 0x9b, 0, 1, ..] => {
-            // The network's operator chooses the prefix length, so each one is tried; a wrong one may yield zeros.
+            // Each network chooses its prefix length, so all lengths are tried; a wrong one may yield zeros.
             let readings = [
                 at([6, 7, 9, 10]),
                 at([7, 9, 10, 11]),

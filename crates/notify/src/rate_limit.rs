@@ -35,8 +35,8 @@ pub struct TelegramLimits {
 }
 
 impl Default for TelegramLimits {
-    /// Returns the documented numbers. A window of a second is 50 ms longer and that of a minute 1 s, because Telegram
-    /// counts requests when they arrive and the network delay varies.
+    /// Returns the documented numbers. A window of a second is 50 ms longer, and a window of a minute 1 s, because
+    /// Telegram counts requests when they arrive and the network delay varies.
     fn default() -> Self {
         Self {
             chat: WindowLimit {

@@ -39,7 +39,8 @@ where
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
     let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
-    // A merge patch replaces a list as a whole, so a status that is a list needs no nulls, nor the old list serialized.
+    // A merge patch replaces a list as a whole, so a status that is a list needs no nulls, and the old list need not be
+    // serialized.
     if status.is_object()
         && let Some(before) = object.status()
     {

@@ -40,7 +40,7 @@ struct Inner {
     suspected: Notify,
     /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// True if the apiserver answered the last request with something to store with a 5xx.
+    /// True if the last request with something to store got a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,

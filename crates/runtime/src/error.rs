@@ -189,7 +189,7 @@ impl Error {
     pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
         let status = match self {
             Self::Rejected { status, .. } if !is_immutable(status) => status,
-            // The apiserver reports a duplicate node port without naming a field.
+            // The apiserver detects a duplicate node port before it validates fields, so it names none.
             Self::Api {
                 source: kube::Error::Api(status),
                 ..

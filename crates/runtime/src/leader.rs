@@ -94,8 +94,8 @@ struct ObservedLease {
     at: Instant,
 }
 
-/// A write of the lease that may have been applied without a confirmation. Even a 409 is none: it may answer a
-/// repetition of the write by a proxy.
+/// A write of the lease that may have been applied, although no answer confirmed it. Even a 409 proves nothing: it may
+/// answer a repetition of the write by a proxy.
 struct UnconfirmedWrite {
     renew_time: Option<MicroTime>,
     at: Instant,

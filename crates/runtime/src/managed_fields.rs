@@ -1,8 +1,8 @@
 //! Ownership of an object's fields, from its `managedFields`
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
 //!
-//! Ownership decides which fields an adoption transfers from other managers, and which fields a correction does. Values
-//! decide whether an object has drifted ([`fields`](super::fields)).
+//! Ownership decides which fields an adoption or a correction transfers from other managers. Values decide whether an
+//! object has drifted ([`fields`](super::fields)).
 
 use std::collections::BTreeSet;
 
@@ -38,9 +38,9 @@ pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&s
 
 /// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
 /// applied, so that the next apply removes those that it does not set. Fields in `desired` that other managers updated
-/// also become applied fields of `manager`; their other fields stay. The fields at the paths of `left` become an update
-/// by `manager`: they keep their values until another manager writes them. If `manager` already has an entry, other
-/// managers keep their fields, because they changed the fields since.
+/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `left`
+/// become an update by `manager`: they keep their values until another manager writes them. If `manager` already has an
+/// entry, other managers keep their fields, because they changed the fields since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -291,7 +291,7 @@ pub fn rivals(
             })
         };
         if !is_item && !is_list && has_items() {
-            // A map with lists inside is too much: nearly the whole object.
+            // A map with lists inside is nearly the whole object: too much to transfer.
             break;
         }
         let mut found = BTreeSet::new();

@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// No page exceeds [`MAX_BYTES`], whatever the order of the objects.
+    /// [`MAX_BYTES`] limits every page of several objects, whatever their order.
     #[tokio::test]
     async fn each_object_is_listed_once_whatever_its_size() {
         const LARGE: usize = 1_400_000;

@@ -6,8 +6,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// Handlers of SIGTERM, with which Kubernetes ends a Pod, and of Ctrl-C. Neither signal ends the process while this
-/// value exists.
+/// Handlers of SIGTERM, with which Kubernetes ends a Pod, and of Ctrl-C. Once this value exists, neither signal ends
+/// the process by itself.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,

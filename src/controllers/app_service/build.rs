@@ -1,4 +1,4 @@
-//! Builds the objects of an app. The write adds the ownership label and annotations.
+//! Builds the objects of an app. The write adds the ownership metadata.
 
 use std::collections::BTreeMap;
 

@@ -53,7 +53,8 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
         // Needed where the admission plugin OwnerReferencesPermissionEnforcement checks references that block deletion.
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
-        // The operator never deletes it, but OwnerReferencesPermissionEnforcement requires `delete` to set its owner.
+        // The operator never deletes a Deployment, but OwnerReferencesPermissionEnforcement requires `delete` to set
+        // its owner.
         Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
         Permission::namespaced("", &["services"], COMES_AND_GOES),
         Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),

@@ -264,8 +264,8 @@ impl LoadedSecret {
         }
     }
 
-    /// Returns a digest of the Secret's version. The status shows it, and must not reveal whether the operator's
-    /// namespace has the Secret.
+    /// Returns a digest of the Secret's version. The status shows the digest, which must not reveal whether the
+    /// operator's namespace has the Secret.
     fn version(&self) -> String {
         short_digest(format!("{}/{}", self.uid, self.resource_version))
     }

@@ -121,7 +121,7 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and every one that names a contact point that does not exist,
+    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist,
     /// because its message suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);

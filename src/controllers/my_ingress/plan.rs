@@ -587,8 +587,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Ensures a listener without a moment in which it has no targets: its target group gets targets before the
-    /// listener forwards to it, and new targets come before old ones are removed.
+    /// Ensures a listener that is never without targets: its target group gets targets before the listener forwards to
+    /// the group, and new targets are added before old ones are removed.
     fn ensure_listener(
         &self,
         found: &LoadBalancer,

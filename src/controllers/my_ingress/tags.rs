@@ -19,14 +19,12 @@ pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 /// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnershipTags<'a> {
-    /// The owner.
     pub owner: &'a Owner,
     /// Value of [`CLUSTER`].
     pub cluster: &'a str,
 }
 
 impl OwnershipTags<'_> {
-    /// Returns the tags.
     pub fn tags(&self) -> Tags {
         let (managed_by, quartermaster) = MANAGED_BY;
         [

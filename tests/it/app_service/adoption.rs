@@ -279,8 +279,8 @@ async fn unneeded_service_is_deleted() {
     assert!(!left.contains_key("left"));
 }
 
-/// An object recreated from its own YAML, as `kubectl replace --force` does: the object has the ownership label and
-/// annotation, and other managers own all of its fields.
+/// An object recreated from its own YAML, as `kubectl replace --force` does: the object has the ownership metadata, and
+/// other managers own all of its fields.
 #[tokio::test]
 async fn object_recreated_from_its_yaml_is_owned_again() {
     let bed = Bed::shared("anew").await;

@@ -313,7 +313,7 @@ async fn object_of_another_controller_is_not_adoptable() {
     );
 }
 
-/// An object without both the ownership label and the annotation is unowned.
+/// An object with neither ownership label nor owner reference is unowned.
 #[tokio::test]
 async fn object_without_ownership_metadata_is_unowned() {
     let bed = Bed::shared("stripped").await;

@@ -144,7 +144,7 @@ proptest! {
         }
     }
 
-    /// Strings contain brackets and quotes at every depth, also at depths that are removed.
+    /// Strings contain brackets and quotes at every depth, including depths that are removed.
     #[test]
     fn deep_json_stays_json(value in any_json(), levels in 100_usize..140, chunk in 1_usize..9) {
         let text = format!("{}{value}{}", "{\"a\":[".repeat(levels / 2), "]}".repeat(levels / 2));
