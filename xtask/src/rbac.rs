@@ -204,7 +204,7 @@ fn metrics_auth() -> ClusterRole {
     }
 }
 
-/// Returns the role for readers of the secured metrics, such as Prometheus. It has no binding.
+/// Returns the role for readers of the secured metrics, such as Prometheus. The role has no binding.
 fn metrics_reader() -> ClusterRole {
     let rule = PolicyRule {
         non_resource_urls: Some(vec!["/metrics".into()]),

@@ -432,7 +432,7 @@ impl Aws for Elb {
                 .send()
                 .await
         };
-        // One page holds all listeners of a load balancer.
+        // A page holds all listeners of a load balancer.
         Ok(self
             .call(AwsAction::DescribeListeners, describe)
             .await?

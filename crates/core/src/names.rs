@@ -9,7 +9,7 @@ pub struct MetadataNames {
     /// Annotation: any new value triggers a reconcile and resets the object's backoff.
     pub requested_at: &'static str,
     /// Annotation of a CRD: number and digest of its schema, such as `2-8b29606cd506f2d3`. A CRD with a lower number or
-    /// without the annotation counts as absent, because it prunes newer fields.
+    /// without the annotation counts as missing, because it prunes newer fields.
     pub schema: &'static str,
     /// Label of a child: UID of its owner.
     pub owner_uid: &'static str,

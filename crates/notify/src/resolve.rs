@@ -155,7 +155,7 @@ async fn read(file: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the addresses of `name` in `/etc/hosts`. They take precedence over every name of the search list.
+/// Returns the addresses of `name` in `/etc/hosts`. These addresses take precedence over every name of the search list.
 fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
     let mut hosts = Hosts::default();
     let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else {

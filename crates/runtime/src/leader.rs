@@ -1,11 +1,11 @@
 //! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
 //!
 //! The protocol is that of Kubernetes' own components (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>):
-//! every write of the Lease is guarded by its resourceVersion, and the lease of a silent holder expires when it has not
-//! changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three rules are
-//! stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the lease names
-//! another holder, and each write checks the time, so that a process that was frozen beyond its lease writes nothing
-//! when it continues.
+//! every write of the Lease is guarded by its resourceVersion, and the lease of a holder that stops renewing expires
+//! when it has not changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three
+//! rules are stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the
+//! lease names another holder, and each write checks the time, so that a process that was frozen beyond its lease
+//! writes nothing when it continues.
 //!
 //! The monotonic clock stops while the machine itself is suspended. A leader on a machine that wakes after the end of
 //! its lease may write until the next renewal fails, about a retry period later; the UID and resourceVersion of every

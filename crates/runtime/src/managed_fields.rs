@@ -254,7 +254,7 @@ const KEPT: [&str; 4] = [
 enum Step {
     /// Field of this name.
     Field(String),
-    /// List item. Its index is unknown: the error numbers the items of an object that was never stored.
+    /// List item. The index is unknown, because the error numbers the items of an object that was never stored.
     Item,
 }
 

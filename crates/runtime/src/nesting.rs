@@ -1,8 +1,8 @@
 //! Bounds on how deeply the apiserver's answers nest.
 //!
-//! `serde_json` decodes fewer than 128 levels, and the apiserver stores thousands. One object that cannot be decoded
-//! makes its whole list or watch fail, which hides every object of its kind. Requests for metadata alone do not help,
-//! because `managedFields` nest as deeply.
+//! `serde_json` decodes fewer than 128 levels, and the apiserver stores thousands. A single object that cannot be
+//! decoded makes its whole list or watch fail, which hides every object of its kind. Requests for metadata alone do not
+//! help, because `managedFields` nest as deeply.
 
 use axum::body::Bytes;
 use http::Response;

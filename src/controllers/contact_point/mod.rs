@@ -137,8 +137,8 @@ impl<T: Transport> ContactPoints<T> {
     }
 }
 
-/// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
-/// accepts the message.
+/// Returns the test message. An unchanged object, spec and set of Secrets keep the id, even after a restart, until a
+/// receiver accepts the message.
 fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
     let LastTest { spec, secrets } = tested;
     let configuration = format!(

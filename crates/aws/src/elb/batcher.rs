@@ -36,7 +36,7 @@ struct PendingQuery<V> {
 
 enum BatchReply<V> {
     Answer(Result<BTreeMap<String, V>, AwsError>),
-    /// AWS rejected the call without naming the resource at fault: the query makes its own call.
+    /// AWS rejected the call without naming the resource that caused the error, so the query makes its own call.
     QueryAlone,
 }
 
