@@ -27,7 +27,6 @@ const SHIPPED: &str = include_str!("../deploy/admission_policies.yaml");
 pub struct Shipped {
     /// Name of the policy, without the prefix of the installation.
     pub name: String,
-    /// The policy.
     pub policy: ValidatingAdmissionPolicy,
     pub binding: ValidatingAdmissionPolicyBinding,
 }
@@ -72,16 +71,16 @@ pub fn shipped() -> Vec<Shipped> {
 /// State of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyState {
-    /// Policy and binding are as shipped, the younger of them since this time.
+    /// Policy and binding match the shipped ones, the younger of them since this time.
     InForce(Option<Timestamp>),
-    /// Policy or binding is absent or differs from what is shipped.
+    /// Policy or binding is missing or differs from the shipped one.
     NotInForce(String),
     /// Policy or binding cannot be read.
     Unknown(String),
 }
 
-/// Compares a policy and its binding, which have these names. `operator_namespace`: namespace of the `ServiceAccount`
-/// that the operator's policy binds, if known.
+/// Compares a policy and its binding, which have these names, with the shipped ones. `operator_namespace`: namespace of
+/// the `ServiceAccount` that the operator's policy binds, if known.
 pub fn judge(
     shipped: &Shipped,
     name: &str,
@@ -207,11 +206,9 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
 
 /// Check of the admission policies.
 struct Check {
-    /// Client for the reads.
     client: Client,
     /// Prefix of the policies' names.
     prefix: String,
-    /// The operator's namespace.
     operator_namespace: String,
     /// Time between two checks.
     period: Duration,
@@ -220,7 +217,7 @@ struct Check {
 }
 
 impl Check {
-    /// Checks the policies at once and then every `period`: logs each new state, and sets the metric.
+    /// Checks the policies immediately and then every `period`, logs each new state, and sets the metric.
     async fn run(self, metrics: PolicyMetrics) {
         let mut known = BTreeMap::new();
         loop {

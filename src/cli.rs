@@ -326,7 +326,7 @@ enum LogFormatArg {
     Json,
 }
 
-/// Configuration of `run`, checked.
+/// Checked configuration of `run`.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
     /// Settings of the runtime.
@@ -335,7 +335,7 @@ pub struct RunConfig {
     pub metrics: ListenAddresses,
     /// Addresses of `/livez` and `/readyz`; empty if they are off.
     pub probes: ListenAddresses,
-    /// Prefix of the names of the admission policies; `None` checks none.
+    /// Prefix of the names of the admission policies; `None` disables the check.
     pub policy_prefix: Option<String>,
     /// Whether to reject references to other namespaces.
     pub no_cross_namespace_refs: bool,

@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(kinds, order);
     }
 
-    /// A replica tells an older CRD from a newer one by the number alone: it must grow with each change.
+    /// A replica tells an older CRD from a newer one by the number alone, so the number must grow with each change.
     #[test]
     fn a_changed_schema_has_a_new_number() {
         for (kind, crd) in KINDS.iter().zip(crds()) {

@@ -20,7 +20,8 @@ const CRDS: &str = include_str!("../deploy/crd.yaml");
 fn main() -> ExitCode {
     match execute(Cli::from_arguments().command) {
         Ok(code) => code,
-        // A pipe that was closed early (`| head`) is no failure. Commands that change a cluster continue without it.
+        // A pipe that was closed early (`| head`) is not a failure. Commands that change a cluster continue without
+        // output.
         Err(error)
             if error
                 .downcast_ref()
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // Nothing is left to report to if standard error is closed.
+            // If standard error is closed, no place is left for the error.
             let _ = Printer::new(io::stderr(), false)
                 .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
@@ -54,7 +55,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             let traces = runtime.block_on(async { telemetry::init(&PROGRAM, &config.log) })?;
             let result = runtime.block_on(run(config));
             traces.shutdown();
-            // A blocking name lookup would delay the exit.
+            // A blocking DNS lookup would delay the exit.
             runtime.shutdown_background();
             Ok(match result {
                 Ok(()) => ExitCode::SUCCESS,

@@ -1,14 +1,15 @@
-//! Permissions of the operator beside those of its controllers ([`KINDS`](crate::kinds::KINDS)).
+//! Permissions of the operator in addition to those of its controllers ([`KINDS`](crate::kinds::KINDS)).
 
 use qm_core::kind::Permission;
 
-/// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
+/// Verbs on the CRDs of the kinds, by name: the operator reads which CRDs exist and whether they are compatible.
 pub const CRD_VERBS: &[&str] = &["list", "watch"];
 
-/// Reads the admission policies and their bindings, by name.
+/// Verbs on the admission policies and their bindings, by name.
 pub const POLICY_VERBS: &[&str] = &["get"];
 
-/// Permission of leader election in the operator's own namespace to create the Lease, which cannot be limited by name.
+/// Permission of leader election to create the Lease in the operator's own namespace. RBAC cannot limit `create` by
+/// name.
 pub const LEASES: Permission =
     Permission::namespaced("coordination.k8s.io", &["leases"], &["create"]);
 /// Verbs of leader election on the Lease that `--leader-election-id` names.
@@ -24,13 +25,13 @@ pub const METRICS_RIGHTS: &[Permission] = &[
     ),
 ];
 
-/// Reads the tracker role, a right by name.
+/// Verbs on the tracker role, by name.
 pub const TRACKER_ROLE_VERBS: &[&str] = &["list", "watch"];
 
 const READ: &[&str] = &["get", "list", "watch"];
 
-/// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
-/// [`AGGREGATE_TO_TRACKER`].
+/// Permissions on the targets that a `TrackedField` may name without `apiVersion`. Any `ClusterRole` with
+/// [`AGGREGATE_TO_TRACKER`] grants others.
 pub const TARGET_RIGHTS: &[Permission] = &[
     Permission::namespaced("", &["services"], READ),
     Permission::namespaced("apps", &["deployments", "statefulsets"], READ),

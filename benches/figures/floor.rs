@@ -1,4 +1,4 @@
-//! The floor: a bare watch that posts each event at once, without history or retries. A separate process with the
+//! The floor: a bare watch that posts each event immediately, without history or retries. A separate process with the
 //! operator's permissions, so that the operator's costs can be compared with it.
 
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Starts the floor, and waits until it has listed the Deployments. Returns how long that took.
+    /// Starts the floor and waits until the floor has listed the Deployments. Returns the duration of the start.
     pub async fn start(stage: &Stage) -> Result<(Self, Duration)> {
         let kubeconfig = stage
             .bed

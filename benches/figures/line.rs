@@ -135,7 +135,7 @@ impl Line {
     }
 }
 
-/// Formats three digits if there is a fraction: more would be noise.
+/// Formats a number with a fraction to three digits: more would be noise.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         _ if value.fract() == 0.0 => 0,
@@ -208,7 +208,7 @@ impl Sample {
         self.0.len()
     }
 
-    /// Returns the value that this share of all does not exceed (nearest rank); NaN for an empty sample.
+    /// Returns the value that this share of the measurements does not exceed (nearest rank); NaN for an empty sample.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

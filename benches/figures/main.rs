@@ -8,7 +8,7 @@
 //! The release build is measured, run as users run it, with its `ServiceAccount`'s permissions. Each row is measured by
 //! a separate process on a separate control plane (etcd and kube-apiserver alone: no other client writes). The targets
 //! are Deployments, whose `replicas` are tracked; their changes are merge patches. The floor is a bare watch that posts
-//! at once ([`floor`]), or what a note describes. All processes end with this one.
+//! immediately ([`floor`]), unless a note describes another one. All processes end with this one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};

@@ -54,16 +54,16 @@ pub enum Sender {
     Floor,
 }
 
-/// When each value first arrived.
+/// Time at which each value first arrived.
 type Arrivals = HashMap<(Sender, i32), Instant>;
 
 /// A change of a field.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     pub field: usize,
-    /// The new value, which no other change has.
+    /// New value, which no other change has.
     pub value: i32,
-    /// When the apiserver acknowledged the change.
+    /// Time at which the apiserver acknowledged the change.
     pub acknowledged: Instant,
 }
 
@@ -165,7 +165,7 @@ impl Stage {
         changes.buffer_unordered(AT_ONCE).collect().await
     }
 
-    /// Waits until all changes have arrived. Returns when each did.
+    /// Waits until all changes have arrived. Returns the time of each arrival.
     pub async fn arrivals(&self, changes: &[Change], sender: Sender) -> Result<Vec<Instant>> {
         let arrival = |change: &Change| {
             self.arrivals

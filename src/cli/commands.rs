@@ -128,7 +128,7 @@ impl Program {
         self.0
     }
 
-    /// Returns a text of the help with the commands of its examples as the user types them.
+    /// Returns a help text with the commands of its examples as the user types them.
     pub(crate) fn help(self, text: &str) -> String {
         text.replace(&format!("  {}", Self::ALONE), &format!("  {} ", self.0))
     }
@@ -178,7 +178,7 @@ pub struct ScopeArgs {
 }
 
 impl ScopeArgs {
-    /// Returns the namespace; none means all.
+    /// Returns the namespace; `None` means all.
     pub fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref()
     }

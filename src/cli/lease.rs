@@ -32,7 +32,8 @@ struct LeaseFlags {
 }
 
 impl LeaseArgs {
-    /// Returns the namespace if the user gave the flag. A variable proves nothing: a Pod sets it for itself.
+    /// Returns the namespace if the user gave the flag. The environment variable does not count: in a Pod it names the
+    /// Pod's own namespace.
     pub fn explicit_namespace(&self) -> Option<&str> {
         Some(self.flags.operator_namespace.as_str())
             .filter(|name| self.explicit_namespace && !name.is_empty())

@@ -82,7 +82,7 @@ pub(super) fn listen(text: &str) -> Result<ListenAddresses, String> {
 
 /// Parses a namespace's name: an RFC 1123 label
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>). An empty name is
-/// allowed: an empty variable names no namespace.
+/// allowed, because an empty environment variable names no namespace.
 pub(super) fn namespace(text: &str) -> Result<String, String> {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = text.len() <= 63
@@ -187,7 +187,7 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
 /// Parses a level, or directives such as `info,qm_notify=debug`.
 pub(super) fn log_level(text: &str) -> Result<String, String> {
     let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
-    // A misspelt level would be the name of a crate, and nothing would be logged.
+    // tracing would read a misspelt level as the name of a crate and log nothing.
     let known = |part: &str| {
         part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok())
     };

@@ -93,7 +93,7 @@ fn every_flag_of_run_has_a_variable_and_help() {
         assert!(variable == expected || exception, "--{name} is {variable}");
         assert!(flag.get_help().is_some(), "--{name} has no help");
     }
-    // Few other flags have a variable, as the help says.
+    // Only few other flags have an environment variable, as the help says.
     let without = command
         .get_subcommands()
         .filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));

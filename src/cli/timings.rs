@@ -220,7 +220,7 @@ impl Timings {
                 "--leader-elect-lease-duration must be at least 1s: the API counts it in whole seconds".into(),
             );
         }
-        // Kubernetes' own leader elections demand the same: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
+        // client-go's leader election demands the same: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
         if self.leader_elect_renew_deadline >= self.leader_elect_lease_duration {
             return Err(
                 "--leader-elect-renew-deadline must be less than --leader-elect-lease-duration, such as 6s of 9s: the leader must \

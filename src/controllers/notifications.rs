@@ -80,8 +80,8 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
-    // An uncached contact point must not be reported as missing, nor a resource as not granted before the tracker role
-    // is read.
+    // A TrackedField would report an uncached contact point as missing and, before the tracker role is read, a resource
+    // as not granted.
     let after = vec![
         points.phase.clone(),
         follow_grants(manager, &grants, &targets, &fields),

@@ -1,4 +1,4 @@
-//! Explains why a Pod does not run, from its status, and makes a Pod fit the restricted profile. Pure.
+//! Explains from a Pod's status why the Pod does not run, and makes a Pod fit the restricted profile. Pure.
 
 use k8s_openapi::api::core::v1::{
     Capabilities, ContainerStatus, PodSecurityContext, PodStatus, SeccompProfile, SecurityContext,
@@ -22,7 +22,7 @@ pub fn restricted_pod() -> PodSecurityContext {
     }
 }
 
-/// Returns the security context of each container of such a Pod.
+/// Returns the security context of each container under the restricted profile.
 pub fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -42,10 +42,10 @@ const ON_THE_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 const PULL_FAILED: &str = "ErrImagePull";
 /// Reason of an image that cannot be pulled.
 pub const PULL_BACK_OFF: &str = "ImagePullBackOff";
-/// Reason of a container that ends again and again.
+/// Reason of a container that keeps crashing.
 pub const CRASH_LOOP: &str = "CrashLoopBackOff";
 
-/// Why a Pod does not run.
+/// Reason that a Pod does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodProblem {
     /// Reason from the kubelet or the scheduler.

@@ -61,7 +61,7 @@ impl Order {
         Ok(())
     }
 
-    /// Cancels the order. Events that a frozen watch held arrive at once.
+    /// Cancels the order. Events that a frozen watch held arrive immediately.
     pub fn take_back(&self) {
         (self.take_back)();
     }

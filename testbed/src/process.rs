@@ -6,7 +6,7 @@
 //! child. The starter thread also ends this process when *its* parent ends (a test binary whose `cargo test` was
 //! killed).
 //!
-//! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and children outlive it.
+//! Children belong to no async runtime: each `#[tokio::test]` has its own runtime, and children outlive it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -116,7 +116,8 @@ impl Program {
     }
 
     /// Starts the program. Standard output and error are appended to the file `log`; standard input is empty. A program
-    /// that cannot be executed is a child that ends at once with code 126 or 127 and has the reason in its log.
+    /// that cannot be executed becomes a child that exits immediately with code 126 or 127 and has the reason in its
+    /// log.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message gets
-/// this answer.
+/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message
+/// gets this answer.
 fn webhook_reason(code: u16) -> &'static str {
     match code {
         300..=399 => "Redirected",
@@ -43,13 +43,14 @@ fn telegram_reason(code: u16) -> &'static str {
     }
 }
 
-/// Returns whether product.md describes this status, plus some others: for chats, because each chat needs a Secret too.
+/// Returns whether product.md describes this status, plus some other ones. Chats test only these, because each chat
+/// needs a Secret too.
 fn is_spoken_of(code: u16) -> bool {
     matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
 }
 
-/// Three hundred webhooks, one for each status, and nearly a hundred chats. The Bot API is a receiver here, so that
-/// each bot's path can have an answer of its own.
+/// Three hundred webhooks, one for each status, and nearly a hundred chats. A receiver plays the Bot API here, so that
+/// each bot's path can have its own answer.
 #[tokio::test]
 async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     let bed = Bed::shared("statuses").await;
@@ -152,7 +153,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
     assert!(!operator.logs().contains("panicked"));
 }
 
-/// The outcome of a message that gets an answer once the contact point was ready.
+/// Outcome of a message that gets an answer after the contact point was ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     /// The contact point stops, for this reason; the message waits.
@@ -385,8 +386,8 @@ async fn message_that_the_bot_api_rejects_fails_alone() {
     .await;
     assert_eq!(text(2), "web has 2");
 
-    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the queue
-    // goes on.
+    // The default message is rejected too, and once more after a test message was accepted: the entry fails, and the
+    // queue goes on.
     let mut replicas = 2;
     for (code, message) in [
         (400, "Bad Request: message is too long"),
@@ -491,7 +492,7 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     );
 }
 
-/// After a 401 the operator reads the Secret at once, also if the entry's own attempt got the 401.
+/// After a 401 the operator reads the Secret immediately, even if the entry's own attempt got the 401.
 #[tokio::test]
 async fn changed_secret_replaces_a_revoked_token() {
     let bed = Bed::shared("revoked").await;

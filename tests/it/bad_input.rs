@@ -318,7 +318,8 @@ async fn failing_template_costs_no_message() {
     assert!(accepted(&receiver).len() <= 1 + 2 * templates.len());
     assert!(!operator.logs().contains("panicked"));
 
-    // The contact point's own template: an unparsable one is reported, a failing one is replaced by the default message.
+    // The contact point's own template: an unparsable one is reported, a failing one is replaced by the default
+    // message.
     let body = |body: &str| json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } });
     bed.point("no-template", body("{{ text")).await;
     let (_, message) = condition(&bed.not_ready("no-template", "SpecInvalid").await);

@@ -148,7 +148,8 @@ async fn status_drops_fields_of_the_former_spec() {
     });
     let point = point.await;
 
-    // Nothing is left to report or to send, not even after a restart. A message follows all possible ones.
+    // Nothing is left to report or to send, not even after a restart. A message to be sent would precede the next
+    // change's message.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -412,7 +413,7 @@ async fn retry_after_is_kept_to_the_second() {
 async fn changed_secret_takes_effect_within_a_second() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
-    // Settings with the product's own waits.
+    // Settings with the product's own delays.
     let settings = Settings::default()
         .telegram(&telegram.url())
         .flag("--poll-min=1s")
@@ -425,7 +426,8 @@ async fn changed_secret_takes_effect_within_a_second() {
     bed.secret("late", TOKEN).await;
     let since = Instant::now();
     bed.ready("late").await;
-    // The rule allows one to two seconds; the rest is for a slow machine, and less than the longest wait.
+    // The rule allows one to two seconds. The bound has a margin for a slow machine, and is less than the longest
+    // delay.
     assert!(
         since.elapsed() < Duration::from_secs(25),
         "{:?}",

@@ -23,8 +23,8 @@ mod printed;
 mod tracked_field;
 mod upgrade;
 
-/// A case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the text;
-/// the first part is the field.
+/// A case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the
+/// text; the first part is the field.
 type Case = (String, &'static str);
 
 /// Installs the CRDs, where a warning of the apiserver is an error. Returns once they are served.
@@ -129,8 +129,8 @@ async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
     );
 }
 
-/// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside of `theirs` are Kubernetes'
-/// own.
+/// Fails for a field of `spec` without a case: a new field needs its cases. The fields inside `kubernetes_fields` are
+/// Kubernetes' own.
 fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]) {
     fn names(schema: &Value, kubernetes_fields: &[&str], into: &mut Vec<String>) {
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {

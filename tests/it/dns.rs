@@ -76,8 +76,8 @@ async fn hanging_names_delay_only_their_own_tenant() {
         .await;
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
-    // Two lookups at a time take two seconds: the other tenant would wait 20 seconds or more until half of the earlier ones
-    // had finished.
+    // Two lookups at a time take two seconds: the other tenant would wait 20 seconds or more until half of the earlier
+    // ones had finished.
     assert!(
         hanging.len() < HANGING / 2,
         "the tenant had to wait for others: {}",

@@ -14,8 +14,8 @@ use testbed::{ControlPlane, Options};
 use self::greetings::Greeting;
 use crate::support::{Bed, Plane};
 
-// The example is part of this binary, so that every build of the tests has it: cargo builds the examples of another package
-// only if asked.
+// The example is part of this binary, so that every build of the tests has it: cargo builds the examples of another
+// package only if asked.
 #[path = "../../crates/runtime/examples/greetings.rs"]
 mod greetings;
 

@@ -1,4 +1,4 @@
-//! Paths that are expensive to evaluate in a huge object, beside ordinary ones.
+//! Paths that are expensive to evaluate in a huge object, next to ordinary paths.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const ARGUMENTS: usize = 250_000;
 const HOSTILE: usize = 100;
 const LEASE: &str = "expensive-paths";
 
-/// Creates a Deployment whose container has so many empty arguments.
+/// Creates a Deployment whose container has this many empty arguments.
 async fn deployment(bed: &Bed, name: &str, arguments: usize) {
     let labels = json!({ "app": name });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; arguments] });
@@ -115,7 +115,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
             .replace(',', "")
             .parse()
             .unwrap();
-        // Each of the 16 names takes a step in each argument, and another one for some levels of the object.
+        // Each of the 16 names takes one step for each argument, and a few more for the other levels of the object.
         assert!(
             (16 * ARGUMENTS..32 * ARGUMENTS).contains(&steps)
                 && message.contains("may take 2,000,000: write names"),

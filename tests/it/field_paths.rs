@@ -1,4 +1,4 @@
-//! Paths of a `TrackedField` against `kubectl -o jsonpath`, with which people try them out.
+//! Paths of a `TrackedField` compared with `kubectl -o jsonpath`, in which users try out their paths.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -100,7 +100,7 @@ const CONFIG_MAP: &[&str] = &[
     "{.other.none}",
 ];
 
-/// Paths that kubectl rejects, and the operator too.
+/// Paths that both kubectl and the operator reject.
 const REFUSED: &[&str] = &[
     "{.data.key",
     "{\"key",
@@ -110,7 +110,7 @@ const REFUSED: &[&str] = &[
     "{.other.list[?(@.a==)]}",
 ];
 
-/// Indices out of range: kubectl fails; for a tracked field the value is just missing, for now.
+/// Indices out of range: kubectl fails, but for a tracked field the value is only missing for now.
 const OUT_OF_RANGE: &[&str] = &[
     "{.other.list[9]}",
     "{.other.list[-9]}",
@@ -174,7 +174,8 @@ fn config_map() -> Value {
             "lines": "one\ntwo\n",
         },
         "binaryData": {"z": "AA==", "a": "AQ=="},
-        // No ConfigMap has this field; kubectl's local mode accepts it, and it holds every type of JSON.
+        // A real ConfigMap does not have this field, which holds every JSON type; kubectl's local mode accepts the
+        // field.
         "other": {
             "null": null,
             "false": false,

@@ -234,7 +234,7 @@ async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked()
         2 * cases.len() + 2,
         "each change is sent once"
     );
-    // Meanwhile the targets' statuses changed: the field of none of them did.
+    // Meanwhile the targets' statuses changed, but no tracked field did.
     assert_eq!(bed.history("port-default").await.len(), 1);
 }
 
@@ -252,7 +252,7 @@ fn workload(replicas: i32, image: &str, side: &str, stateful: bool) -> Value {
     json!({ "spec": spec })
 }
 
-/// A kind of the test's own, so that no other test grants it.
+/// A kind of this test alone, so that no other test grants it.
 pub struct Widgets {
     pub group: String,
 }

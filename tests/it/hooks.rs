@@ -296,7 +296,7 @@ async fn tls_material_is_trusted_and_presented() {
     .await;
     bed.ready("wrong-ca").await;
 
-    // Contents of a Secret that are no TLS material.
+    // Contents of a Secret that are not TLS material.
     let client = other.client("operator").unwrap();
     let cases = [
         (
@@ -433,7 +433,8 @@ async fn webhook_rejects_denied_addresses() {
     assert!(target.requests().is_empty());
 }
 
-/// A webhook must not read what only the cluster can reach: neither an answer nor the cause of a missing one.
+/// A webhook must not reveal services that only the cluster can reach: neither an answer nor the cause of a missing
+/// answer.
 #[tokio::test]
 async fn answer_of_a_private_address_is_not_shown_by_default() {
     let bed = Bed::shared("probe").await;
@@ -503,7 +504,7 @@ async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
     bed.apply(&manifest).await;
 }
 
-/// <https://docs.slack.dev/messaging/formatting-message-text/>: `&`, `<` and `>` are escaped, and no other.
+/// <https://docs.slack.dev/messaging/formatting-message-text/>: `&`, `<` and `>` are escaped, and no other characters.
 fn slack(request: &Request) -> String {
     let body = request.json().unwrap();
     let keys: Vec<_> = body.as_object().unwrap().keys().collect();

@@ -1,4 +1,4 @@
-//! Files of a crate import each other in one direction: each can be read without those that import it.
+//! Files of a crate import each other in one direction, so each file can be read without its importers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few permissions.
+//! Installations around the operator: missing or old CRDs, CRDs that are deleted while the operator runs; few
+//! permissions.
 
 use std::time::Duration;
 
@@ -115,7 +116,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
         "{writes:?}"
     );
 
-    // A CRD of another version: likewise.
+    // The operator treats a CRD of another version in the same way.
     let other = crd(&shipped_crds, "trackedfields");
     let digest = other
         .lines()
@@ -194,7 +195,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
     operator.child().check_running().unwrap();
     few_permissions(&bed, &receiver).await;
 
-    // The namespace is deleted with everything in it, and rejects Events by then.
+    // The namespace is deleted with all of its objects, and meanwhile rejects Events.
     bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
     let logs = operator.logs();
     for message in [

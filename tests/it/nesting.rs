@@ -16,7 +16,7 @@ use testbed::receiver::Receiver;
 use crate::fields::{Widgets, track};
 use crate::support::{Bed, Operator, Settings, actions_and_values};
 
-/// Returns a spec with `levels` of nested objects beside its size.
+/// Returns a spec with a size and `levels` of nested objects.
 fn nested(size: u32, levels: usize) -> String {
     format!(
         r#"{{"size":{size},"deep":{}1{}}}"#,
@@ -155,7 +155,7 @@ where
     );
 }
 
-/// A user who may write an object may write any `managedFields`, also if the schema is strict.
+/// A user who may write an object may write any `managedFields`, even if the schema is strict.
 #[tokio::test]
 async fn forged_managed_fields_hide_nothing() {
     let mut bed = Bed::shared("forged").await;

@@ -1,4 +1,5 @@
-//! Receivers that hang, break or reject: others are not blocked, nothing is lost, and waiting entries are sent at once.
+//! Receivers that hang, break or reject: others are not blocked, nothing is lost, and waiting entries are sent as soon
+//! as the receiver recovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,8 +38,8 @@ fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
     ids
 }
 
-/// Creates a contact point whose receiver has to answer within so many seconds. Other receivers get more time, for slow
-/// machines.
+/// Creates a contact point whose receiver has to answer within this many seconds. Other receivers get more time, for
+/// slow machines.
 async fn impatient(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
     let webhook = json!({ "url": url, "timeoutSeconds": seconds });
     bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook }))
@@ -188,7 +189,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     }
 }
 
-/// Hanging receivers delay no other, however many there are and however long they hang.
+/// Hanging receivers delay no other receiver, however many hang and however long.
 #[tokio::test]
 async fn many_hanging_receivers_delay_no_other() {
     const POINTS: usize = 20;
@@ -368,7 +369,7 @@ async fn failed_test_message_is_reported_as_unreachable() {
     bed.ready("hangs").await;
 }
 
-/// A webhook's Retry-After delays this contact point alone.
+/// A webhook's Retry-After delays only its contact point.
 #[tokio::test]
 async fn retry_after_of_a_webhook_is_kept() {
     let bed = Bed::shared("after").await;

@@ -116,7 +116,7 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
         .await;
     bed.not_ready("bot", "SecretNotFound").await;
 
-    // References within the namespace work, and follow all of the above.
+    // References within the namespace work; their effects come after those of all objects above.
     bed.deployment("web", 3).await;
     bed.track("near", "Deployment", "web", "replicas", "hook")
         .await;

@@ -65,7 +65,7 @@ fn code(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Errors of all kinds, with receivers that repeat their requests; then everything readable is searched.
+/// Errors of all kinds, with receivers that repeat their requests; then the test searches all output.
 #[tokio::test]
 async fn secrets_never_appear_in_any_output() {
     let bed = Bed::shared("secrecy").await;

@@ -24,7 +24,7 @@ fn condition_message(point: &ContactPoint) -> String {
     point.status.as_ref().unwrap().conditions[0].message.clone()
 }
 
-/// Creates a Secret of base64, because some values are no text.
+/// Creates a Secret of base64, because some values are not text.
 async fn secret_of(bed: &Bed, name: &str, bytes: &[u8]) {
     let data = k8s_openapi::ByteString(bytes.to_vec());
     bed.create::<Secret>(name, json!({ "data": { "token": data } }))
@@ -164,15 +164,15 @@ async fn unreadable_secret_is_reported_and_changes_nothing() {
     bed.ready("new").await;
 }
 
-/// The operator's own writes are no news to a contact point: the operator reads its Secrets for the test message and for
-/// the answer.
+/// The operator's own writes do not make the operator read a contact point's Secrets again: it reads them for the test
+/// message and for the answer.
 #[tokio::test]
 async fn status_write_causes_no_read_of_a_secret() {
     let bed = Bed::shared("reads").await;
     let receiver = Receiver::start().unwrap();
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
-    // The test freezes the watch from the test message on, because the watch would often be faster than the answer to a
+    // The test freezes the watch from the test message on, because the watch event often arrives before the answer to a
     // write.
     let frozen = Arc::new(OnceLock::new());
     let (freeze, at) = (proxy.clone(), Arc::clone(&frozen));
@@ -197,7 +197,7 @@ async fn status_write_causes_no_read_of_a_secret() {
     );
 }
 
-/// An answer of the apiserver that is no Secret may still contain the values of one.
+/// An answer of the apiserver that is not a valid Secret may still contain a Secret's values.
 #[tokio::test]
 async fn answer_that_is_no_secret_is_never_quoted() {
     let bed = Bed::shared("malformed").await;
@@ -323,7 +323,8 @@ async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
     }
 }
 
-/// A chat that became a supergroup stays allowed under its old number. A status that names another chat opens none.
+/// A chat that became a supergroup stays allowed under its old number. A status that names another chat does not allow
+/// that chat.
 #[tokio::test]
 async fn allowed_chat_that_telegram_moved_stays_allowed() {
     const OLD: i64 = -4_343;

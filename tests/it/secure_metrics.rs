@@ -90,7 +90,7 @@ async fn answers(operator: &Operator, token: Option<&str>, code: u16, expected: 
         .unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
 }
 
-/// Creates a `ServiceAccount` of the test's own, and returns a token of it.
+/// Creates a `ServiceAccount` for the test, and returns a token of the account.
 async fn reader(bed: &Bed, name: &str) -> String {
     bed.create::<ServiceAccount>(name, json!({})).await;
     bed.kubectl(&["create", "token", name])
@@ -99,7 +99,7 @@ async fn reader(bed: &Bed, name: &str) -> String {
         .to_owned()
 }
 
-/// Binds the role to an account of the bed, by kubectl as on the pages, and waits until the apiserver knows.
+/// Binds the role to an account of the bed, by kubectl as on the pages, and waits until the binding applies.
 async fn bind(bed: &Bed, name: &str) {
     let account = format!("--serviceaccount={}:{name}", bed.namespace);
     bed.kubectl(&[
@@ -123,7 +123,7 @@ fn binding(bed: &Bed, name: &str) -> String {
     format!("{}-{name}", bed.namespace)
 }
 
-/// Asserts that no log contains one of the tokens, whole or its signature.
+/// Asserts that no log contains a token or its signature.
 fn assert_no_token_in_logs(operator: &Operator, tokens: &[&str]) {
     let logs = operator.logs();
     assert!(
@@ -169,7 +169,7 @@ async fn only_permitted_clients_read_metrics() {
     )
     .await;
 
-    // The server has no other path, for anybody.
+    // The server has no other path for any client.
     let address = operator.address("--metrics-bind-address").unwrap();
     let elsewhere = trusting()
         .get(format!("https://{address}/"))
@@ -178,7 +178,7 @@ async fn only_permitted_clients_read_metrics() {
         .await
         .unwrap();
     assert_eq!(elsewhere.status(), 404);
-    // A client without TLS gets nothing, and does no harm.
+    // A client without TLS gets nothing, and does not harm others.
     let plain = client()
         .build()
         .unwrap()

@@ -194,7 +194,7 @@ async fn disabled_kind_is_unchanged() {
     let field = bed.api::<TrackedField>().get("it").await.unwrap();
     assert!(field.status.is_none() && field.annotations().is_empty());
 
-    // The other way round: recorded entries wait for an operator that sends.
+    // In the other direction, recorded entries wait for an operator that sends.
     drop(operator);
     let fields =
         Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;

@@ -149,7 +149,8 @@ impl Peak {
     }
 }
 
-/// 100 `AppService`s of 1.3 MB: whole pages of them, or the objects in memory, would take far more than a replica has.
+/// 100 `AppService`s of 1.3 MB: whole pages of such objects, or all of them in a cache, would take far more memory than
+/// a replica has.
 #[rstest]
 #[case::streamed(true)]
 #[case::paged(false)]
@@ -221,7 +222,7 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
             .await
             .unwrap();
     }
-    // The neighbour works as before,
+    // The other app works as before,
     let plain = json!({ "spec": { "size": 1, "image": "nginx:1.29" } });
     bed.create::<AppService>("plain", plain).await;
     bed.until("plain", "exists", |_: &Deployment| true).await;
@@ -257,8 +258,8 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
     assert_eq!(lists("deployments", "limit=") > 0, !streamed);
 }
 
-/// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice as
-/// much.
+/// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice
+/// as much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     let _guard = only_large_test().await;
@@ -344,7 +345,7 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
             "{message}"
         );
     }
-    // The operator gets them through the watches and by reads, several at once.
+    // The operator gets these objects through watches and by reads, several concurrently.
     for (round, replicas) in (2..6).enumerate() {
         for name in ["variables", "arguments", "volumes"] {
             let patch = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
@@ -527,7 +528,7 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
         );
         deleted.await.unwrap();
     }
-    // The operator did not read what the large spec says about copies, so they stay.
+    // The operator could not read the large spec's deletion policy, so the copies stay.
     let left = bed.api::<ConfigMap>().get("copy").await.unwrap();
     assert_eq!(left.data, copy.data);
 }

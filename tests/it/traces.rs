@@ -211,7 +211,7 @@ async fn reconcile_span_contains_its_requests_and_messages() {
     };
     collector.span("the failed request", unsent).await;
 
-    // The resource attributes; and no part of a secret.
+    // The resource attributes contain no part of a secret.
     let resource = attributes(
         &collector.accepted().remove(0).resource_spans[0]
             .resource

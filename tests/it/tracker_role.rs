@@ -1,4 +1,4 @@
-//! Kinds that may be tracked: the tracker role grants them, whatever else the operator may read.
+//! Kinds that may be tracked: only those that the tracker role grants, whatever else the operator may read.
 
 use std::time::{Duration, Instant};
 
@@ -98,7 +98,7 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
             "{plural}"
         );
     }
-    // A permission by name does not count: a watch cannot be limited to it.
+    // A permission by name does not count, because a watch cannot be limited to a name here.
     let rules = json!({ "rules": [{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
         "resourceNames": ["settings"] }] });
     let patch = [
@@ -144,7 +144,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
-    // Every permission is removed: even for the kinds that need no apiVersion.
+    // Every permission is removed, even for the kinds that need no apiVersion.
     let nothing = json!({ "rules": [] }).to_string();
     let patch = [
         "patch",

@@ -1,4 +1,5 @@
-//! Reasons why a `TrackedField` waits: each is in the annotation and in an Event, and disappears once it is fixed.
+//! Reasons why a `TrackedField` waits: each reason is in the annotation and in an Event, and disappears once the
+//! problem is fixed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -393,7 +394,7 @@ async fn suspended_field_records_and_sends_later() {
         1
     );
 
-    // A field that is suspended from the start, and deleted: nothing special.
+    // A field that is suspended from the start can be deleted.
     bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } }))
         .await;
     bed.delete::<TrackedField>("it").await;

@@ -1,4 +1,4 @@
-//! Document 000, word for word but for the misprint and the namespace.
+//! Document 000, word for word except for the misprint and the namespace.
 
 use testbed::bot_api::{BotApi, Chat, Kind};
 
@@ -97,8 +97,8 @@ async fn document_000_works_as_printed() {
         all.contains("telegram-cp") && all.contains("nginx-deployment-replicas"),
         "{all}"
     );
-    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests is
-    // kept.
+    // On a slow machine two messages may arrive closer together than they were sent; the pause that an answer requests
+    // is kept.
     assert!(
         telegram
             .rejected()

@@ -2,9 +2,9 @@
 //! changes objects that it owns.
 //!
 //! A client that creates an object, or changes its `spec`, must have the permissions that the operator then uses for
-//! it. Metadata, status and deletion require nothing: an author who lost a permission can still label and delete an
-//! object. Each check costs 350,000 of the 1,000,000 that the apiserver allows one expression, and of the 10,000,000 of
-//! a policy: each check is a separate expression.
+//! the object. Metadata, status and deletion require nothing: an author who lost a permission can still label and
+//! delete an object. Each check is a separate expression, because it costs 350,000 of the 1,000,000 units that the
+//! apiserver allows one expression (and 10,000,000 one policy).
 
 use std::collections::BTreeSet;
 
@@ -25,8 +25,8 @@ use super::objects::{file, meta};
 /// The API group of the policies.
 pub const GROUP: &str = "admissionregistration.k8s.io";
 
-/// A permission that the author of an object must have. Its object is written in CEL, in which `variables.spec` is the
-/// object's spec, or `{}` without one.
+/// A permission that the author of an object must have. Conditions, namespaces and names are CEL expressions, in which
+/// `variables.spec` is the object's spec, or `{}` without one.
 #[derive(Clone, Copy)]
 struct Check<'a> {
     /// Condition under which the object does not need the permission.
@@ -69,7 +69,7 @@ const OPERATOR: &str = "operator";
 
 fn all(params: &ParamRef) -> Vec<Shipped> {
     let params = ParamRef {
-        // Without the ServiceAccount the policy binds no client, and must not block the others.
+        // While the ServiceAccount does not exist, the policy binds no client and must not block the others.
         parameter_not_found_action: Some("Allow".into()),
         ..params.clone()
     };
@@ -104,7 +104,7 @@ pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
     files.collect()
 }
 
-/// Returns whether authors of this kind need permissions that compare with the operator's.
+/// Returns whether authors of this kind need permissions: those that the operator uses for them.
 pub fn compares(kind: &KindInfo) -> bool {
     authors(kind).is_some()
 }
@@ -148,7 +148,8 @@ fn with_binding(
     }
 }
 
-/// Returns the policy for authors of this kind; `None` if no permission of Kubernetes compares.
+/// Returns the policy for authors of this kind; `None` if no Kubernetes permission covers what the operator does for
+/// them.
 fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
     let validated = |checks: &[Check]| checks.iter().map(Check::validation).collect();
     let (more, validations) = match kind.delegated_access {
@@ -200,7 +201,7 @@ impl Check<'_> {
         Validation {
             expression: unless
                 .map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
-            // Message in case the expression of the other one fails.
+            // Fallback, if the evaluation of `message_expression` fails.
             message: Some(format!("the right to {verb} is missing: {because}")),
             message_expression: Some(self.message()),
             reason: Some("Forbidden".into()),
@@ -282,7 +283,7 @@ fn config_map_sync() -> Vec<Check<'static>> {
     ]
 }
 
-/// A single name is one namespace. Everything else, even if it cannot be served, is every namespace.
+/// A single name is one namespace. Everything else counts as every namespace, even a value that the operator rejects.
 fn config_map_sync_variables() -> Vec<Variable> {
     vec![
         variable(
@@ -315,8 +316,8 @@ fn tracked_field() -> Vec<Check<'static>> {
     }]
 }
 
-/// Returns group and plural as the operator resolves them: from the few kinds that need none, or from the spec. A
-/// target with neither is never tracked, and only an author with all permissions may write it.
+/// Returns group and plural as the operator resolves them: from the table of the few kinds that need no `apiVersion`,
+/// or from the spec. A target with neither is never tracked, and only an author with all permissions may write it.
 fn tracked_field_variables() -> Vec<Variable> {
     let known: Vec<_> = KNOWN
         .iter()
@@ -431,9 +432,9 @@ fn children(kind: &KindInfo, optional: &[(&str, &str)]) -> Vec<Validation> {
     kind.created_resources().map(check).collect()
 }
 
-/// Limits the operator's writes to its own resources and the objects that it creates for others. An existing object is
-/// changed only with an ownership mark, as in `runtime::ownership`, or if its owner allows adoption. Only the operator
-/// can tell whether the mark's owner exists.
+/// Limits the operator's writes to its own resources and the objects that it creates for others. The operator may
+/// change an existing object only if the object has the ownership label or a controller of the operator's kinds, as in
+/// `runtime::ownership`, or if its editor allows adoption. Only the operator can tell whether the owner exists.
 fn operator() -> ValidatingAdmissionPolicySpec {
     let made: BTreeSet<_> = KINDS.iter().flat_map(KindInfo::created_resources).collect();
     let owners: Vec<_> = KINDS
@@ -485,9 +486,10 @@ fn operator() -> ValidatingAdmissionPolicySpec {
     }
 }
 
-/// Limits on Pods of the operator, with the reason: no more than it runs for an `AppService` or a `MyApp`, so that its
-/// token is worth no more. The policy sees Pods after mutation, so additions of a service mesh must pass: an init
-/// container with capabilities, another user, more volumes. The author chooses the `ServiceAccount` of a Deployment.
+/// Limits on Pods that the operator creates, each with its reason. A stolen token of the operator must not allow more
+/// than the Pods of an `AppService` or a `MyApp`. The policy sees Pods after mutation, so additions of a service mesh
+/// must pass: an init container with capabilities, another user, more volumes. The author chooses the `ServiceAccount`
+/// of a Deployment.
 const PODS: &[(&str, &str)] = &[
     (
         "(!(request.namespace in ['kube-system', 'kube-public', 'kube-node-lease']) \
@@ -517,8 +519,8 @@ const PODS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Returns the Pod of a write, if it differs from the former one: metadata and status of an existing Pod may change,
-/// and a Deployment may be scaled.
+/// Returns the Pod of a write, if the Pod differs from the previous one: metadata and status of an existing Pod may
+/// change, and a Deployment may be scaled.
 fn pod_variables() -> [Variable; 3] {
     [
         variable(

@@ -1,6 +1,6 @@
 //! Permissions: the operator's, those on trackable resources, and the roles for users, kind by kind.
 //!
-//! Names lack the prefix that `config/default` adds, and the namespace is the one that it replaces, as in kubebuilder.
+//! As in kubebuilder, `config/default` adds the prefix of the names and replaces the namespace.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ pub(super) const NAMESPACE: &str = "system";
 /// The `ClusterRole` for trackable resources.
 const TRACKER_ROLE: &str = "tracker-role";
 
-/// Label of the operator's `ClusterRole` with its namespaces. Helm looks for it before another installation.
+/// Label of the operator's `ClusterRole`: the scope of its watches. The chart reads the label to detect other
+/// installations.
 const SCOPE: &str = "quartermaster.dev/watch-scope";
 
 /// Returns all objects, each with the name of its file.
@@ -58,7 +59,7 @@ pub fn objects() -> Vec<(String, Value)> {
     objects
 }
 
-/// Returns the configuration of the places with the tracker role's name, which kustomize does not know.
+/// Returns the configuration of the fields with the tracker role's name, which kustomize does not know.
 pub fn kustomize_config() -> Value {
     let place =
         |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
@@ -87,7 +88,8 @@ pub fn for_people() -> Vec<(String, Value)> {
     KINDS.iter().flat_map(of).collect()
 }
 
-/// Returns all permissions of the operator's controllers in all namespaces; equal permissions of several kinds once.
+/// Returns the role with the permissions of all controllers in all namespaces; permissions that several kinds share
+/// appear once.
 fn manager() -> ClusterRole {
     let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
     for permission in KINDS.iter().flat_map(|kind| kind.permissions) {
@@ -175,7 +177,7 @@ fn tracker() -> ClusterRole {
         aggregation_rule: Some(AggregationRule {
             cluster_role_selectors: Some(vec![selector]),
         }),
-        rules: None, // an apply with rules would empty them for a moment
+        rules: None, // an apply with rules would remove the aggregated ones for a moment
     }
 }
 
@@ -202,7 +204,7 @@ fn metrics_auth() -> ClusterRole {
     }
 }
 
-/// Returns the role for readers of the secured metrics, such as Prometheus. It has no binding.
+/// Returns the role for readers of the secured metrics, such as Prometheus. The role has no binding.
 fn metrics_reader() -> ClusterRole {
     let rule = PolicyRule {
         non_resource_urls: Some(vec!["/metrics".into()]),
@@ -231,8 +233,8 @@ const ADMIN: &[&str] = &[
     "watch",
 ];
 
-/// Returns the role for users, which joins the cluster's own role of that rank. The policies prevent editors of one
-/// namespace from reaching further; for kinds without a permission to compare, only the viewer's role joins.
+/// Returns the role for users, aggregated into the cluster's own role of that rank. Policies keep editors of one
+/// namespace from reaching further; of a kind without a policy, only the viewer's role is aggregated.
 fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
     let resource = kind.resource();
     let mut metadata = meta(&format!("{}-{who}-role", kind.controller));

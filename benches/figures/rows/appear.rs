@@ -14,7 +14,7 @@ const TIMES: usize = 10;
 /// Promised limit, in milliseconds.
 const LIMIT: f64 = 1_000.0;
 
-/// Measures a target that appears, and a contact point that does: from the apiserver's acknowledgement to the message.
+/// Measures a new target and a new contact point: from the apiserver's acknowledgement to the message.
 pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, 0).await?;
     let (_floor, _) = Floor::start(&stage).await?;

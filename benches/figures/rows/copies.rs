@@ -32,7 +32,7 @@ const CROWD_BYTES: usize = 20_000;
 /// Promised limit of each correction, in milliseconds.
 const RIGHT: f64 = 1000.0;
 
-/// When each value was first seen, by namespace and name.
+/// Time at which the bare watch first saw each value, by namespace and name.
 type Seen = HashMap<(String, String, String), Instant>;
 
 /// A control plane, its syncs, and a bare watch of all copies.
@@ -106,7 +106,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Sets a value. Returns when the apiserver acknowledged it.
+    /// Sets a value. Returns the time of the apiserver's acknowledgement.
     async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let patch = Patch::Merge(json!({ "data": { "v": value } }));
         self.maps(namespace)
@@ -125,7 +125,7 @@ impl Scene {
             .await;
     }
 
-    /// Waits for a value. Returns when it was first seen.
+    /// Waits for a value. Returns the time at which the bare watch first saw the value.
     async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let place = (namespace.to_owned(), name.to_owned(), value.to_owned());
         until(format!("{place:?}"), PATIENCE, async || {
@@ -236,8 +236,8 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Measures one source in 200 namespaces: from its creation and its edit to the last copy. The floor is a bare program
-/// that replaces all copies.
+/// Measures one source in 200 namespaces: from the creation and from the edit of the source to the last copy. The floor
+/// is a bare program that replaces all copies.
 async fn many(scene: &Scene) -> Result<Vec<Line>> {
     let spaces: Vec<_> = (0..NAMESPACES).map(|number| format!("n{number}")).collect();
     let open = |name: &String| {

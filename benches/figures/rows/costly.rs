@@ -87,7 +87,7 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Creates the huge Deployment, and the `TrackedField`s of it.
+/// Creates the huge Deployment and its `TrackedField`s.
 async fn hostile(stage: &Stage) {
     let labels = json!({ "app": HUGE });
     let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; ARGUMENTS] });

@@ -74,8 +74,8 @@ pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     .collect())
 }
 
-/// Measures the contact points whose receivers are healthy, while one hangs. The rounds alternate, so that noise
-/// affects both.
+/// Measures the contact points with healthy receivers while another receiver hangs, and while none does. The rounds
+/// alternate, so that noise affects both.
 pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
     const ROUNDS: usize = 4;
     let stage = Stage::set(program, FIELDS).await?;
@@ -87,7 +87,7 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
         hanging.always(Reply::hang());
         beside = beside.and(of_the_well(&stage).await?);
         hanging.always(Reply::ok());
-        // No test waits for an answer any more.
+        // Closes the connections that still wait for a response.
         hanging.refuse().await?;
         hanging.accept().await?;
         stage.delivered(FIELDS).await?;
@@ -110,7 +110,7 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Measures changes of all fields. Returns the latencies of those whose receiver is not the first.
+/// Measures changes of all fields. Returns the latencies of the fields whose receiver is not the first one.
 async fn of_the_well(stage: &Arc<Stage>) -> Result<Sample> {
     let mut changes = stage.paced(FIELDS, RATE, 500).await;
     changes.retain(|change| change.field % POINTS != 0);

@@ -107,7 +107,7 @@ async fn lease_left(stage: &Stage) -> Result<f64> {
     Ok(f64::from(duration) - Timestamp::now().duration_since(renewed).as_secs_f64())
 }
 
-/// Returns when the first message came after `standby` acquired the lease: only it sends from then on.
+/// Returns the time of the first message after `standby` acquired the lease; from then on only `standby` sends.
 async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
     leads(standby).await?;
     let leads_since = Instant::now();

@@ -40,9 +40,9 @@ pub enum AwsAction {
 /// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant {
-    /// No grant: every caller may.
+    /// No grant: AWS lets every caller use the action.
     Unrestricted,
-    /// On every resource: reading actions do not support resource permissions.
+    /// On every resource: read actions do not support resource-level permissions.
     Read,
     /// On new resources that carry the ownership tags.
     Create,
@@ -51,7 +51,6 @@ enum Grant {
 }
 
 impl AwsAction {
-    /// All actions.
     pub const ALL: [Self; 21] = [
         Self::DescribeLoadBalancers,
         Self::DescribeListeners,
@@ -143,7 +142,7 @@ impl AwsAction {
         }
     }
 
-    /// Returns the EC2 permissions that AWS requires of the caller as well
+    /// Returns the EC2 permissions that AWS also requires of the caller
     /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html>).
     fn needs(self) -> &'static [&'static str] {
         match self {
@@ -174,7 +173,7 @@ pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 /// Name prefix of all owned target groups, for the policy.
 pub const GROUP_PREFIX: &str = "qm-";
 
-/// Returns the least IAM policy that the operator needs.
+/// Returns the IAM policy that grants the operator no more than it needs.
 pub fn policy(names: &MetadataNames) -> Value {
     let granted = |grant: Grant| {
         AwsAction::ALL

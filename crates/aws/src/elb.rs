@@ -33,11 +33,11 @@ use crate::Timings;
 mod batcher;
 mod listeners;
 
-/// Targets that one call registers or deregisters: AWS sometimes rejects larger calls
+/// Maximum number of targets in one call: AWS sometimes rejects larger calls
 /// (<https://github.com/kubernetes/kubernetes/issues/101592>).
 const MAX_TARGETS: usize = 100;
 
-/// Client of AWS. The SDK finds region, credentials and endpoint at the first call
+/// AWS client. The SDK looks up region, credentials and endpoint at the first call
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>).
 pub struct Elb {
     connection: Mutex<Connection>,
@@ -49,16 +49,15 @@ pub struct Elb {
     timeout: Duration,
 }
 
-/// Result of looking for region and credentials.
+/// Result of looking up region and credentials.
 enum Connection {
-    /// Region and credentials are looked for at the next call.
+    /// The next call looks up region and credentials.
     None,
-    /// No region was found. A call shortly after need not wait for the same answer.
+    /// The SDK found no region. Calls soon after get the same error without another lookup.
     Failed(Instant, AwsError),
     Made(Clients),
 }
 
-/// Clients of the services.
 #[derive(Clone)]
 struct Clients {
     elb: Client,
@@ -126,7 +125,7 @@ impl Elb {
             .operation_timeout(self.timeout)
             .build();
         let load = aws_config::defaults(BehaviorVersion::latest())
-            // The runtime's backoff is enough.
+            // The runtime already retries with backoff.
             .retry_config(RetryConfig::disabled())
             .timeout_config(limits)
             .http_client(proxy::client()?)
@@ -144,7 +143,7 @@ impl Elb {
             })
     }
 
-    /// Makes a call when the rate limit allows it.
+    /// Waits for the rate limit, then makes the call.
     async fn call<T, E>(
         &self,
         action: AwsAction,
@@ -158,7 +157,7 @@ impl Elb {
         self.send(action, send(&elb)).await
     }
 
-    /// Makes a call that the rate limit allows.
+    /// Makes a call, without waiting for the rate limit.
     async fn send<T, E>(
         &self,
         action: AwsAction,
@@ -187,7 +186,7 @@ impl Elb {
             .as_ref()
             .is_err_and(|error| error.reason == error::CREDENTIALS_MISSING)
         {
-            // The SDK reads a profile's files once.
+            // A client never reads a profile's files again, so the next call creates another client.
             *self.connection.lock().await = Connection::None;
         }
         answer
@@ -433,7 +432,7 @@ impl Aws for Elb {
                 .send()
                 .await
         };
-        // A page has room for all listeners of a load balancer.
+        // A page holds all listeners of a load balancer.
         Ok(self
             .call(AwsAction::DescribeListeners, describe)
             .await?
@@ -698,7 +697,7 @@ fn pairs(tags: &Tags) -> Vec<Tag> {
 mod tests {
     use super::*;
 
-    /// A region is set, so a call would be made.
+    /// With a region set, only the fence prevents the call.
     #[tokio::test]
     async fn calls_are_made_only_under_the_lease() {
         let elb = Elb::new(Fence::shut(), AwsMetrics::default(), &Timings::default());

@@ -24,9 +24,9 @@ pub const IN_USE: &str = "ResourceInUse";
 
 /// Reason while the credentials are missing, expired or rejected.
 pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
-/// Reason of a load balancer in another account than the operator's.
+/// Reason of a load balancer in an account other than the operator's.
 pub const ACCOUNT_MISMATCH: &str = "AccountMismatch";
-/// Reason of a load balancer in another region than the operator's.
+/// Reason of a load balancer in a region other than the operator's.
 pub const REGION_MISMATCH: &str = "RegionMismatch";
 /// Reason while no region is known.
 pub const REGION_MISSING: &str = "RegionMissing";
@@ -59,10 +59,10 @@ pub const OTHER_REASONS: [&str; 8] = [
 ];
 
 /// Every code of the [API
-/// reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), with codes of
-/// actions that the operator does not use.
+/// reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), including the
+/// codes of actions that the operator does not use.
 ///
-/// Terminal: only another spec helps. Slow: somebody else has to change something first.
+/// Terminal: only a change to the spec helps. Slow: somebody has to change something else first.
 #[rustfmt::skip]
 pub const CODES: &[(&str, Class, &str)] = &[
     // Codes of the spec.
@@ -124,9 +124,9 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("MissingAuthenticationToken",               Class::Slow,      CREDENTIALS_MISSING),
     ("SignatureDoesNotMatch",                    Class::Slow,      CREDENTIALS_MISSING),
     ("UnrecognizedClientException",              Class::Slow,      CREDENTIALS_MISSING),
-    // Another load balancer with the name, which is not visible yet or any more.
+    // Another load balancer has the name and is not visible yet or no longer.
     ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
-    // Resources that exist, or are deleted, in a moment.
+    // Resources that AWS is still creating or deleting.
     ("DuplicateListener",                        Class::Transient, OPERATION_IN_PROGRESS),
     ("DuplicateTargetGroupName",                 Class::Transient, OPERATION_IN_PROGRESS),
     ("HealthUnavailable",                        Class::Transient, OPERATION_IN_PROGRESS),
@@ -162,7 +162,7 @@ pub struct AwsError {
     pub reason: &'static str,
     /// AWS's error code, if it answered.
     pub code: Option<String>,
-    /// The call had no effect, for certain.
+    /// True if the call certainly had no effect.
     pub had_no_effect: bool,
     /// Message for the user.
     pub message: String,
@@ -188,7 +188,7 @@ impl AwsError {
         }
     }
 
-    /// Creates the error of AWS's answer, with the HTTP status.
+    /// Creates the error of an answer with this HTTP status.
     fn answered(code: Option<&str>, message: Option<&str>, status: u16) -> Self {
         let known = CODES.iter().find(|(known, ..)| Some(*known) == code);
         let (class, reason) = match known {
@@ -198,7 +198,7 @@ impl AwsError {
             None => (Class::Slow, REQUEST_FAILED),
         };
         let cause = message.unwrap_or("no message");
-        // Some messages are as long as a policy, and the advice follows them.
+        // AWS's message may quote a whole policy, and the advice after it must stay readable.
         let cause = &cause[..cause.floor_char_boundary(400)];
         let message = match code {
             Some(code) => format!("AWS says {code}: {cause}"),
@@ -226,7 +226,7 @@ impl AwsError {
         }
     }
 
-    /// Returns whether the error concerns one resource alone: calls for other resources may succeed.
+    /// Returns whether the error concerns only one resource: calls for other resources may succeed.
     pub fn concerns_one_resource(&self) -> bool {
         let all = [
             THROTTLED,
@@ -268,7 +268,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
         }
         let causes = telemetry::causes(&error);
         if lacks_credentials(&error) {
-            // The message lists every attempted source, one a line.
+            // The message lists every source that the SDK tried, one per line.
             let first = causes.lines().next().unwrap_or_default();
             let message = format!(
                 "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
@@ -280,7 +280,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
     }
 }
 
-/// Returns whether the call was not made for lack of credentials.
+/// Returns whether the SDK sent nothing because it found no credentials.
 fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {

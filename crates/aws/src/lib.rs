@@ -1,4 +1,4 @@
-//! Load balancers of AWS: the calls ([`Aws`]), their answers and errors ([`error`]). [`elb`] implements the calls.
+//! AWS load balancers: the calls ([`Aws`]), their answers and errors ([`error`]). [`elb`] implements the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub const NAME_SUFFIX: &str = "-alb";
 pub struct Timings {
     /// Timeout of one call.
     pub timeout: Duration,
-    /// Interval of reading calls, after a burst.
+    /// Interval between read calls, after a burst.
     pub read_period: Duration,
-    /// Interval of changing calls, after a burst.
+    /// Interval between changing calls, after a burst.
     pub write_period: Duration,
 }
 
@@ -46,9 +46,10 @@ impl Default for Timings {
     }
 }
 
-/// Calls that the operator makes. AWS has one load balancer and one target group of each name in an account and region.
+/// Calls that the operator makes. The name of a load balancer, and that of a target group, is unique in an account and
+/// region.
 ///
-/// A failed call may have had its effect: the connection can break after AWS acted.
+/// A failed call may have taken effect: the connection can break after AWS acted.
 pub trait Aws: Send + Sync + 'static {
     /// Returns the region of the calls.
     fn region(&self) -> impl Future<Output = Result<String, AwsError>> + Send;
@@ -103,7 +104,7 @@ pub trait Aws: Send + Sync + 'static {
         keys: &BTreeSet<String>,
     ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Deletes a load balancer and its listeners. A missing one is no error.
+    /// Deletes a load balancer and its listeners. A missing load balancer is not an error.
     fn delete_load_balancer(&self, arn: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
 
     /// Returns the listeners of a load balancer.
@@ -130,7 +131,7 @@ pub trait Aws: Send + Sync + 'static {
         prefix: &str,
     ) -> impl Future<Output = Result<Vec<TargetGroup>, AwsError>> + Send;
 
-    /// Returns the tags of each of these listeners and target groups; a missing one fails the call.
+    /// Returns the tags of each of these listeners and target groups; the call fails if one is missing.
     fn tags_of(
         &self,
         arns: &[String],
@@ -149,7 +150,7 @@ pub trait Aws: Send + Sync + 'static {
         path: &str,
     ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Deletes a target group. A missing one is no error; one that a listener leads to is.
+    /// Deletes a target group. A missing group is not an error; a group that a listener forwards to is.
     fn delete_target_group(&self, group: &str)
     -> impl Future<Output = Result<(), AwsError>> + Send;
 
@@ -188,7 +189,7 @@ pub trait Aws: Send + Sync + 'static {
         desired: &DesiredListener,
     ) -> impl Future<Output = Result<(), AwsError>> + Send;
 
-    /// Deletes a listener. A missing one is no error.
+    /// Deletes a listener. A missing listener is not an error.
     fn delete_listener(&self, listener: &str) -> impl Future<Output = Result<(), AwsError>> + Send;
 }
 
@@ -202,7 +203,8 @@ pub fn account_of(arn: &str) -> Option<&str> {
     arn.split(':').nth(4).filter(|account| !account.is_empty())
 }
 
-/// Returns the beginning of a command that changes a load balancer, with the region: the user's default may differ.
+/// Returns the beginning of an AWS CLI command that changes a load balancer. The command sets the region, because the
+/// user's default may differ.
 pub fn command(arn: &str) -> String {
     region_of(arn).map_or_else(
         || "aws elbv2".into(),

@@ -2,7 +2,7 @@
 
 use super::Tags;
 
-/// The desired state of a listener.
+/// Desired state of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredListener {
     pub port: u16,
@@ -16,7 +16,6 @@ pub struct DesiredListener {
     pub group: String,
 }
 
-/// A listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listener {
     pub arn: String,
@@ -27,11 +26,11 @@ pub struct Listener {
     pub certificate: Option<String>,
     /// Security policy.
     pub ssl_policy: Option<String>,
-    /// ARN of the target group, if forwarding to one is the only action.
+    /// ARN of the target group, if the listener only forwards to one group.
     pub group: Option<String>,
 }
 
-/// The desired state of a target group, which leads to instances over HTTP.
+/// Desired state of a target group, which forwards to instances over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredTargetGroup {
     pub name: String,
@@ -44,7 +43,6 @@ pub struct DesiredTargetGroup {
     pub tags: Tags,
 }
 
-/// A target group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetGroup {
     pub arn: String,
@@ -63,7 +61,7 @@ pub struct InstanceTarget {
     pub port: u16,
 }
 
-/// The health of a target.
+/// Health of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetHealth {
     pub target: InstanceTarget,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Tags of a resource in AWS.
 pub type Tags = BTreeMap<String, String>;
 
-/// The desired state of a load balancer.
+/// Desired state of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredLoadBalancer {
     pub name: String,
@@ -20,7 +20,6 @@ pub struct DesiredLoadBalancer {
     pub tags: Tags,
 }
 
-/// A load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancer {
     /// Amazon Resource Name.

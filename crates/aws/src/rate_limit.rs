@@ -11,9 +11,9 @@ use super::action::AwsAction;
 /// Burst and period of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Number of calls at once.
+    /// Number of calls without delay.
     pub burst: NonZeroU32,
-    /// Interval of further calls.
+    /// Interval between further calls.
     pub period: Duration,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct AwsRateLimiter {
     writes: FairLimiter,
 }
 
-/// Rate limiter that serves callers in order of arrival; governor's limiter serves the first to wake.
+/// Rate limiter that serves callers in order of arrival; governor's limiter serves whichever task wakes first.
 struct FairLimiter {
     limiter: DefaultDirectRateLimiter,
     queue: Mutex<()>,
@@ -61,7 +61,7 @@ impl AwsRateLimiter {
 }
 
 fn limiter(Rate { burst, period }: Rate) -> DefaultDirectRateLimiter {
-    // A zero period alone gives `None`.
+    // Only a period of zero gives `None`.
     let quota = Quota::with_period(period).unwrap_or(Quota::per_second(burst));
     RateLimiter::direct(quota.allow_burst(burst))
 }
@@ -107,7 +107,7 @@ mod tests {
         rate_limit.acquire(AwsAction::DescribeTags).await;
         let mut first = std::pin::pin!(rate_limit.acquire(AwsAction::DescribeTags));
         assert!(futures::poll!(&mut first).is_pending());
-        // A token is available, and the first caller has not noticed.
+        // A token is available, but the first caller has not woken yet.
         std::thread::sleep(rate.period * 2);
         let mut second = std::pin::pin!(rate_limit.acquire(AwsAction::DescribeTags));
         assert!(futures::poll!(&mut second).is_pending());

@@ -6,13 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub const READY: &str = "Ready";
 /// Condition of an object that the operator is still working on; absent otherwise.
 pub const RECONCILING: &str = "Reconciling";
-/// Condition of an object that stays as it is until somebody changes its spec; absent otherwise.
+/// Condition of an object that the operator does not retry until its spec changes; absent otherwise.
 pub const STALLED: &str = "Stalled";
 /// Longest message, in bytes: the API allows 32 KiB, but people read messages in a table.
 pub const MAX_MESSAGE: usize = 1024;
 
-/// Activity of the operator for an object that is not ready, as
-/// [kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md) has it.
+/// Activity of the operator for an object that is not ready, in the terms of
+/// [kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activity {
     /// Nothing: the object is ready or suspended.
@@ -20,7 +20,7 @@ pub enum Activity {
     Idle,
     /// The operator works on the object or retries: [`RECONCILING`] is True.
     Reconciling,
-    /// The operator waits for another spec: [`STALLED`] is True.
+    /// The operator waits for a change to the spec: [`STALLED`] is True.
     Stalled,
 }
 
@@ -38,7 +38,7 @@ pub struct ReadyCondition<'a> {
 }
 
 impl ReadyCondition<'_> {
-    /// Returns the conditions beside `Ready`, each with whether it is True. A condition that is not True is absent.
+    /// Returns the conditions other than `Ready`, each with whether it is True; the status has only those that are.
     pub fn others(&self) -> [(&'static str, bool); 2] {
         [
             (RECONCILING, self.activity == Activity::Reconciling),
@@ -52,7 +52,7 @@ pub trait HasConditions {
     /// Returns the conditions.
     fn conditions(&self) -> &[Condition];
 
-    /// Returns the conditions for a change.
+    /// Returns the conditions, to change them.
     fn conditions_mut(&mut self) -> &mut Vec<Condition>;
 
     /// Returns the observed generation of the spec.

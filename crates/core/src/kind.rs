@@ -22,7 +22,7 @@ pub trait Kind: Resource<DynamicType = ()> {
     /// Returns the readiness as last written.
     fn readiness(&self) -> ReadinessSummary<'_>;
 
-    /// Returns whether the spec asks the operator to change nothing.
+    /// Returns whether the spec tells the operator to change nothing.
     fn is_suspended(&self) -> bool {
         false
     }
@@ -147,9 +147,9 @@ pub struct KindInfo {
     /// add to the previous one, because an older program continues with a newer CRD. If empty, the program works with
     /// any schema.
     pub schemas: &'static [&'static str],
-    /// [`Kind::NAMES`].
+    /// Names of the operator's labels and annotations: [`Kind::NAMES`].
     pub names: &'static MetadataNames,
-    /// [`Kind::FINALIZER`].
+    /// Finalizer of the kind's objects: [`Kind::FINALIZER`].
     pub finalizer: Option<&'static str>,
     /// Rank of the kind when all objects are deleted: lower ranks go first.
     pub uninstall_rank: u8,

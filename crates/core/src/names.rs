@@ -1,21 +1,21 @@
 //! Names of an operator's labels and annotations.
 
-/// Names of the labels and annotations of one operator, all below one domain. [`metadata_names!`](crate::metadata_names)
-/// creates them.
+/// Names of the labels and annotations of one operator, all below one domain.
+/// [`metadata_names!`](crate::metadata_names) creates them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataNames {
     /// Prefix of all names: the domain and a slash.
     pub prefix: &'static str,
     /// Annotation: any new value triggers a reconcile and resets the object's backoff.
     pub requested_at: &'static str,
-    /// Annotation of a CRD: number and digest of its schema, such as `2-8b29606cd506f2d3`. A CRD with a lower number, or without
-    /// the annotation, prunes newer fields, so it counts as absent.
+    /// Annotation of a CRD: number and digest of its schema, such as `2-8b29606cd506f2d3`. A CRD with a lower number or
+    /// without the annotation counts as missing, because it prunes newer fields.
     pub schema: &'static str,
     /// Label of a child: UID of its owner.
     pub owner_uid: &'static str,
     /// Annotation of a child: owner as `NAMESPACE/NAME`.
     pub owner: &'static str,
-    /// Annotation: owner, as `NAMESPACE/NAME`, that may adopt the object.
+    /// Annotation: owner that may adopt the object, as `NAMESPACE/NAME`.
     pub adopt_by: &'static str,
     /// Annotation of a child: digest of the applied state.
     pub applied_digest: &'static str,

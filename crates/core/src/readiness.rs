@@ -30,7 +30,8 @@ impl Readiness {
 /// Readiness, and the reason of the condition `Ready`.
 pub type ReadinessSummary<'a> = (Readiness, &'a str);
 
-/// Returns the readiness of an object of this generation whose condition has this observed generation, status and reason.
+/// Returns the readiness of an object of this generation whose condition has this observed generation, status and
+/// reason.
 pub fn from_condition<'a>(
     generation: Option<i64>,
     condition: Option<(Option<i64>, &str, &'a str)>,

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::names::MetadataNames;
 
-/// Version of the schema of a CRD: tells older schemas from newer ones.
+/// Version of a CRD's schema, by which a program tells older schemas from newer ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchemaVersion {
     /// Number of the schema, which grows with each change.
@@ -123,8 +123,9 @@ fn digest(crd: &CustomResourceDefinition) -> String {
         })
 }
 
-/// Returns the rule that a spec stays. Objects without a spec, which the original CRD accepted, can still get a label
-/// or a status. An object with a spec keeps it, because removing and writing it again would change immutable fields.
+/// Returns the rule that a spec cannot be removed. Objects without a spec, which the original CRD accepted, can still
+/// get a label or a status. An object with a spec keeps it, because removing and writing it again would change
+/// immutable fields.
 fn keep_spec_rule() -> ValidationRule {
     ValidationRule {
         rule: "has(self.spec) || (oldSelf.hasValue() && !has(oldSelf.value().spec))".into(),
@@ -139,7 +140,7 @@ fn finish_node(schema: &mut JSONSchemaProps) {
     schema.default = None;
     // The apiserver removes a null where the field is not nullable, so that rules and the operator read it as absent.
     schema.nullable = None;
-    // Kubernetes does not know these formats and warns of them; the bounds stay.
+    // Kubernetes warns about these formats, which it does not know; the schema keeps their bounds.
     if matches!(
         schema.format.as_deref(),
         Some("uint8" | "uint16" | "uint32" | "uint64" | "uint")

@@ -15,7 +15,7 @@ use super::resolve::{Names, RequestContext};
 #[error("{0}")]
 pub struct AddressDenied(String);
 
-/// Policy of webhook addresses, beside the addresses that are always denied.
+/// Policy of webhook addresses, in addition to the addresses that are always denied.
 #[derive(Clone, Debug, Default)]
 pub struct AddressPolicy {
     /// `--webhook-allow-loopback`.
@@ -178,11 +178,11 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
         | [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0, ..] => {
             vec![last]
         }
-        // `::` and `::1` are addresses of their own.
+        // `::` and `::1` embed no IPv4 address.
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ..] if u32::from(last) > 1 => vec![last],
         [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
         [0, 0x64, 0xff, 0x9b, 0, 1, ..] => {
-            // The network chooses the prefix length; every wrong reading may yield zeros.
+            // Each network chooses its prefix length, so all lengths are tried; a wrong one may yield zeros.
             let readings = [
                 at([6, 7, 9, 10]),
                 at([7, 9, 10, 11]),

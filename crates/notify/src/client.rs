@@ -72,8 +72,8 @@ impl Default for SenderConfig {
     }
 }
 
-/// [`Transport`] over HTTP. Each client costs memory, above all for the system's certificates, so the first use creates
-/// it.
+/// [`Transport`] over HTTP. Each client costs memory, above all for the system's certificates, so a client is created
+/// at its first use.
 pub struct HttpSender {
     cluster: Option<String>,
     telegram_api: reqwest::Url,
@@ -245,7 +245,7 @@ impl HttpSender {
     }
 
     /// Returns the client for this TLS material. Contact points with the same material share the client, which lives as
-    /// long as they do.
+    /// long as any of them.
     fn client_with_tls(&self, tls: &Tls) -> Result<Arc<reqwest::Client>, SendError> {
         if let Some(client) = tls.client.get() {
             return Ok(Arc::clone(client));

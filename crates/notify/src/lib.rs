@@ -42,15 +42,15 @@ impl Endpoint {
     }
 }
 
-/// Sender of requests. [`client::HttpSender`] is the real one; tests of the queue use fakes.
+/// Sender of requests. [`client::HttpSender`] is the real sender; tests of the queue use fakes.
 pub trait Transport: Send + Sync + 'static {
     /// Waits until the rate limit of this endpoint's receiver, which all its contact points share, allows one request,
     /// and counts that request.
     fn acquire(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
 
-    /// Renders `content` for `endpoint` and sends one request. The only wait is for the rate limit of a chat that
-    /// Telegram migrated this one to. A `plain` request uses no `TrackedField`'s template; a webhook's `body` stays,
-    /// because the receiver needs its shape.
+    /// Renders `content` for `endpoint` and sends one request. Waits only for the rate limit of a supergroup that
+    /// replaced the chat. A `plain` request uses no `TrackedField`'s template; a webhook's `body` stays, because the
+    /// receiver needs its shape.
     fn send(
         &self,
         endpoint: &Endpoint,

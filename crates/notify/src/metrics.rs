@@ -119,11 +119,11 @@ impl EntryFailure {
 }
 
 impl DeliveryMetrics {
-    /// Creates metrics that no registry has.
+    /// Creates unregistered metrics.
     pub fn new() -> Self {
         let failed = Family::default();
         for reason in EntryFailure::ALL {
-            // An alert on an increase needs the zero before the first failure.
+            // An alert on an increase needs a series of zero before the first failure.
             let _: Counter = failed.get_or_create_owned(&label("reason", reason.label()));
         }
         Self {
@@ -213,7 +213,8 @@ impl DeliveryMetrics {
             .inc();
     }
 
-    /// Sets the function that returns the time of the oldest pending entry, if one may be delivered. Each scrape calls it.
+    /// Sets the function that returns the time of the oldest pending entry, if one may be delivered. Each scrape calls
+    /// it.
     pub fn show_oldest_pending(
         &self,
         since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static,

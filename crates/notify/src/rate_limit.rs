@@ -1,6 +1,6 @@
 //! Telegram's documented rate limits
 //! (<https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>), applied per token for all
-//! contact points that use it. Webhooks have none.
+//! contact points that use it. Webhooks have no rate limits.
 //!
 //! The limits apply to every sliding window, so the log keeps the times of the last requests. A token bucket would not
 //! do: a full bucket, emptied at the end of one minute, refills in the next.
@@ -35,8 +35,8 @@ pub struct TelegramLimits {
 }
 
 impl Default for TelegramLimits {
-    /// Returns the documented numbers. The windows are a twentieth longer (a minute's: a second), because Telegram
-    /// counts requests when they arrive and the network delay varies.
+    /// Returns the documented numbers. A window of a second is 50 ms longer, and a window of a minute 1 s, because
+    /// Telegram counts requests when they arrive and the network delay varies.
     fn default() -> Self {
         Self {
             chat: WindowLimit {
@@ -132,7 +132,7 @@ impl TokenLog {
         );
     }
 
-    /// Allows no request to `key` until then, because Telegram asked for a pause.
+    /// Allows no request to `key` before `until`, because Telegram asked for a pause.
     pub fn pause(&mut self, key: &ChatKey, until: Instant) {
         let paused_until = &mut self.chats.entry(key.clone()).or_default().paused_until;
         *paused_until = (*paused_until).max(Some(until));
@@ -287,7 +287,7 @@ mod tests {
     fn token_allows_thirty_requests_per_second_over_all_chats() {
         let keys: Vec<_> = (1..=100).map(|chat| key(1, chat)).collect();
         assert_eq!(most_in_any(Duration::from_secs(1), &flood(&keys, 300)), 30);
-        // Another token has limits of its own.
+        // Each token has separate limits.
         let (mut log, now) = (TokenLog::new(LIMITS), Instant::now());
         keys[..30].iter().for_each(|key| log.record(key, now));
         assert_eq!(

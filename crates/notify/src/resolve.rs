@@ -1,5 +1,5 @@
-//! DNS lookups of webhook names: one lookup per name at a time, and only a few per namespace, so that names without an
-//! answer delay only their own namespace.
+//! DNS lookups of webhook names: one lookup per name at a time, and only a few per namespace, so that names whose
+//! servers do not answer delay only their own namespace.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,7 +31,7 @@ pub type Lookup = Arc<
         + Sync,
 >;
 
-/// Timeout of one lookup, with all queries for all names that the search list makes of it.
+/// Timeout of one lookup, with all queries for all names that the search list derives from the name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time before a query is repeated.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ impl Default for Dns {
 }
 
 impl Dns {
-    /// Returns a lookup in the hosts file, then in DNS. Each lookup reads both files, so changes of them apply at once.
+    /// Returns a lookup in the hosts file, then in DNS. Each lookup reads both files, so changes apply immediately.
     pub fn lookup(self) -> Lookup {
         let dns = Arc::new(self);
         Arc::new(move |name| {
@@ -155,7 +155,7 @@ async fn read(file: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the addresses of `name` in `/etc/hosts`. They take precedence over every name of the search list.
+/// Returns the addresses of `name` in `/etc/hosts`. These addresses take precedence over every name of the search list.
 fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
     let mut hosts = Hosts::default();
     let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else {
@@ -320,8 +320,8 @@ impl Names {
         permits.acquire_owned().await
     }
 
-    /// Joins the lookup of `name`, or starts one that keeps `permit` until its end, even if every request for it gives
-    /// up.
+    /// Joins the lookup of `name`, or starts one that keeps `permit` until its end, even if every request for the name
+    /// gives up.
     fn join_or_start(
         &self,
         name: String,

@@ -57,7 +57,7 @@ fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     )
 }
 
-/// Returns a pause of so many seconds, at most [`LONGEST_PAUSE`].
+/// Returns a pause of this many seconds, at most [`LONGEST_PAUSE`].
 pub(super) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds).min(LONGEST_PAUSE)
 }

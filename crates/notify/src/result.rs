@@ -1,4 +1,4 @@
-//! Result of a request: the receiver accepts it, or the reason why not.
+//! Result of a request: the receiver's acceptance, or the reason why the receiver did not accept.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl SendFailure {
 /// Reason why a request was not accepted. Messages contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// The receiver may accept it later: no connection, 408, 429, 5xx.
+    /// The receiver may accept the request later: no connection, 408, 429, 5xx.
     #[error("{message}")]
     Retry {
         /// Error message.
@@ -83,7 +83,7 @@ pub enum Refusal {
     UnexpectedStatus,
     /// Status 400, 413, 415 or 422.
     Rejected,
-    /// The operator refuses the address itself.
+    /// The operator itself refuses to connect to the address.
     AddressNotAllowed,
 }
 
@@ -104,7 +104,7 @@ impl Refusal {
         }
     }
 
-    /// Returns whether the answer suggests that another message is accepted.
+    /// Returns whether the answer suggests that the receiver would accept another message.
     pub fn suggests_message(self) -> bool {
         self == Self::Rejected
     }

@@ -42,8 +42,8 @@ pub enum InvalidToken {
 
 impl TelegramChat {
     /// Creates a chat from the bytes of a Secret. A token may have any length: the example in Telegram's documentation
-    /// is shorter than a real one. The alphabet keeps the operator from sending other Secrets, which a key may name by
-    /// mistake or on purpose.
+    /// is shorter than a real one. The check of the alphabet keeps the operator from sending other Secrets, which a key
+    /// may name by mistake or on purpose.
     ///
     /// # Errors
     /// Returns the error of the token.
@@ -110,7 +110,8 @@ pub(super) struct TelegramRequest<'a> {
 }
 
 impl TelegramRequest<'_> {
-    /// Sends `text`, which carries this many entries. If the chat became a supergroup, sends the message there at once.
+    /// Sends `text`, which carries this many entries. If the chat became a supergroup, sends the message there
+    /// immediately.
     pub(super) async fn send(
         &self,
         chat: &TelegramChat,
@@ -293,7 +294,7 @@ fn interpret(
                 "the bot does not see this chat ({quote}); check chatId, and add the bot to the chat"
             ),
         ),
-        // A 400 that affects every message until somebody grants the bot its rights.
+        // A 400 that affects every message until somebody grants the bot its rights in the chat.
         400 if NO_RIGHTS_PHRASES
             .iter()
             .any(|phrase| lower.contains(phrase)) =>

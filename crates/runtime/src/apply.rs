@@ -1,4 +1,4 @@
-//! All writes to Kubernetes. Callers compare first, so that no write without a change is sent.
+//! All writes to Kubernetes. Callers compare first, so that they send no write without a change.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -22,9 +22,9 @@ use super::raw_object::BoundedObject;
 const METADATA: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
-/// Writes `status`, computed from `object`: fails with 409 if the object has changed since, so that no change in
-/// between is lost. Removes fields that the object's status has and `status` lacks. Returns the written object. The
-/// apiserver answers with the metadata alone, because a stored spec may be large.
+/// Writes `status`, computed from `object`: fails with 409 if the object has changed since, so that no other change is
+/// lost. Removes fields that the object's status has and `status` lacks. Returns the written object. The apiserver
+/// answers with the metadata alone, because a stored spec may be large.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 or 404.
@@ -39,7 +39,8 @@ where
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
     let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
-    // A merge patch replaces a list as a whole, so a history need not be serialized again for a comparison.
+    // A merge patch replaces a list as a whole, so a status that is a list needs no nulls, and the old list need not be
+    // serialized.
     if status.is_object()
         && let Some(before) = object.status()
     {
@@ -138,7 +139,7 @@ pub fn is_terminating(status: &Status) -> bool {
         .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Returns whether a write that is pinned to a UID met another object of the same name (422).
+/// Returns whether the apiserver rejected a write that is pinned to a UID, because another object has the name (422).
 pub fn is_replaced(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422
@@ -162,9 +163,9 @@ pub fn is_denied(status: &Status) -> bool {
         || status.message.contains("ValidatingAdmissionPolicy")
 }
 
-/// Returns whether the apiserver rejected a write because of this object, or because an admission webhook failed on it:
-/// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429
-/// are temporary.
+/// Returns whether the apiserver rejected a write because of this object, or because an admission webhook failed on the
+/// object: writes of other objects may still succeed. 401, and 403 for a missing permission, concern the operator
+/// itself; 409 and 429 are temporary.
 fn is_rejected(status: &Status) -> bool {
     match status.code {
         _ if is_replaced(status) => false,
@@ -177,8 +178,8 @@ fn is_rejected(status: &Status) -> bool {
 }
 
 /// Returns the status code and message of a write that failed because of this object, by [`is_rejected`]. A write
-/// without a response in time counts as one, with code 504: an admission webhook may take as long as the operator
-/// waits. While the apiserver `is_out`, no response says anything about the object.
+/// without a response in time counts as such a failure, with code 504: an admission webhook may take as long as the
+/// operator waits. While the apiserver `is_out`, no response says anything about the object.
 pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     match error {
         kube::Error::Api(status) if is_rejected(status) || (status.code == 504 && !is_out) => {
@@ -192,7 +193,7 @@ pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     }
 }
 
-/// Creates `object`; returns `None` if an object of its name exists, which stays unchanged.
+/// Creates `object`. Returns `None` and changes nothing if an object of that name exists.
 ///
 /// # Errors
 /// The apiserver's error, except "already exists".
@@ -220,7 +221,7 @@ where
 /// Dry-runs the creation of `object` alone, whether or not an object of its name exists.
 ///
 /// # Errors
-/// The apiserver's error, except "already exists", which only valid objects get.
+/// The apiserver's error, except "already exists", with which the apiserver answers only for valid objects.
 pub async fn try_create<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
@@ -376,8 +377,8 @@ where
     }
 }
 
-/// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by a
-/// timeout, may still have changed the object.
+/// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by
+/// a timeout, may still have changed the object.
 pub fn is_without_effect(error: &kube::Error) -> bool {
     // 408 comes from a proxy, which may have forwarded the request.
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 408)

@@ -1,8 +1,8 @@
 //! Availability of the apiserver. Failed requests raise the suspicion of an outage; small requests confirm it and
-//! detect its end, so that failed reconciles need not wait out a backoff that grew while nothing could succeed.
+//! detect its end, so that failed reconciles need not wait for a backoff that grew during the outage.
 //!
-//! An apiserver that stores nothing (etcd is out of space) answers these requests. Failed writes show that, and the first
-//! write that succeeds ends it: each controller then retries one object every few seconds.
+//! An apiserver that stores nothing (etcd is out of space) still answers these requests. Failed writes reveal this
+//! outage, and the first successful write ends it: until then each controller retries one object every few seconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,18 +20,18 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
 
-/// Number of reconciles whose writes failed in a row, with no successful write between them, that make an outage.
+/// Number of reconciles with failed writes, without a successful write between them, that count as an outage.
 const FAILED_WRITES: u32 = 3;
 
 /// Longest `Retry-After` that the operator honours.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// Returns the pause that a `Retry-After` of so many seconds asks for.
+/// Returns the pause that a `Retry-After` of this many seconds asks for.
 pub fn pause(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into()).min(LONGEST_PAUSE)
 }
 
-/// Availability of the apiserver, derived from the results of requests. Clones share it.
+/// Availability of the apiserver, derived from the results of requests. Clones share the state.
 #[derive(Clone, Default)]
 pub struct Availability(Arc<Inner>);
 
@@ -40,7 +40,7 @@ struct Inner {
     suspected: Notify,
     /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// True if the last request with something to store was answered with a 5xx.
+    /// True if the last request with something to store got a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
@@ -53,8 +53,8 @@ struct Inner {
 }
 
 impl Availability {
-    /// Records how a request ended: with the status `code`, or without a response, and with which `Retry-After`.
-    /// `stores`: the success of the request proves that the apiserver stores objects.
+    /// Records the end of a request: status `code` (`None` without a response) and `Retry-After`. `stores`: the success
+    /// of the request proves that the apiserver stores objects.
     pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
         if stores && let Some(code) = code {
             self.0
@@ -77,8 +77,8 @@ impl Availability {
         }
     }
 
-    /// Records that a reconcile failed with a 5xx that does not come from a webhook. A read may have got it: unless a
-    /// write got one as well, it says nothing about writes.
+    /// Records that a reconcile failed with a 5xx that does not come from a webhook. Does nothing unless the last write
+    /// failed too, because the 5xx may be the answer to a read.
     pub fn reconcile_failed(&self) {
         if !self.0.last_write_failed.load(Ordering::Acquire) {
             return;
@@ -102,13 +102,13 @@ impl Availability {
         *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a receiver that changes each time the apiserver is back after an outage.
+    /// Returns a receiver that changes at the end of each outage.
     pub fn returns(&self) -> watch::Receiver<u64> {
         self.0.returns.subscribe()
     }
 
-    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its rejections
-    /// mean nothing.
+    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its
+    /// rejections do not count.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
@@ -152,7 +152,7 @@ impl Availability {
                     "apiserver stores no writes; will retry one object at a time until a write succeeds"
                 );
             }
-            // A problem of some requests alone, such as an admission webhook's, raises the suspicion again and again.
+            // A problem of some requests only, such as a failing admission webhook, keeps raising the suspicion.
             sleep(PROBE_PERIOD).await;
         }
     }

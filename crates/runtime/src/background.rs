@@ -1,5 +1,5 @@
-//! CPU-bound work, one job at a time on a thread of the lowest priority, so that it does not delay the async workers, which
-//! renew the lease.
+//! CPU-bound work, one job at a time on a thread of the lowest priority, so that it does not delay the async workers,
+//! which renew the lease.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,7 +9,7 @@ use std::thread;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::debug;
 
-/// Jobs that wait for each other. Clones share them.
+/// Runner of jobs, one at a time. Clones share the limit.
 #[derive(Clone)]
 pub struct Background(Arc<Semaphore>);
 
@@ -66,7 +66,7 @@ impl Permit {
 /// Gives this thread the lowest priority.
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // On Linux, 0 is the calling thread, and not its process (setpriority(2)).
+    // On Linux, 0 means the calling thread, not its process (setpriority(2)).
     if let Err(error) = rustix::process::setpriority_process(None, 19) {
         debug!(%error, "cannot lower the priority of a thread; will go on");
     }

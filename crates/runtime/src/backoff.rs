@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// First and longest delay of a backoff that doubles.
+/// First and longest delay of an exponential backoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffPolicy {
     /// First delay.
@@ -16,8 +16,8 @@ pub struct BackoffPolicy {
 
 impl BackoffPolicy {
     /// Starts a backoff. Each delay is random within a range that doubles, so that objects that failed together do not
-    /// retry together: from 1 s to 2 s at first if `min` is 1 s, and from half of `max` to `max` in the end. No delay
-    /// is shorter than `min` or longer than `max`.
+    /// retry together: at first from 1 s to 2 s if `min` is 1 s, in the end from half of `max` to `max`. No delay is
+    /// shorter than `min` or longer than `max`.
     pub fn start(self) -> Backoff {
         Backoff {
             policy: self,
@@ -35,7 +35,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the next delay, which is longer than the last one unless that reached the maximum.
+    /// Returns the next delay, which is longer than the last one until the maximum is reached.
     pub fn next_delay(&mut self) -> Duration {
         let BackoffPolicy { min, max } = self.policy;
         let least = self.least;

@@ -28,16 +28,18 @@ use crate::settings::{Program, Timings};
 /// Timeout of one request of the client without the fence.
 const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest silence on a connection of a command, which has no watch.
+/// Longest time without data on a connection of a command, which has no watch.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time after the timeout of a watch, with which the server ends a quiet watch, until the connection counts as dead.
+/// Time by which a connection outlasts the timeout of a watch, so that the server ends a quiet watch before the
+/// connection counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
 
 /// Reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request is a write, and this replica does not hold the lease: the client did not send it or did not wait for the answer.
+    /// The request is a write, and this replica does not hold the lease: the client did not send the request, or did
+    /// not wait for the answer.
     #[error("cancelled: this replica does not hold the lease")]
     NotLeading,
     /// No answer began within the timeout.
@@ -53,8 +55,8 @@ pub enum RequestError {
     },
 }
 
-/// Returns whether a write failed because this replica does not hold the lease. A write in flight when the lease was lost may
-/// have succeeded.
+/// Returns whether a write failed because this replica does not hold the lease. A write that was in flight when the
+/// replica lost the lease may have succeeded.
 pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(RequestError::NotLeading)))
 }
@@ -79,7 +81,7 @@ pub fn timed_out(error: &kube::Error) -> Option<String> {
 /// - A response must begin within `api_timeout`, and a connection on which nothing is read for longer than
 ///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
 /// - `availability` records how each request ended.
-/// - A list's `limit` is the most objects of a page, see [`pages::bounded`].
+/// - A list's `limit` is the maximum number of objects in a page, see [`pages::bounded`].
 ///
 /// # Errors
 /// Bad certificates or an unsupported proxy in `config`.
@@ -120,8 +122,8 @@ pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Re
     build(silent_for(config, UNFENCED_TIMEOUT), program, &gate)
 }
 
-/// Creates the client of a command. The client does not retry, so that a busy server is reported at once; errors name
-/// the server.
+/// Creates the client of a command. The client does not retry, so that the user learns immediately of a busy server;
+/// errors name the server.
 ///
 /// # Errors
 /// The errors of [`main`].
@@ -153,7 +155,7 @@ fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<
         .build())
 }
 
-/// Closes a connection that is silent for `time`.
+/// Closes a connection on which no data arrives for `time`.
 fn silent_for(mut config: Config, time: Duration) -> Config {
     config.connect_timeout = Some(time);
     config.read_timeout = Some(time);
@@ -164,7 +166,7 @@ fn silent_for(mut config: Config, time: Duration) -> Config {
 /// Applies the settings that all clients have in common.
 fn with_defaults(mut config: Config, program: &Program) -> kube::Result<Config> {
     config.default_retry = false;
-    // Otherwise the idle time of a pooled connection counts as the server's time to answer.
+    // Otherwise the idle time of a pooled connection counts towards the timeout of the next answer.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
     let agent = HeaderValue::try_from(format!("{}/{}", program.name, program.version))
@@ -204,8 +206,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     ))
 }
 
-/// Returns whether the success of a request proves that the apiserver stores objects. A dry run and a review store nothing,
-/// Events may lie in an etcd of their own, and an etcd that is out of space still deletes.
+/// Returns whether the success of a request proves that the apiserver stores objects. A dry run and a review store
+/// nothing, Events may have a separate etcd, and an etcd that is out of space still deletes.
 fn stores(method: &Method, uri: &Uri) -> bool {
     let is_reviewed = uri.path().starts_with("/apis/authorization.k8s.io/");
     let is_event = uri.path().split('/').any(|segment| segment == "events");
@@ -283,7 +285,7 @@ where
                 .as_ref()
                 .ok()
                 .map(|response| response.status().as_u16());
-            // A write that the fence blocked says nothing about the apiserver.
+            // A write that the fence blocked is no evidence about the apiserver.
             let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
             if let Some(availability) = gate
                 .availability
@@ -512,7 +514,7 @@ mod tests {
         );
     }
 
-    /// The test uses a socket, because kube's own layers lie below those of this module.
+    /// The test uses a socket, because kube's own layers are below those of this module.
     #[tokio::test]
     async fn client_sends_its_user_agent_and_does_not_retry() {
         use axum::{Router, http::HeaderMap, http::StatusCode};

@@ -7,7 +7,7 @@ use http::Uri;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-/// Returns the configuration of the kubeconfig's cluster, or else of the Pod's own cluster.
+/// Returns the configuration of the kubeconfig's cluster or, without a kubeconfig, of the Pod's own cluster.
 ///
 /// # Errors
 /// No cluster is configured, or the kubeconfig names a proxy.
@@ -60,11 +60,11 @@ pub async fn of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
     without_proxy(config.context("the kubeconfig")?, || proxied)
 }
 
-/// Removes a proxy that kube found in `HTTPS_PROXY`; rejects one that the kubeconfig names.
+/// Removes a proxy that kube found in `HTTPS_PROXY`; rejects a proxy that the kubeconfig names.
 fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
     let proxy = config.proxy_url.take();
     if proxy.is_some() && has_proxy() {
-        // The URL may hold a password.
+        // The URL may contain a password.
         anyhow::bail!(
             "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
              kubeconfig without one, whose server is reached directly"

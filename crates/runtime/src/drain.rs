@@ -1,4 +1,4 @@
-//! Shutdown of the leader: no reconcile begins any more, and work in flight finishes.
+//! Shutdown of the leader: no new reconcile begins, and work in flight finishes.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
-/// Runs the controllers until `stop`, and further until `drained` has finished.
+/// Runs the controllers until `stop`, and then on until `drained` has finished.
 pub async fn run(
     controllers: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,
     drained: impl Future<Output = ()>,
 ) {
-    // Each controller runs in a task of its own, because the task that renews the lease polls this future.
+    // Each controller has its own task, because the task that renews the lease polls this future.
     let mut running = JoinSet::new();
     for controller in controllers {
         running.spawn(controller);
@@ -24,8 +24,8 @@ pub async fn run(
     drained.await;
 }
 
-/// Drains within `timeout`: first work of the controllers outside reconciles, whose results running reconciles still
-/// record, then the running reconciles. No other reconcile begins.
+/// Drains within `timeout`: first the controllers' work outside reconciles, whose results running reconciles still
+/// record, then the running reconciles. No new reconcile begins.
 pub async fn drain(
     draining: CancellationToken,
     drains: Vec<BoxFuture<'static, ()>>,

@@ -30,13 +30,13 @@ pub const WRITE_FAILED: &str = "WriteFailed";
 pub enum Class {
     /// Wait until somebody changes the object, or for the resync.
     Terminal,
-    /// Retry with growing delays. The object waits for something that no watch shows, which is no error.
+    /// Retry with growing delays. The object waits for something that no watch shows; waiting is not an error.
     Waiting,
     /// Retry with growing delays.
     Transient,
     /// Retry with longer delays: somebody has to fix something that no watch shows.
     Slow,
-    /// Reconcile again: the object has changed or was replaced meanwhile, or the lease is lost, which is no error.
+    /// Reconcile again: the object was changed or replaced meanwhile, or the lease is lost. Neither is an error.
     Stale,
 }
 
@@ -200,7 +200,7 @@ impl Error {
     pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
         let status = match self {
             Self::Rejected { status, .. } if !is_immutable(status) => status,
-            // The apiserver detects this before it validates fields.
+            // The apiserver detects a duplicate node port before it validates fields, so it names none.
             Self::Api {
                 source: kube::Error::Api(status),
                 ..
@@ -230,7 +230,7 @@ impl From<OwnerError> for Error {
     }
 }
 
-/// Returns the apiserver's message, or else the error's.
+/// Returns the apiserver's message or, without one, the error's.
 pub fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -251,8 +251,8 @@ pub fn rejection(status: &Status) -> &'static str {
     }
 }
 
-/// Returns whether an apiserver that has just started does not know the owner's kind yet, and therefore cannot tell
-/// whether the operator may block its deletion.
+/// Returns whether the apiserver has just started and does not know the owner's kind yet, so that it cannot tell
+/// whether the operator may block the owner's deletion.
 fn is_owner_kind_unknown(status: &Status) -> bool {
     status.code == 403 && status.message.contains("cannot find RESTMapping")
 }

@@ -1,4 +1,4 @@
-//! Deduplication of Events: a condition that comes and goes is reported once.
+//! Deduplication of Events: an Event reports a condition that comes and goes only once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::ObjectKey;
 use super::outcome::{EventPolicy, Outcome, Progress};
 
-/// Time of readiness after which the dedup of an object starts again, as the kubelet's restart backoff does
+/// Time of readiness after which the deduplication for an object starts again, as the kubelet's restart backoff does
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
 const RESET_AFTER: Duration = Duration::from_mins(10);
 
@@ -75,7 +75,8 @@ impl EventDedup {
         }
     }
 
-    /// Returns whether an Event that is renewed after `period` is to report the outcome now, and when the next one is due.
+    /// Returns whether an Event that repeats every `period` is to report the outcome now, and when the next Event is
+    /// due.
     pub fn renew(
         &self,
         key: &ObjectKey,

@@ -1,7 +1,7 @@
 //! Kubernetes Events, written outside of the reconciles: a slow or rejected Event never delays or fails a reconcile.
 //!
-//! Each Event is written as it is. kube's `Recorder` would merge all Events of one reason into a series with the first
-//! note; publishers here emit an Event only if its note is new.
+//! Each Event is written separately. kube's `Recorder` would merge all Events of one reason into a series with the
+//! first note; publishers here emit an Event only if its note is new.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use super::apply::is_terminating;
 
-/// Most Events that wait to be written; further ones are dropped with a warning in the log.
+/// Maximum number of Events that wait for their write; further Events are dropped with a warning in the log.
 const QUEUE_SIZE: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
 const MAX_NOTE: usize = 1024;
@@ -63,7 +63,7 @@ impl Events {
                     );
                 }
             }
-            // All publishers are dropped: the process ends.
+            // All publishers are dropped, so the process is ending.
             std::future::pending::<()>().await;
         };
         (

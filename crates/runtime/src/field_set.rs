@@ -20,7 +20,7 @@ pub(super) fn is_element(element: &str, item: &Value) -> bool {
     let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else {
         return false;
     };
-    // Among the keys of the API's own lists only the protocol has a default.
+    // Among the keys of the lists in Kubernetes' API, only the protocol has a default.
     keys.iter()
         .all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
 }

@@ -2,7 +2,7 @@
 //!
 //! Lists are matched item by item where the object's own `managedFields` name the keys
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>), so that another manager's item
-//! is no difference, and as a whole where `managedFields` treat the list as atomic.
+//! does not count as a difference, and as a whole where `managedFields` treat the list as atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -100,7 +100,7 @@ pub fn matches(
         .values
         .iter()
         .all(|(path, value)| {
-            // A missing or repeated item is a path of its own, while the desired item consists of fields.
+            // A missing or repeated item has the path of the item, while the desired item has the paths of its fields.
             let Some(expected) = expected.values.get(path) else {
                 return false;
             };
@@ -118,12 +118,12 @@ impl Projection {
         hash.finish()
     }
 
-    /// Returns whether a container has ports beside the desired ones.
+    /// Returns whether a container has ports other than the desired ones.
     pub fn has_foreign_ports(&self) -> bool {
         self.has_foreign_ports
     }
 
-    /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
+    /// Returns the fields whose values differ. For a field that one side lacks, the fields inside are omitted.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut differences: Vec<Path> = Vec::new();
         // A path sorts right before the paths inside it.
@@ -202,7 +202,7 @@ impl Projection {
                     .filter(|item| is_element(&element, item))
                     .collect();
                 if all.len() > 1 {
-                    // The apiserver lets an update repeat an item; of two variables with one name the last one counts.
+                    // An update may repeat an item; of two environment variables with one name, the last one counts.
                     path.push(element);
                     self.set(path, json!(all));
                     path.pop();
@@ -259,7 +259,7 @@ pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String 
     {
         return element.clone();
     }
-    // Among the keys of the API's own lists only the protocol has a default.
+    // Among the keys of the lists in Kubernetes' API, only the protocol has a default.
     let value = |name: &String| item.get(name).cloned().unwrap_or_else(|| "TCP".into());
     let keys: Map<_, _> = keys
         .iter()
@@ -268,7 +268,7 @@ pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String 
     format!("k:{}", Value::Object(keys))
 }
 
-/// Returns whether the field is atomic: a manager owns the field, and none owns anything inside it.
+/// Returns whether the field is atomic: a manager owns the field, and no manager owns a field inside.
 fn is_whole(sets: &[&Value]) -> bool {
     let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
     let mut all = sets.iter().filter_map(|set| set.as_object());
@@ -365,8 +365,8 @@ fn quantity(text: &str) -> Option<i128> {
     }
 }
 
-/// Formats the values that `before` [makes visible](Projection::visible_value) as `spec.replicas=5, spec.type=NodePort`; only the first few
-/// of many.
+/// Formats the values that `before` [makes visible](Projection::visible_value) as `spec.replicas=5,
+/// spec.type=NodePort`; only the first few if there are many.
 pub fn old_values(paths: &[Path], before: &Projection) -> String {
     let values = paths
         .iter()
@@ -374,7 +374,8 @@ pub fn old_values(paths: &[Path], before: &Projection) -> String {
     values.take(MAX_NAMED).collect::<Vec<_>>().join(", ")
 }
 
-/// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
+/// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few if there are
+/// many.
 pub fn format_paths(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths
         .iter()

@@ -1,4 +1,4 @@
-//! Finalizers: what an object owns outside of its namespace is deleted before the object.
+//! Finalizers: resources that an object owns outside its namespace are deleted before the object.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
     object.finalizers().iter().any(|name| name == finalizer)
 }
 
-/// Adds the finalizer, before anything is created that it protects. Returns the written object.
+/// Adds the finalizer, before the first resource that it protects is created. Returns the written object.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.
@@ -42,7 +42,7 @@ where
     written.object(&ObjectKey::of(object.as_ref()), write).await
 }
 
-/// Removes the finalizer once nothing is left that it protects. A missing object is no error.
+/// Removes the finalizer, after the last resource that it protects is deleted. A missing object is not an error.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.

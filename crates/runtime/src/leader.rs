@@ -1,15 +1,15 @@
 //! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
 //!
 //! The protocol is that of Kubernetes' own components (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>):
-//! every write of the Lease is guarded by its resourceVersion, and the lease of a silent holder expires when it has not
-//! changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three rules are
-//! stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the lease names
-//! another holder, and each write checks the time, so that a process that was stopped past its lease writes nothing
-//! when it continues.
+//! every write of the Lease is guarded by its resourceVersion, and the lease of a holder that stops renewing expires
+//! when it has not changed for its duration *on the candidate's own monotonic clock*, so clocks need not agree. Three
+//! rules are stricter here: the renew deadline counts from before the renewal was sent, a leader stops as soon as the
+//! lease names another holder, and each write checks the time, so that a process that was frozen beyond its lease
+//! writes nothing when it continues.
 //!
-//! The monotonic clock stops while the machine itself is suspended. A machine that wakes past its lease may let writes
-//! through until the next renewal fails, about a retry period later; the UID and resourceVersion that every write
-//! carries guard against those.
+//! The monotonic clock stops while the machine itself is suspended. A leader on a machine that wakes after the end of
+//! its lease may write until the next renewal fails, about a retry period later; the UID and resourceVersion of every
+//! write guard against damage.
 
 use std::env;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub enum LeadershipEnd<T> {
 /// Result of one attempt to acquire or renew the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// This candidate holds the lease, by a write that was sent at this time.
+    /// This candidate holds the lease by a write that it sent at this time.
     Held(Instant),
     /// The lease names another holder.
     HeldByAnother,
@@ -94,8 +94,8 @@ struct ObservedLease {
     at: Instant,
 }
 
-/// A write of the lease that may have been applied: no answer confirmed it. Even a 409 may be the answer to the same write,
-/// sent again by a proxy.
+/// A write of the lease that may have been applied, although no answer confirmed it. Even a 409 proves nothing: it may
+/// answer a repetition of the write by a proxy.
 struct UnconfirmedWrite {
     renew_time: Option<MicroTime>,
     at: Instant,
@@ -135,8 +135,8 @@ impl LeaderElector {
         );
         let (mut known, mut warning) = (KnownLease::default(), RepeatedWarning::default());
         loop {
-            // Dropping a request that may have acquired the lease would leave the lease without a live holder, so the
-            // lease is released.
+            // The dropped request may still acquire the lease, which would then have no live holder, so the lease is
+            // released.
             let attempt = tokio::select! {
                 attempt = timeout(self.renew_deadline / 2, self.try_acquire_or_renew(&mut known)) => attempt,
                 () = stop.cancelled() => {
@@ -194,8 +194,8 @@ impl LeaderElector {
         }
     }
 
-    /// Renews the lease until it names another holder, or the renew deadline has passed. A conflict alone is retried,
-    /// as client-go does.
+    /// Renews the lease until it names another holder or the renew deadline has passed. A conflict alone is retried, as
+    /// in client-go.
     async fn renew_loop(&self, fence: &Fence, mut renewed: Instant, known: &mut KnownLease) {
         let mut warning = RepeatedWarning::default();
         loop {
@@ -246,7 +246,7 @@ impl LeaderElector {
     /// Acquires or renews the lease once.
     async fn try_acquire_or_renew(&self, known: &mut KnownLease) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
-        // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
+        // The holder replaces the version that it knows without a read, unless its last write is unconfirmed.
         let own = known
             .observed
             .as_ref()
@@ -269,7 +269,7 @@ impl LeaderElector {
                 };
                 return Ok(Attempt::Held(at));
             }
-            // The time before the request does not count: the holder may have renewed while the request was in flight.
+            // The time counts from the response, because the holder may have renewed while the request was in flight.
             let now = Instant::now();
             let at = known
                 .observed
@@ -295,7 +295,7 @@ impl LeaderElector {
         }
     }
 
-    /// Writes the lease as held by this candidate, over `version`, or as a new one.
+    /// Writes the lease with this candidate as its holder: replaces `version`, or creates the lease.
     async fn try_write(
         &self,
         known: &mut KnownLease,
@@ -334,8 +334,8 @@ impl LeaderElector {
         Ok(Attempt::Held(at))
     }
 
-    /// Returns when this candidate sent the unconfirmed write that the lease shows to be applied. A write of long ago is
-    /// repeated instead.
+    /// Returns the time at which this candidate sent the unconfirmed write, if the lease shows that the write was
+    /// applied. Returns `None` for a write of long ago, which the caller repeats.
     fn applied(&self, known: &KnownLease, lease: &Lease) -> Option<Instant> {
         let unconfirmed = known
             .unconfirmed
@@ -398,8 +398,8 @@ impl LeaderElector {
         holder(lease) == Some(&self.identity)
     }
 
-    /// Returns when an unchanged lease expires: the duration in the lease counts, which may differ from this
-    /// candidate's.
+    /// Returns the time at which an unchanged lease expires. The duration in the lease counts, which may differ from
+    /// this candidate's setting.
     fn end(&self, observed: &ObservedLease) -> Instant {
         let holders = observed
             .lease
@@ -448,7 +448,7 @@ fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     }
 }
 
-/// Returns whether a failed request may have been applied: no response arrived, or a proxy sent it.
+/// Returns whether a failed request may have been applied: no response arrived, or the response came from a proxy.
 fn may_be_applied(error: &Error) -> bool {
     !matches!(error, Error::Api(status) if status.code < 500)
 }
@@ -462,7 +462,7 @@ fn holder(lease: &Lease) -> Option<&str> {
         .filter(|holder| !holder.is_empty())
 }
 
-/// Warning that is logged once while its cause lasts, not twice a second.
+/// Warning that is logged once while its cause lasts, not at every retry.
 #[derive(Default)]
 struct RepeatedWarning(Option<String>);
 
@@ -484,8 +484,8 @@ impl RepeatedWarning {
 /// Waits for the lease, then runs `work` under it.
 ///
 /// `fence` opens with the first renewal. It is closed before this function returns, whatever the result, and before the
-/// lease is released. `work` should finish some time after `stop`; the lease is renewed until then. `work` is polled in
-/// the caller's task, between renewals, so it must not block.
+/// lease is released. `work` should finish soon after `stop`; the lease is renewed until then. `work` is polled in the
+/// caller's task, between renewals, so it must not block.
 pub async fn lead<W: Future>(
     elector: &LeaderElector,
     fence: &Fence,

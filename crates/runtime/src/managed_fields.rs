@@ -1,8 +1,8 @@
 //! Ownership of an object's fields, from its `managedFields`
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
 //!
-//! Ownership decides which fields an adoption transfers, and which fields are taken from other managers. Values decide
-//! whether an object has drifted ([`fields`](super::fields)).
+//! Ownership decides which fields an adoption or a correction transfers from other managers. Values decide whether an
+//! object has drifted ([`fields`](super::fields)).
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,8 @@ const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
 /// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
-/// never removes fields of an update; or `manager` has applied a field of `left`, which belongs to others; or it still
-/// owns by an update a field that is no longer in `left`.
+/// never removes fields of an update; `manager` has applied a field of `left`, which belongs to others; or an update by
+/// `manager` still owns a field that is no longer in `left`.
 pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
     let own = |kind| {
         managed
@@ -37,10 +37,10 @@ pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&s
 }
 
 /// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
-/// applied, so that the next apply removes those that it does not set. So do fields in `desired` that other managers
-/// updated, but no other fields of theirs. The fields at the paths of `left` become an update by `manager`: they keep
-/// their values until another manager writes them. If `manager` has an entry already, no fields are taken from others:
-/// those managers changed them since.
+/// applied, so that the next apply removes those that it does not set. Fields in `desired` that other managers updated
+/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `left`
+/// become an update by `manager`: they keep their values until another manager writes them. If `manager` already has an
+/// entry, other managers keep their fields, because they changed the fields since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -122,7 +122,7 @@ pub fn upgraded(
     entries
 }
 
-/// Returns whether any manager but `manager` owns something at `path`.
+/// Returns whether a manager other than `manager` owns a field at `path`.
 pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
     managed.iter().any(|entry| {
         entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
@@ -157,8 +157,8 @@ pub struct Transfer {
     pub taken: TakenFields,
 }
 
-/// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
-/// removes the fields it does not set; `None` if nobody else owns any of them.
+/// Transfers these fields from all other managers to `manager`, which applied the object, so that the next apply
+/// removes those that it does not set; `None` if no other manager owns any of them.
 pub fn transfer(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -205,8 +205,9 @@ pub fn transfer(
     (!taken.fields.is_empty()).then_some(Transfer { entries, taken })
 }
 
-/// Returns the last writer of these fields besides `manager`: an owner of one of them, or else a manager that wrote
-/// another item of the same list after `manager` did, because `managedFields` do not cover removed fields.
+/// Returns the last writer of these fields other than `manager`: an owner of one of them. `managedFields` do not cover
+/// removed fields, so without an owner the writer is a manager that wrote another item of the same list after `manager`
+/// did.
 pub fn last_writer<'a>(
     managed: &'a [ManagedFieldsEntry],
     manager: &str,
@@ -220,7 +221,7 @@ pub fn last_writer<'a>(
     let holds =
         |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
-        // A renumbered item is beside the removed one; in other lists a neighbour is no evidence.
+        // A renumbered item is in the same list as the removed item; in a map, a neighbour is no evidence.
         let beside = |path: &Path| match path.split_last() {
             Some((item, list)) if item.starts_with("k:") => find(fields(entry), list).is_some(),
             _ => false,
@@ -240,7 +241,7 @@ pub fn last_writer<'a>(
         .as_deref()
 }
 
-/// Lists whose items never count as rivals of another item: other managers' sidecars and volumes stay.
+/// Lists whose items never count as rivals of other items: sidecars and volumes of other managers stay.
 const KEPT: [&str; 4] = [
     "f:containers",
     "f:initContainers",
@@ -253,15 +254,18 @@ const KEPT: [&str; 4] = [
 enum Step {
     /// Field of this name.
     Field(String),
-    /// List item. Its index is unknown: the error numbers the items of an object that was never stored.
+    /// List item. The index is unknown, because the error numbers the items of an object that was never stored.
     Item,
 }
 
-/// Returns the fields of other managers than `manager` that conflict at `field`, as the apiserver names it where it
-/// rejects both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
-/// the smallest list item or map around it that has a field of `desired`; or, where whole items exclude one another,
-/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as
-/// sent, `object` the live object.
+/// Returns the fields of managers other than `manager` that conflict at `field`, as the apiserver names it where it
+/// rejects both values together (`spec.template.spec.containers[0].env[1].valueFrom`). The first kind that exists
+/// counts:
+/// - fields at `field` itself;
+/// - fields in the smallest list item or map around `field` that has a field of `desired`;
+/// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
+///
+/// `desired` is an object as sent, `object` the live object.
 pub fn rivals(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -287,7 +291,7 @@ pub fn rivals(
             })
         };
         if !is_item && !is_list && has_items() {
-            // A map with lists inside is nearly the whole object.
+            // A map with lists inside is nearly the whole object: too much to transfer.
             break;
         }
         let mut found = BTreeSet::new();
@@ -323,8 +327,8 @@ pub fn rivals(
     BTreeSet::new()
 }
 
-/// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their values
-/// are equal, or one of them has none.
+/// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their
+/// values are equal, or one of them has none.
 fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
     let Some(rival) = value_at(object, path).and_then(|item| item.get(leaf)) else {
         return true;
@@ -336,9 +340,9 @@ fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
         .any(|item| item.get(leaf).is_none_or(|value| value == rival))
 }
 
-/// Returns the ports of other managers that differ only in their number from a missing port of `desired`: another
-/// client has renumbered that port. `object` is the live object. A port without any field but its number looks like any
-/// other such port: it counts as renumbered only if `is_alone`, because there were no ports of others before.
+/// Returns the ports of other managers that differ from a missing port of `desired` only in their number, because
+/// another client has renumbered that port. `object` is the live object. A port that has only a number looks like any
+/// other such port, so it counts as renumbered only if `is_alone`: there were no ports of others before.
 pub fn renumbered(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -442,7 +446,7 @@ fn renumbered_in(
                 })
             };
             let renumbered: Vec<_> = others.iter().filter(same).collect();
-            // With more candidates than missing ports, the renumbered ones are uncertain.
+            // With more candidates than missing ports, it is uncertain which ones were renumbered.
             if keys.iter().any(is_port) && renumbered.len() <= missing.len() {
                 found.extend(
                     renumbered
@@ -534,8 +538,7 @@ fn has_items(set: &Value) -> bool {
         .any(|(element, set)| element.starts_with("k:") || has_items(set))
 }
 
-/// Adds the fields of the set that `desired` does not set: the items of a list, or else the fields inside that are no
-/// list items.
+/// Adds the fields of the set that `desired` does not set: the items of a list; without items, the fields inside.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
     for (element, inner) in set
         .as_object()
@@ -569,7 +572,7 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
         && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Takes the fields that have a value in `desired` out of the set; `None` if there are none.
+/// Removes from the set the fields that have a value in `desired`, and returns them; `None` if there are none.
 fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
     let mut taken = Map::new();
@@ -581,7 +584,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
             (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
             _ => None,
         };
-        // The element `.` is the list or the item as such.
+        // The element `.` stands for the list or the item itself.
         let itself = element == ".";
         let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));
         let part = if whole {
@@ -608,7 +611,8 @@ fn leaves(set: &Value) -> usize {
         .map_or(1, |set| set.values().map(leaves).sum())
 }
 
-/// Takes out the field at `path`, and parents that are then empty: an empty set would own the whole parent.
+/// Removes and returns the field at `path`. Also removes parents that become empty, because an empty set would own the
+/// whole parent.
 fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
     let (first, rest) = path.split_first()?;
     let fields = set.as_object_mut()?;

@@ -76,9 +76,9 @@ struct MetricsInner {
 pub enum ReconcileResult {
     /// Nothing is left to do.
     Success,
-    /// The next reconcile comes after a time that this one chose.
+    /// The next reconcile comes after a time that the reconcile chose.
     RequeueAfter,
-    /// The next reconcile comes after a backoff, although this one did not fail but met a conflict.
+    /// The reconcile met a conflict, which is not a failure; the next reconcile comes after a backoff.
     Requeue,
     /// The reconcile failed.
     Error,
@@ -275,21 +275,22 @@ impl Metrics {
         self.0.api_requests.get_or_create(&labels).inc();
     }
 
-    /// Sets the Lease and its fence, which `leader_election_master_status` reports. Without leader election the fence is
-    /// always open.
+    /// Sets the Lease and its fence, which `leader_election_master_status` reports. Without leader election the fence
+    /// is always open.
     pub fn set_leadership(&self, lease: &str, fence: Fence) {
         // A process has one lease.
         let _ = self.0.leadership.0.set((lease.into(), fence));
     }
 
-    /// Returns the counter of drift corrections by one controller, which appears at zero from now on.
+    /// Returns the counter of drift corrections by one controller, and registers it at zero.
     pub fn drift_corrections(&self, controller: &'static str) -> Counter {
         self.0
             .drift_corrections
             .get_or_create_owned(&label([("controller", controller)]))
     }
 
-    /// Sets the function that counts the objects of a controller; `None` while their number is unknown. Each scrape calls it.
+    /// Sets the function that counts the objects of a controller; `None` while their number is unknown. Each scrape
+    /// calls it.
     pub fn set_resources(
         &self,
         controller: &'static str,
@@ -358,7 +359,7 @@ impl ControllerMetrics {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Counts a panic, besides the error in which the reconcile ends.
+    /// Counts a panic, in addition to the error with which the reconcile ends.
     pub fn panicked(&self) {
         self.panics.inc();
     }
@@ -374,7 +375,7 @@ impl Drop for Active {
     }
 }
 
-/// Lease and its fence. Each scrape asks the fence, so that a lease that ran out shows at once.
+/// Lease and its fence. Each scrape asks the fence, so that the metric shows an expired lease immediately.
 #[derive(Clone, Debug, Default)]
 struct Leadership(Arc<OnceLock<(String, Fence)>>);
 

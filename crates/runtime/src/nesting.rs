@@ -1,8 +1,8 @@
 //! Bounds on how deeply the apiserver's answers nest.
 //!
-//! `serde_json` decodes fewer than 128 levels, and the apiserver stores thousands. One object that cannot be decoded makes its
-//! whole list or watch fail, and so hides every object of its kind. Requesting only metadata does not help, because
-//! `managedFields` nest as deeply.
+//! `serde_json` decodes fewer than 128 levels, and the apiserver stores thousands. A single object that cannot be
+//! decoded makes its whole list or watch fail, which hides every object of its kind. Requests for metadata alone do not
+//! help, because `managedFields` nest as deeply.
 
 use axum::body::Bytes;
 use http::Response;
@@ -14,12 +14,12 @@ use serde_json::Value;
 use tower::BoxError;
 use tower::util::MapResponseLayer;
 
-/// Levels of a response that are kept. An object or array at the last kept level becomes empty, so the response stays
-/// valid JSON and each value keeps its type.
+/// Number of levels of a response that are kept. An object or array at the last kept level becomes empty, so the
+/// response stays valid JSON and each value keeps its type.
 const KEPT_LEVELS: usize = 120;
 
-/// Most levels of an object that is read. A truncated object always has more, whether it came in a list (two more
-/// levels), a watch (one) or alone.
+/// Maximum number of levels of an object that the operator reads. A truncated object always has more, whether it came
+/// in a list (two more levels), a watch (one) or alone.
 pub const OBJECT_LEVELS: usize = 100;
 
 /// Returns whether `value` nests objects and arrays deeper than `levels`.
@@ -35,7 +35,7 @@ pub fn is_deeper(value: &Value, levels: usize) -> bool {
 type Bounded = UnsyncBoxBody<Bytes, BoxError>;
 type Layer = MapResponseLayer<fn(Response<Box<DynBody>>) -> Response<Bounded>>;
 
-/// Returns the layer of a client that truncates responses that nest too deeply to be decoded.
+/// Returns a client's layer that truncates responses that nest too deeply to be decoded.
 pub(super) fn layer() -> Layer {
     MapResponseLayer::new(bounded)
 }
@@ -56,7 +56,8 @@ fn bounded(response: Response<Box<DynBody>>) -> Response<Bounded> {
     })
 }
 
-/// Truncates a stream of JSON below [`KEPT_LEVELS`]. Other data passes, for the decoder to reject.
+/// Filter that truncates a stream of JSON below [`KEPT_LEVELS`]. Other data passes and is left for the decoder to
+/// reject.
 #[derive(Default)]
 struct Filter {
     level: usize,
@@ -66,7 +67,7 @@ struct Filter {
 
 impl Filter {
     fn pass(&mut self, chunk: Bytes) -> Bytes {
-        // Nearly every response is shallow: a chunk is copied only from its first removed byte on.
+        // Nearly every response is shallow, so a chunk is copied only from its first removed byte on.
         let mut kept: Option<Vec<u8>> = None;
         for (at, byte) in chunk.iter().enumerate() {
             match (self.keeps(*byte), &mut kept) {

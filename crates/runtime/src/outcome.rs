@@ -7,7 +7,7 @@ use qm_core::conditions::{Activity, READY, ReadyCondition};
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
-/// Reason of an object that the operator does not change because its spec asks for that.
+/// Reason of an object whose spec tells the operator to change nothing.
 pub const SUSPENDED: &str = "Suspended";
 
 /// Result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
@@ -30,15 +30,15 @@ pub struct Outcome {
 pub enum Progress {
     /// The object matches its desired state: `Ready` is `True`.
     Ready,
-    /// The object is on its way: `Ready` is `False`, and its Event is Normal.
+    /// The operator is working towards the desired state: `Ready` is `False`, and its Event is Normal.
     InProgress,
-    /// The spec asks the operator to do nothing, and `Ready` is `False`. Its Event is Normal.
+    /// The spec tells the operator to change nothing: `Ready` is `False`, and its Event is Normal.
     Suspended,
-    /// Something is wrong, `Ready` is `False`, and the operator retries. Its Event is a Warning.
+    /// Something is wrong, and the operator retries: `Ready` is `False`, and its Event is a Warning.
     Failed,
-    /// Something is wrong, `Ready` is `False`, and only another spec helps. Its Event is a Warning.
+    /// Something is wrong that only a change to the spec can fix: `Ready` is `False`, and its Event is a Warning.
     Stalled,
-    /// Nothing new is known: the condition stays as it was written.
+    /// Nothing new is known: the condition stays as last written.
     Unchanged,
 }
 
@@ -53,7 +53,7 @@ pub enum EventPolicy {
     OnMessage,
     /// A reason that follows a reported problem: the object has recovered.
     OnRecovery,
-    /// Each change of the reason or the message while the object is not ready, and the same again after this time,
+    /// Each change of the reason or the message while the object is not ready, and a repetition after this time,
     /// because the apiserver deletes Events.
     Renew(Duration),
 }
@@ -61,7 +61,7 @@ pub enum EventPolicy {
 /// When to reconcile an object again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requeue {
-    /// When something changes. The resync reconciles the object all the same: a watch may have missed an event.
+    /// When something changes. The resync still reconciles the object, because a watch may have missed an event.
     #[default]
     OnChange,
     /// With growing delays: the object waits for something that no watch shows.
@@ -85,7 +85,7 @@ impl Outcome {
         }
     }
 
-    /// Creates the outcome of an object on its way, without an Event.
+    /// Creates the outcome of an object whose desired state is in progress, without an Event.
     pub fn in_progress(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             progress: Progress::InProgress,
@@ -95,7 +95,8 @@ impl Outcome {
         }
     }
 
-    /// Creates the outcome of an object with a problem. An invalid spec stalls the object; otherwise the operator retries.
+    /// Creates the outcome of an object with a problem. An invalid spec stalls the object; otherwise the operator
+    /// retries.
     pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         let reason = reason.into();
         Self {
@@ -109,7 +110,7 @@ impl Outcome {
         }
     }
 
-    /// Creates the outcome of an object with a problem that only another spec can fix.
+    /// Creates the outcome of an object with a problem that only a change to the spec can fix.
     pub fn stalled(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             progress: Progress::Stalled,

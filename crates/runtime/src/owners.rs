@@ -1,4 +1,4 @@
-//! Owners of children: as the cache shows them, which may be stale, and as the apiserver confirms them.
+//! Owners of children, as the possibly stale cache shows them and as the apiserver confirms them.
 
 use std::fmt::Debug;
 
@@ -34,7 +34,7 @@ where
         + DeserializeOwned
         + 'static,
 {
-    /// Creates the owners that the cache `store` has; `client` confirms them.
+    /// Creates the owners from the cache `store`; `client` confirms them.
     pub fn new(client: Client, store: Store<K>) -> Self {
         Self { client, store }
     }
@@ -46,8 +46,8 @@ where
             .is_some()
     }
 
-    /// Asks the apiserver whether this owner still exists, before it gets the child of an earlier owner, or a missing
-    /// child is created again: the child may have been deleted with its owner.
+    /// Asks the apiserver whether this owner still exists. Callers ask before the owner gets the child of an earlier
+    /// owner, and before they recreate a missing child, which may have been deleted with its owner.
     ///
     /// # Errors
     /// [`OwnerError::NotFound`] if the owner no longer exists, [`OwnerError::Unreadable`] if the read failed.

@@ -1,8 +1,8 @@
 //! Ownership of objects: one rule for every kind with children.
 //!
-//! An object is owned if it carries the UID of its owner, either as its controller (in the same namespace) or as the
-//! label [`MetadataNames::owner_uid`]. The annotation [`MetadataNames::owner`] alone proves nothing. The operator never
-//! changes or deletes what it does not own.
+//! An object is owned if it carries the UID of its owner, either in its controller reference (within the namespace) or
+//! in the label [`MetadataNames::owner_uid`]. The annotation [`MetadataNames::owner`] alone proves nothing. The
+//! operator never changes or deletes an object that it does not own.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -31,9 +31,9 @@ pub struct Owner {
 pub enum Ownership {
     /// The owner owns the object.
     Owned,
-    /// An earlier object of the owner's name owned the object: both were restored from a backup.
+    /// An earlier object with the owner's name owned the object: both were restored from a backup.
     Restored,
-    /// The object carries the consent that the owner adopts it.
+    /// The object carries the consent to its adoption by the owner.
     Adoptable,
     /// The object has another owner, or none.
     Foreign(ForeignOwner),
@@ -42,11 +42,11 @@ pub enum Ownership {
 /// Owner of a foreign object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForeignOwner {
-    /// The object has no known owner: it can be adopted.
+    /// The object has no known owner and can be adopted.
     Unowned,
-    /// Another object of the same kind, `NAMESPACE/NAME` as the foreign object says: it can be adopted.
+    /// Another object of the owner's kind, `NAMESPACE/NAME` according to the foreign object, which can be adopted.
     Sibling(String),
-    /// Another object of the same kind, `NAMESPACE/NAME`, may adopt the foreign object and has not done so yet.
+    /// Another object of the owner's kind, `NAMESPACE/NAME`, may adopt the foreign object but has not done so yet.
     Promised(String),
     /// A controller, `KIND NAME`. An object has only one, and a controlled object cannot be adopted.
     Controlled(String),
@@ -100,7 +100,7 @@ impl Owner {
         }
     }
 
-    /// Returns whether the owner's spec is the one that its status reports.
+    /// Returns whether the owner's status reports the current spec.
     pub fn is_observed(&self) -> bool {
         self.observed_generation.is_some() && self.observed_generation == self.generation
     }
@@ -209,7 +209,7 @@ impl Owner {
         })
     }
 
-    /// Removes the ownership from an object that is to stay.
+    /// Removes the ownership from an object that is not to be deleted.
     pub fn clear_ownership(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
             labels.remove(self.names.owner_uid);
@@ -260,7 +260,7 @@ impl Owner {
         let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
 
         match controller {
-            // A reference across namespaces is invalid, so it names some other object.
+            // A reference across namespaces is invalid, so it refers to some other object.
             Some(controller) if here && controller.uid == self.reference.uid => {
                 return Ownership::Owned;
             }
@@ -341,7 +341,7 @@ impl Owner {
     }
 }
 
-/// Returns the owner that an object names: key and UID, which is empty if the object lacks it.
+/// Returns the owner that an object names: key and UID, which is empty if the object has none.
 pub fn owner_of<'a>(
     metadata: &'a ObjectMeta,
     names: &MetadataNames,

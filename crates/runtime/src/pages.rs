@@ -11,28 +11,28 @@ use kube::client::Body;
 use tower::{BoxError, service_fn};
 use tracing::debug;
 
-/// Most objects of a page.
+/// Maximum number of objects in a page.
 pub const MAX_OBJECTS: u32 = 100;
 
-/// Objects of a list's first page, when their size is unknown.
+/// Number of objects in a list's first page, while their size is unknown.
 const FIRST_OBJECTS: u32 = 10;
 
-/// Desired bytes of a page.
+/// Desired size of a page, in bytes.
 const DESIRED_BYTES: usize = 512 * 1024;
 
-/// Most bytes of a page with more than one object. The operator requests a larger page again with fewer objects: all
-/// earlier objects may have been small.
+/// Maximum size of a page with more than one object, in bytes. The operator requests a larger page again with fewer
+/// objects. A page can be larger because all earlier objects were small.
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// Most resources whose page size is remembered. Lists of others start with [`FIRST_OBJECTS`].
+/// Maximum number of resources whose page size is remembered. Lists of other resources start with [`FIRST_OBJECTS`].
 const MAX_REMEMBERED: usize = 1000;
 
 /// Sizes of the next pages, by path.
 #[derive(Clone, Default)]
 struct Pages(Arc<Mutex<HashMap<String, u32>>>);
 
-/// Returns a client whose lists with a `limit` have pages of bounded size: the limit is the most objects of a page, which may have
-/// fewer. Callers follow `metadata.continue`.
+/// Returns a client whose lists with a `limit` have pages of bounded size: the limit is the maximum number of objects
+/// in a page, which may have fewer. Callers follow `metadata.continue`.
 pub fn bounded(client: Client) -> Client {
     let (pages, namespace) = (Pages::default(), client.default_namespace().to_owned());
     let service = service_fn(move |request: Request<Body>| {
@@ -104,7 +104,7 @@ impl Pages {
     }
 }
 
-/// Returns the number of objects of the page after one with `limit` objects and `bytes` bytes.
+/// Returns the number of objects to request after a page with `limit` objects and `bytes` bytes.
 fn next_limit(limit: u32, bytes: usize) -> u32 {
     let limit = u64::from(limit) * DESIRED_BYTES as u64 / (bytes as u64).max(1);
     u32::try_from(limit)
@@ -238,13 +238,13 @@ mod tests {
         }
     }
 
-    /// The bound [`MAX_BYTES`] of the bytes of a page holds for any order.
+    /// [`MAX_BYTES`] limits every page of several objects, whatever their order.
     #[tokio::test]
     async fn each_object_is_listed_once_whatever_its_size() {
         const LARGE: usize = 1_400_000;
         for (sizes, expected) in [
             (vec![10; 250], vec![10, 100, 100, 100]),
-            // The first objects are small, so a later page is requested again.
+            // The first objects are small, so a later page is too large and is requested again.
             (
                 [vec![10; 10], vec![LARGE; 3]].concat(),
                 vec![10, 100, 10, 1, 1, 1],

@@ -1,4 +1,4 @@
-//! Objects of other kinds in the apiserver's text, decoded within bounds of memory.
+//! Objects of foreign kinds as the apiserver's text, decoded within memory limits.
 //!
 //! Decoded JSON takes up to 100 times the memory of its text (a map of one member takes 632 bytes), so an object that
 //! fits into etcd can take more memory than the operator has.
@@ -14,14 +14,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Most memory that a decoded object takes, in bytes. Objects with a long text are decoded one at a time.
+/// Maximum memory of a decoded object, in bytes. Objects with a long text are decoded one at a time.
 pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 
-/// Most memory that a decoded object of a known type takes, in bytes. The largest child that the operator writes takes about half.
+/// Maximum memory of a decoded object of a known type, in bytes. The largest child that the operator writes takes about
+/// half.
 const MAX_TYPED: usize = 8 * 1024 * 1024;
 
-/// Bytes of a value in a list, a member of a map, a map, and a string that is not empty, beside its text. A map has nodes of 11
-/// members, of which at least 5 are used.
+/// Bytes of a value in a list, a member of a map, a map, and a string that is not empty, without its text. A map has
+/// nodes of 11 members, of which at least 5 are used.
 const VALUE: usize = 32;
 const MEMBER: usize = 130;
 const MAP: usize = 632;
@@ -52,7 +53,7 @@ impl RawObject {
         serde_json::from_str(text).map(Ok)
     }
 
-    /// Returns the object's identity alone.
+    /// Returns only the object's identity.
     #[must_use]
     pub fn without_text(self) -> Self {
         Self {
@@ -204,7 +205,7 @@ impl From<PartialObjectMeta> for RawObject {
     }
 }
 
-/// Returns about how many bytes the values of a JSON text take.
+/// Returns the approximate memory that the values of a JSON text take, in bytes.
 fn decoded_size(json: &str) -> usize {
     let (mut values, mut members, mut maps, mut strings) = (1, 0, 0, 0);
     let (mut in_string, mut is_empty, mut escaped) = (false, false, false);

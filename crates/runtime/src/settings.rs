@@ -1,4 +1,4 @@
-//! Settings of the runtime, which the program that uses it fills in.
+//! Settings of the runtime, which the program fills in.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ pub const LEASE_JITTER: f64 = 2.2;
 /// Program that uses the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Name of the program: prefix of its metrics (with `_` for `-`), product in the user agent, reporting controller of
-    /// Events, service name of traces.
+    /// Name of the program: prefix of its metrics (with `_` for `-`), product in the user agent, reporting controller
+    /// of Events, and service name of traces.
     pub name: &'static str,
     /// Version of the program, in the user agent, the metrics and the traces.
     pub version: &'static str,
-    /// Prefixes of the log targets of the program's own crates. The log limits all other crates to `info`, because their
-    /// messages at lower levels may contain secrets; the traces contain spans of the program's own crates only.
+    /// Prefixes of the log targets of the program's own crates. The log limits all other crates to `info`, because
+    /// their messages at lower levels may contain secrets; the traces contain spans of the program's own crates only.
     pub log_targets: &'static [&'static str],
     /// Hints in messages.
     pub hints: Hints,
@@ -25,7 +25,7 @@ pub struct Program {
 /// Hints for the administrator, which messages contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hints {
-    /// Command that replaces the CRDs by those of this version.
+    /// Command that replaces the CRDs with those of this version.
     pub replace_crds: Option<&'static str>,
     /// Flag or setting that selects the controllers.
     pub select_controllers: &'static str,
@@ -137,7 +137,7 @@ pub struct Timings {
     /// Time that a standby waits, on its own clock, after the last observed renewal before it acquires the lease. At
     /// least 1 s.
     pub lease_duration: Duration,
-    /// Time that the leader acts without a successful renewal. Less than `lease_duration`.
+    /// Time for which the leader acts without a successful renewal. Less than `lease_duration`.
     pub lease_renew_deadline: Duration,
     /// Interval of renewals and, with jitter, of attempts to acquire the lease.
     pub lease_retry_period: Duration,
@@ -161,25 +161,28 @@ pub struct Timings {
     pub drift_window: Duration,
     /// First delay between two corrections of a contested child.
     pub drift_backoff_min: Duration,
-    /// Longest delay between two corrections of a contested child; after that long without one, it is no longer contested.
+    /// Longest delay between two corrections of a contested child, which is no longer contested after that time without
+    /// a correction.
     pub drift_backoff_max: Duration,
-    /// Interval of writes of children that only a restart of the operator requires, after a burst of 5 s' worth.
+    /// Interval between writes of children that only a restart of the operator requires, after a burst of 5 s worth of
+    /// writes.
     pub confirmation_period: Duration,
-    /// Time that the identity of a token is cached.
+    /// Time for which the identity of a token is cached.
     pub metrics_authentication_ttl: Duration,
-    /// Time that an allowed access to the metrics is cached.
+    /// Time for which an allowed access to the metrics is cached.
     pub metrics_authorized_ttl: Duration,
-    /// Time that a denied access to the metrics is cached.
+    /// Time for which a denied access to the metrics is cached.
     pub metrics_unauthorized_ttl: Duration,
     /// Longest life of a connection to the secure metrics endpoint.
     pub metrics_connection_max_age: Duration,
-    /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its end.
+    /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its
+    /// end.
     pub metrics_io_timeout: Duration,
     /// Time for reconciles and requests in flight on shutdown.
     pub graceful_shutdown_timeout: Duration,
     /// Timeout of the apiserver's response.
     pub api_timeout: Duration,
-    /// Duration of one watch request, within which a stalled watch is noticed. At least 1 s.
+    /// Duration of one watch request, after which the operator notices a stalled watch. At least 1 s.
     pub watch_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Setup of a controller: the objects that it watches, and the state that it shares with the runtime.
+//! Setup of a controller: the watched objects, and the state that the controller shares with the runtime.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub trigger: Trigger<K>,
     /// Publisher of the controller's Events.
     pub events: Events,
-    /// Set once there is an object of the kind: watches that only its objects need start then.
+    /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub needs_watch: Arc<SetOnce<()>>,
     /// Kinds whose objects must be cached before the first reconcile.
     pub after: Vec<Phase>,
@@ -37,8 +37,8 @@ pub struct Setup<'a, K: ReconciledKind> {
 }
 
 impl<K: ReconciledKind> Setup<'_, K> {
-    /// Watches children of kind `T`; `summary` extracts what the owner's status needs. If a person edits one of the
-    /// fields of `advice`, an Event names the change to make instead.
+    /// Watches children of kind `T`; `summary` extracts what the owner's status needs. If a user edits one of the
+    /// fields in `advice`, an Event names the change to make instead.
     pub fn children<T: ChildKind, S: ChildSummary>(
         &mut self,
         summary: fn(&T) -> S,
@@ -166,7 +166,7 @@ impl Manager {
                     let _ = needs_watch.set(());
                     observed.controller.changed(&object, is_listed);
                     let key = ObjectKey::of(object.as_ref());
-                    // The cache repeats each object when all of them have been listed.
+                    // The cache repeats each object once the list is complete.
                     if is_listed && !observed.shared.own_writes.is_known(&key, &object) {
                         trigger.wake(&key);
                     }

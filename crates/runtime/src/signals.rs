@@ -6,7 +6,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// SIGTERM, with which Kubernetes ends a Pod, and Ctrl-C. Neither ends the process by itself once this value exists.
+/// Handlers of SIGTERM, with which Kubernetes ends a Pod, and of Ctrl-C. Once this value exists, neither signal ends
+/// the process by itself.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -33,7 +34,7 @@ impl Signals {
     }
 }
 
-/// Returns a token that SIGTERM or Ctrl-C cancels. A second signal ends the process at once.
+/// Returns a token that SIGTERM or Ctrl-C cancels. A second signal ends the process immediately.
 ///
 /// # Errors
 /// The errors of [`Signals::new`].

@@ -1,5 +1,5 @@
-//! Tasks that last as long as the process. An early exit of one would go unnoticed, because a stopped watch looks like
-//! a quiet cluster. The process ends with the task, and Kubernetes restarts it.
+//! Tasks that run as long as the process. A stopped watch looks like a quiet cluster, so nobody would notice the early
+//! exit of its task. The process therefore ends with the task, and Kubernetes restarts the process.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +18,7 @@ pub struct TaskExit {
     cause: String,
 }
 
-/// Tasks of the process. Cheap to clone.
+/// Guard of the tasks of the process. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tasks(Arc<watch::Sender<Option<TaskExit>>>);
 

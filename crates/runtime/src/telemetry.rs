@@ -1,7 +1,7 @@
-//! Logs on standard error, as text on a terminal and as one flat JSON object a line otherwise; and [`traces`].
+//! Logs on standard error, as text on a terminal and otherwise as one flat JSON object per line; and [`traces`].
 //!
-//! The keys are controller-runtime's (controller, controllerGroup, controllerKind, namespace, name, reconcileID), so that
-//! queries for other operators work. The keys are fields of the span [`reconcile`].
+//! The keys are controller-runtime's (controller, controllerGroup, controllerKind, namespace, name, reconcileID), so
+//! that queries for other operators work. The keys are fields of the span [`reconcile`].
 
 use std::borrow::Cow;
 use std::env;
@@ -38,7 +38,7 @@ use traces::Traces;
 /// Sets up the log and the traces of this process. The current tokio runtime sends the traces.
 ///
 /// # Errors
-/// When the level does not parse, or the process has a log already.
+/// The level does not parse, or the process already has a log.
 pub fn init(program: &Program, settings: &LogSettings) -> anyhow::Result<Traces> {
     let terminal = io::stderr().is_terminal();
     let colour = colours(terminal, env::var_os("NO_COLOR").as_deref());
@@ -75,10 +75,11 @@ pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
-/// Returns the highest level of each crate, whatever the settings say.
+/// Returns the highest level of each crate, which the settings cannot exceed.
 ///
-/// Only messages of the program's own crates are known to be free of secrets. Others print the data that passes through them
-/// at debug and trace level, such as hosts and bytes in reqwest and hyper-util. They are limited to info, except for:
+/// Only messages of the program's own crates are known to be free of secrets. At debug and trace level, other crates
+/// print the data that passes through them, such as hosts and bytes in reqwest and hyper-util. Other crates are limited
+/// to info, except for:
 /// - `kube_client::client`, which logs a whole answer that it cannot parse at *warn*; the answer may be a Secret.
 /// - `kube_client::client::builder`, which logs each failed request as an error, expected ones too. The caller gets the
 ///   error, and [`super::client`] logs each request at debug.
@@ -126,8 +127,8 @@ where
     Ok(Registry::default().with([layer].into_iter().chain(traces).collect::<Vec<_>>()))
 }
 
-/// Creates the span of one reconcile. Every log line within has its fields, whatever the log level is: a span of a lower level
-/// than `error` would be off while the level of the runtime's target is.
+/// Creates the span of one reconcile. Log lines of the reconcile have the span's fields at any log level: a span below
+/// level `error` would be off while the settings limit the runtime's target to errors.
 pub fn reconcile(controller: &str, group: &str, kind: &str, namespace: &str, name: &str) -> Span {
     tracing::error_span!(
         "reconcile",
@@ -152,8 +153,8 @@ pub fn ask(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
     )
 }
 
-/// Format with one flat JSON object a line: `ts`, `level`, `logger`, `msg`, the fields of the spans from the outermost to the
-/// innermost, the fields of the event. A later field replaces an earlier one of the same name.
+/// Format with one flat JSON object per line: `ts`, `level`, `logger`, `msg`, the fields of the spans from the
+/// outermost to the innermost, the fields of the event. A later field replaces an earlier one of the same name.
 struct Flat;
 
 impl<S, N> FormatEvent<S, N> for Flat
@@ -181,7 +182,7 @@ where
             other => other.map(|value| value.to_string()),
         };
         let message = text("message").unwrap_or_default();
-        // Lines of crates with the older `log` facade have their origin in fields.
+        // Lines of crates that use the older `log` facade have their origin in fields.
         let logger =
             text("log.target").map_or_else(|| Cow::Borrowed(event.metadata().target()), Cow::Owned);
         for key in ["log.module_path", "log.file", "log.line"] {

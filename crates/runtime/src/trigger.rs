@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::ObjectKey;
 
-/// Trigger of the reconciles of one controller. Before [`Trigger::open`] triggers have no effect, because every object is
-/// reconciled once after it.
+/// Trigger of the reconciles of one controller. Triggers have no effect before [`Trigger::open`], after which every
+/// object is reconciled once.
 pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
 
 impl<K: Resource> Clone for Trigger<K> {

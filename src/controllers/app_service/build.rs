@@ -1,4 +1,4 @@
-//! Builds the objects of an app. Writing adds the ownership marks.
+//! Builds the objects of an app. The write adds the ownership metadata.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ use qm_api::my_app::RESTRICTED;
 use super::validate::App;
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
-/// Label that selects the Pods, the same as the original program's.
+/// Label that selects the Pods, as in the original program.
 pub const APP: &str = "app";
-/// Default image pull policy, the same as the original program's.
+/// Default image pull policy, as in the original program.
 const IF_NOT_PRESENT: &str = "IfNotPresent";
 /// Default target of an autoscaler, in percent of the requested CPU.
 const CPU: i32 = 80;
 
-/// Returns the labels that select the Pods. Pods have no others, and a Deployment cannot change them.
+/// Returns the labels that select the Pods. Pods have no other labels, and a Deployment cannot change its selector.
 fn selector(app: &App) -> BTreeMap<String, String> {
     [(APP.to_owned(), app.name.to_owned())].into()
 }
@@ -54,7 +54,7 @@ fn metadata(app: &App) -> ObjectMeta {
     }
 }
 
-/// Builds the Deployment. Without `replicas` the number of Pods is unset; without `ports` the container's ports are.
+/// Builds the Deployment. Without `replicas` the number of Pods stays unset, without `ports` the container's ports.
 pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     let spec = app.spec;
     let resources = spec
@@ -96,7 +96,8 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     let pod = PodSpec {
         containers: vec![container],
         service_account_name: spec.service_account_name.clone(),
-        // Kubernetes defaults each of the two from the other: an unset one would keep a dropped value.
+        // Kubernetes copies each of the two fields to the other: a field left unset would keep a value that the spec
+        // dropped.
         service_account: spec.service_account_name.clone(),
         image_pull_secrets: Some(secrets.collect::<Vec<_>>()).filter(|secrets| !secrets.is_empty()),
         security_context: restricted.then(restricted_pod),
@@ -123,8 +124,8 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
     }
 }
 
-/// Returns the container's ports: each number once, without name and protocol as in the original program, but for ports
-/// that the Service finds by name.
+/// Returns the container's ports: each number once and, as in the original program, without name and protocol, except
+/// for ports that the Service finds by name.
 fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     let mut all: Vec<ContainerPort> = Vec::new();
     for port in ports {

@@ -1,4 +1,4 @@
-//! Children of an app: the state that the operator keeps of them, and their exceptions to server-side apply.
+//! Children of an app: the state that the cache keeps of them, and their exceptions to server-side apply.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,11 @@ pub const ADVICE: Advice = &[(
      scaleTargetRef is this AppService)",
 )];
 
-/// Summary of a Deployment that the operator keeps.
+/// Summary of a Deployment, as the cache keeps it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeploymentState {
     pub rollout: Rollout,
-    /// If the container has a port twice: its image, and its ports in order of their numbers.
+    /// Image of a container that has a port twice, and its ports in order of their numbers.
     pub(super) twins: Option<(String, Vec<i32>)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn is_node_port_taken(status: &Status) -> bool {
 }
 
 impl DeploymentState {
-    /// Extracts what is kept.
+    /// Extracts the summary.
     pub fn of(deployment: &Deployment) -> Self {
         let pod = deployment
             .spec
@@ -92,7 +92,7 @@ fn release_ports(desired: &mut Service, live: &Service) {
     }
 }
 
-/// Returns whether the Service has another node port than was sent. An apiserver whose cache is behind accepts the new
+/// Returns whether the Service has a node port other than the one sent. An apiserver with a stale cache accepts the new
 /// port and keeps the old one.
 fn lost_a_port(sent: &Service, live: &Service) -> bool {
     let is_live = |port: &ServicePort| {

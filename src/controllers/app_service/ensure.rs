@@ -22,7 +22,7 @@ const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
 impl AppServices {
-    /// Makes all objects of the app match.
+    /// Makes all objects of the app match the desired state.
     ///
     /// Returns the most important error.
     pub(super) async fn ensure(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
@@ -31,7 +31,7 @@ impl AppServices {
                 Some(service) => self.ensure_service(cx, service).await,
                 None => self.services.ensure_absent(cx, &cx.key).await.map(drop),
             };
-            // The Ingress would lead to a Service that the app does not own.
+            // Otherwise the Ingress would lead to a Service that the app does not own.
             let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
             let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
                 Some(ingress) => self.ingresses.apply(cx, ingress, Quirks::default()).await,
@@ -53,8 +53,9 @@ impl AppServices {
         errors.into_iter().reduce(Error::or).map_or(Ok(()), Err)
     }
 
-    /// Makes the Deployment and the autoscaler match. The autoscaler is created after the Deployment has released
-    /// `replicas`, and deleted before the field is taken again, so neither overwrites the other.
+    /// Makes the Deployment and the autoscaler match the desired state. The autoscaler is created after the Deployment
+    /// has released `replicas`, and deleted before the Deployment owns the field again, so neither overwrites the
+    /// other.
     async fn ensure_pods(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
         let deployment = self.deployment_state(cx, app).await?;
         let Some(autoscaler) = build::autoscaler(app) else {
@@ -81,8 +82,8 @@ impl AppServices {
             .await
     }
 
-    /// Returns the state of the Deployment. A Deployment without the operator's label is read only if that makes a
-    /// difference.
+    /// Returns the state of the Deployment. A Deployment that the operator does not own yet is not cached, and read
+    /// only if an autoscaler or a port that appears twice depends on its state.
     async fn deployment_state(
         &self,
         cx: &Context<AppService>,
@@ -103,8 +104,9 @@ impl AppServices {
         Ok(live.map(|BoundedObject(live)| DeploymentState::of(&live)))
     }
 
-    /// Applies the Deployment. Without `replicas`, others decide their number. If the original program has left a port
-    /// twice, the container's ports stay unchanged until the Pods are replaced for another reason.
+    /// Applies the Deployment. Without `replicas`, the operator does not own the number of Pods. If the original
+    /// program has left a port twice, the container's ports stay unchanged until the Pods are replaced for another
+    /// reason.
     async fn ensure_deployment(
         &self,
         cx: &Context<AppService>,
@@ -140,8 +142,8 @@ impl AppServices {
         self.deployments.apply(cx, deployment, quirks).await
     }
 
-    /// Applies the Service. A node port that the spec no longer names keeps its number, whatever else of its port changes:
-    /// the apiserver keeps it for the port's name alone.
+    /// Applies the Service. A node port that the spec no longer names keeps its number even if the rest of the port
+    /// changes: the apiserver matches ports by name alone.
     async fn ensure_service(&self, cx: &Context<AppService>, service: Service) -> Result<()> {
         let unnamed: Vec<_> = ports(&service)
             .filter(|port| port.node_port.is_none())

@@ -54,9 +54,10 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         // `patch`: to remove the original program's annotation.
         Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
-        // Required where admission checks owner references that block the owner's deletion.
+        // Needed where the admission plugin OwnerReferencesPermissionEnforcement checks references that block deletion.
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
-        // The operator never deletes it, but OwnerReferencesPermissionEnforcement requires `delete` to set its owner.
+        // The operator never deletes a Deployment, but OwnerReferencesPermissionEnforcement requires `delete` to set
+        // its owner.
         Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
         Permission::namespaced("", &["services"], COMES_AND_GOES),
         Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
@@ -66,11 +67,11 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
     ],
 )
 .with_uninstall_rank(40);
-/// Verbs on children that an app may lose again.
+/// Verbs on children that the operator creates and deletes.
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/appservice";
-/// Number of Pods of an app that are read to explain why they do not run.
+/// Maximum number of Pods of an app that the operator reads to find out why they do not run.
 const PODS: u32 = 200;
 
 /// The controller.
@@ -108,12 +109,12 @@ impl Controller for AppServices {
         self.deployments.synced().await;
         self.services.synced().await;
         if cx.object.annotations().contains_key(OLD_SPEC) {
-            // The original program's record of the spec is not used any more.
+            // The original program recorded the spec there; the operator does not read the record.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
         }
         let object = Arc::clone(&cx.object);
         let app = validate::check(&object).map_err(Error::Invalid)?;
-        // The future contains four kinds of objects: too much for the stack of every reconcile.
+        // The future holds objects of four kinds, too much for the stack of every reconcile.
         Box::pin(self.ensure(cx, &app)).await?;
         if let Some((message, delay)) = self.contested(&cx.key) {
             let contested = Outcome::failed(CONTESTED, message).event(EventPolicy::OnMessage);
@@ -194,7 +195,7 @@ impl AppServices {
                     return None;
                 }
             };
-            // Pages are in the order of names, so the first Pod with a problem is in the first page that has one.
+            // Pages are in the order of names, so the first page with a problem has the first such Pod.
             let problem = pods::problem(&cx.key.name, &pods);
             count += pods.items.len();
             page.continue_token = pods.metadata.continue_.filter(|token| !token.is_empty());

@@ -30,7 +30,7 @@ pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
     problems.into_iter().map(|(_, problem)| problem).next()
 }
 
-/// Returns whether the Pod belongs to the app. Its labels prove nothing: anybody may set them.
+/// Returns whether the Pod belongs to the app. A Pod's labels prove nothing, because any client may set them.
 fn is_of(app: &str, pod: &Pod) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| {

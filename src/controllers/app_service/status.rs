@@ -63,7 +63,7 @@ pub struct ServiceSummary {
     ports: Vec<ServedPort>,
 }
 
-/// An autoscaler whose condition `ScalingActive` is False.
+/// Autoscaler whose condition `ScalingActive` is False.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InactiveScaling {
     since: Option<Timestamp>,
@@ -89,7 +89,7 @@ pub fn with_scaling(
     if outcome.progress != Progress::Ready {
         return Outcome { message, ..outcome };
     }
-    // Another machine's clock can put the time in the future.
+    // The clock of another machine may be ahead.
     let lasted = available.max(*since).map_or(grace, |since| {
         Duration::try_from(now.duration_since(since)).unwrap_or_default()
     });
@@ -116,7 +116,7 @@ impl InactiveScaling {
 }
 
 impl Rollout {
-    /// Extracts what the status repeats.
+    /// Extracts the fields that the status repeats.
     pub fn of(deployment: &Deployment) -> Self {
         let status = deployment.status.clone().unwrap_or_default();
         let number = |number: Option<i32>| number.map(i64::from);
@@ -143,8 +143,8 @@ impl Rollout {
         }
     }
 
-    /// Returns whether every Pod matches the spec and is available, and no other is left, as in `kubectl rollout
-    /// status`.
+    /// Returns whether every Pod matches the spec and is available, and no old Pod is left, as `kubectl rollout status`
+    /// does.
     pub fn is_complete(&self) -> bool {
         let number = |number: Option<i64>| number.unwrap_or_default();
         let updated = number(self.status.updated_replicas);
@@ -215,7 +215,7 @@ impl Rollout {
 }
 
 impl ServiceSummary {
-    /// Extracts what the status repeats.
+    /// Extracts the fields that the status repeats.
     pub fn of(service: &Service) -> Self {
         let Some(spec) = &service.spec else {
             return Self::default();

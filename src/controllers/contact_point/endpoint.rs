@@ -40,7 +40,7 @@ pub struct ResolvedEndpoint {
     pub secrets: Vec<String>,
 }
 
-/// Why a contact point has no endpoint. The variant's name is the condition's reason.
+/// Reason that a contact point has no endpoint. The variant's name is the condition's reason.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// No usable Secret with that name exists.
@@ -58,7 +58,7 @@ pub enum EndpointError {
     /// The spec is incomplete or contradictory.
     #[error("{0}")]
     SpecInvalid(String),
-    /// The apiserver did not answer, or not with a Secret: a transient error.
+    /// The apiserver did not answer, or answered without a Secret: a transient error.
     #[error("a Secret could not be read: {0}")]
     SecretUnreadable(String),
 }
@@ -80,7 +80,7 @@ impl EndpointError {
 /// Resolves and checks the references of `point`.
 ///
 /// # Errors
-/// Why there is no endpoint. The error contains no secret.
+/// Returns the reason that there is no endpoint, without any secret value.
 pub async fn gather(
     source: &SecretSource,
     point: &ContactPoint,
@@ -204,9 +204,9 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
 
 /// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.
 ///
-/// A chat that Telegram moved stays allowed. The new chat comes from the status, which not only the operator may be
-/// able to write: unless the new chat is listed too, the message goes to the listed chat, and Telegram answers with the
-/// new one again.
+/// A chat that Telegram moved stays allowed. The new chat comes from the status, which clients other than the operator
+/// may write. Unless the new chat is listed too, the message therefore goes to the listed chat, and Telegram answers
+/// with the new chat again.
 fn allowed_chat(allowed: Option<&str>, chat_id: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
     let moved = migrated
         .filter(|_| matches!(chat_id, ChatId::Id(_)))
@@ -264,8 +264,8 @@ impl LoadedSecret {
         }
     }
 
-    /// Returns a digest of the Secret's version. The status shows it, and must not reveal whether the operator's
-    /// namespace has the Secret.
+    /// Returns a digest of the Secret's version. The status shows the digest, which must not reveal whether the
+    /// operator's namespace has the Secret.
     fn version(&self) -> String {
         short_digest(format!("{}/{}", self.uid, self.resource_version))
     }
@@ -324,7 +324,7 @@ impl SecretReader<'_> {
         if let Some(found) = self.read.get(name) {
             return Ok(found.clone());
         }
-        // An object that is older than the rule may hold any name, and the name becomes part of a path.
+        // An object older than the CRD's rule may have any name, and the name becomes part of a URL path.
         let plain = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
         };
@@ -387,7 +387,7 @@ impl SecretReader<'_> {
             }
     }
 
-    /// A Telegram token goes to the configured Bot API alone. A webhook's token goes to the receiver that the contact
+    /// A Telegram token goes only to the configured Bot API. A webhook's token goes to the receiver that the contact
     /// point names, so the Secret's owner has to agree. A list of chats excludes webhooks.
     fn may_share(&self, secret: &Secret) -> bool {
         let own = self.point.namespace().unwrap_or_default();

@@ -85,7 +85,7 @@ impl<T: Transport> ContactPoints<T> {
         self.outbox.close(key);
     }
 
-    /// Configures the queue, unless it has this configuration.
+    /// Configures the queue, unless the queue already has this configuration.
     fn configure(
         &self,
         key: &ObjectKey,
@@ -121,8 +121,8 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and every one that names a contact point that does not exist: it
-    /// suggests the nearest name.
+    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist,
+    /// because its message suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.state() {
@@ -137,8 +137,8 @@ impl<T: Transport> ContactPoints<T> {
     }
 }
 
-/// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
-/// accepts the message.
+/// Returns the test message. An unchanged object, spec and set of Secrets keep the id, even after a restart, until a
+/// receiver accepts the message.
 fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
     let LastTest { spec, secrets } = tested;
     let configuration = format!(
@@ -151,7 +151,7 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
         count: status
             .and_then(|status| status.tests_accepted)
             .unwrap_or_default(),
-        // Another configuration may be tested once more.
+        // A new configuration may be tested once more.
         while_stopped: status.is_some_and(|it| {
             it.last_test.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
         }),
@@ -222,7 +222,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
             &tested,
             self.outbox.tests_accepted(&key),
         );
-        // Jitter prevents reading all Secrets at once.
+        // Jitter spreads the reads of the Secrets.
         let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
         Ok(outcome.requeue(Requeue::After(reread)))
     }

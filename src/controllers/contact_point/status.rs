@@ -65,8 +65,8 @@ pub fn answered(
 ) -> Outcome {
     let migrated_before = migrated(Some(status), &tested.spec);
     let outcome = match receiver {
-        // The result of the test counts for this generation too, and while the receiver is unavailable: messages wait,
-        // and each TrackedField reports that.
+        // The test's result stays valid for this generation and while the receiver is unavailable: messages wait, and
+        // each TrackedField reports the delay.
         ReceiverState::Retrying(_) if is_failing && is_verified(status, tested) => {
             Outcome::ready(UNAVAILABLE)
         }
@@ -107,8 +107,8 @@ fn ready(migrated: Option<i64>) -> Outcome {
     })
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which no attempt was
-/// made. A Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which nothing was
+/// sent. A Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     status: &mut ContactPointStatus,
     spec: &str,
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the status as the runtime writes it; `None` without news.
+    /// Returns the status as the runtime writes it; `None` if nothing changed.
     fn written(
         before: Option<&ContactPointStatus>,
         generation: i64,

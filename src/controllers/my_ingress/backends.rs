@@ -18,7 +18,8 @@ use tokio::sync::SetOnce;
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// Time that a reconcile waits for the list of nodes: few reconciles run at once, and the list triggers all of them.
+/// Maximum time that a reconcile waits for the list of nodes. Waiting longer would block the few concurrent reconciles,
+/// and the end of the list triggers a reconcile anyway.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The nodes, and the Services that listeners name.
@@ -33,7 +34,7 @@ pub(crate) struct Backends {
 
 #[derive(Default)]
 struct BackendState {
-    /// The instance of each node that takes traffic, by node.
+    /// Instance of each node that takes traffic, by node.
     instances: BTreeMap<String, String>,
     /// A reconcile found the nodes unknown, and waits for them.
     is_awaited: bool,
@@ -78,7 +79,7 @@ impl Backends {
     /// Returns the instance IDs of the nodes that take traffic, once the nodes are listed.
     ///
     /// # Errors
-    /// The reason that the nodes are unknown.
+    /// Returns the reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let synced = tokio::time::timeout(LISTED_WITHIN, self.nodes_sync.synced()).await;
         let unknown = match synced {
@@ -125,8 +126,8 @@ impl Backends {
     }
 }
 
-/// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...`; only an instance's ID
-/// begins with `i-`.
+/// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...` to the node;
+/// only IDs of instances begin with `i-`.
 fn instance(node: &Node) -> Option<String> {
     let excluded =
         node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();

@@ -97,7 +97,7 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
     spec.listeners.iter().try_for_each(check_listener)
 }
 
-/// Returns whether the tag belongs to AWS, or marks the load balancer as another controller's.
+/// Returns whether the tag belongs to AWS, or shows that another controller owns the load balancer.
 fn is_of_others(key: &str) -> bool {
     let key = key.to_lowercase();
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);

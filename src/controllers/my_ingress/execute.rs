@@ -21,7 +21,7 @@ use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
 use super::tags::{OwnershipTags, TagOwnership};
 
-/// Why a step failed.
+/// Error of a step.
 #[derive(Debug)]
 pub(crate) enum StepError {
     /// AWS rejected the step.
@@ -42,7 +42,8 @@ impl From<Error> for StepError {
     }
 }
 
-/// Wraps the answer to a read in the cluster. Somebody has to grant a missing permission, which no watch shows.
+/// Wraps the error of a read in the cluster. A missing permission is retried slowly: somebody has to grant it, and no
+/// watch shows the grant.
 pub(super) fn read_error(what: String, error: kube::Error) -> Error {
     match error {
         kube::Error::Api(status) if status.code == 403 => Error::Other {
@@ -164,7 +165,7 @@ impl<A: Aws> Executor<A> {
         TagOwnership { claim, tags }
     }
 
-    /// Returns the other `MyIngress` that owns the load balancer, if that `MyIngress` may exist.
+    /// Returns the other `MyIngress` that owns the load balancer, unless that `MyIngress` certainly does not exist.
     fn sibling(&self, cx: &Context<MyIngress>, ownership: &TagOwnership) -> Option<String> {
         let may_exist =
             |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);

@@ -136,7 +136,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;
-        // Without a deletion there is always a report.
+        // Only a deletion ends without a report.
         outcome.ok_or_else(|| Error::Stale("the MyIngress is being deleted".into()))
     }
 
@@ -149,7 +149,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
-        // With a narrower scope no MyIngress has listeners.
+        // With a narrower scope no MyIngress can have listeners.
         if self.executor.scope == WatchScope::Cluster {
             let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);

@@ -118,7 +118,7 @@ impl Observed {
         self.rejected.push((step, error));
     }
 
-    /// Returns the ARN that the status had, which proves no ownership.
+    /// Returns the ARN that the status had, which does not prove ownership.
     pub fn arn(&self) -> Option<&str> {
         self.recorded.alb.as_ref()?.arn.as_deref()
     }
@@ -142,7 +142,7 @@ impl Observed {
         )
     }
 
-    /// Returns whether AWS may yet show a resource that was requested a moment ago, for the port.
+    /// Returns whether AWS may yet show a resource that was requested for the port a moment ago.
     pub fn may_yet_show(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window,
@@ -150,7 +150,7 @@ impl Observed {
         )
     }
 
-    /// Returns whether the time that the status has for the port is recent enough for another creation.
+    /// Returns whether the status records a request for the port that is recent enough to cover another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window / 2,
@@ -190,7 +190,7 @@ impl Observed {
             ..self.draft.alb.clone().unwrap_or_default()
         };
         if visible.state == "active" {
-            // AWS shows the load balancer, so no reconcile has to wait for that.
+            // AWS shows the load balancer, so no reconcile has to wait for it to appear.
             alb.creation_requested_at = None;
         }
         Some(alb)

@@ -2,7 +2,7 @@
 //!
 //! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So
 //! the order of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS rejects ends
-//! the reconcile, unless a rule continues with something else.
+//! the reconcile, unless a rule continues with another step.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -78,7 +78,7 @@ pub(crate) struct ListenerResults {
     /// Ports that are not desired and not removed yet.
     pub others: Vec<ListenerStatus>,
     pub rejected: Vec<AwsError>,
-    /// AWS is still at work: the next reconcile finds another state.
+    /// AWS is still working: the next reconcile will observe another state.
     pub changes: bool,
 }
 
@@ -187,7 +187,7 @@ impl<'a> Walker<'a> {
     }
 
     fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
-        // If the answer was lost, there is no ARN. AWS then answers another creation with the load balancer.
+        // If the answer was lost, there is no ARN. AWS answers another creation with the existing load balancer.
         let is_named = self.alb().is_some_and(|alb| alb.arn.is_some());
         if is_named && self.observed.may_yet_appear() {
             return self.not_visible();
@@ -276,8 +276,8 @@ impl<'a> Walker<'a> {
         self.left_alone(NAME_TAKEN, message)
     }
 
-    /// Ends at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event `Orphaned`. AWS may
-    /// show the tags late, so a recent load balancer is read again soon.
+    /// Ends the reconcile at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event
+    /// `Orphaned`. AWS may show the tags late, so a recent load balancer is read again soon.
     fn left_alone<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &actual.arn);
@@ -334,7 +334,7 @@ impl<'a> Walker<'a> {
         Continue(differs)
     }
 
-    /// Corrects differences from the spec. An error does not keep the rest from being corrected: returns the first one.
+    /// Corrects differences from the spec, continues after an error, and returns the first error.
     fn correct_drift(
         &self,
         desired: &DesiredLoadBalancer,
@@ -346,13 +346,13 @@ impl<'a> Walker<'a> {
         let address_type = address_type.filter(|it| found.ip_address_type != **it);
         let set_address_type =
             |it: &String| ("IP address type", Step::SetIpAddressType(arn(), it.clone()));
-        // The new subnets may only support IPv4, the old ones not more.
+        // Either the new or the old subnets may support only IPv4.
         let (fewer, more) = (
             address_type.filter(|it| *it == "ipv4"),
             address_type.filter(|it| *it != "ipv4"),
         );
         let subnets = Some(&desired.subnets).filter(|it| found.subnets != **it);
-        // If the spec has no security groups, the load balancer keeps those of AWS.
+        // If the spec has no security groups, the load balancer keeps those that AWS chose.
         let groups = Some(&desired.security_groups)
             .filter(|it| !it.is_empty() && found.security_groups != **it);
         let steps = [
@@ -468,7 +468,7 @@ impl<'a> Walker<'a> {
         Break(Stop::End(End::Deleted))
     }
 
-    /// Returns whether AWS has no listener or target group to ensure, by spec and status.
+    /// Returns whether, by spec and status, AWS has no listener or target group to ensure.
     fn has_no_listeners(&self) -> bool {
         let is_known = !self.observed.is_status_lost();
         is_known && self.desired.listeners().is_empty() && self.observed.draft.listeners.is_empty()
@@ -587,8 +587,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Ensures a listener that always has targets: its target group gets targets before the listener forwards to it,
-    /// and new targets come before old ones are removed.
+    /// Ensures a listener that is never without targets: its target group gets targets before the listener forwards to
+    /// the group, and new targets are added before old ones are removed.
     fn ensure_listener(
         &self,
         found: &LoadBalancer,

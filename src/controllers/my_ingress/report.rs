@@ -68,7 +68,7 @@ fn converged_report(
     };
     let (readiness, outcome) = match (result, &converged.rejected) {
         (Ok((readiness, outcome)), None) => (readiness, Ok(outcome)),
-        // Whatever the listeners' problems are, an editor has to permit the deletion first.
+        // An editor has to permit the deletion first, whatever problems the listeners have.
         (result, Some(error)) if is_deleting => {
             let readiness = MyIngressReadiness::rejected(alb, error);
             match result {

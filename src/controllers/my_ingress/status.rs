@@ -10,7 +10,7 @@ use qm_core::conditions::READY;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
-/// the load balancer was requested, and AWS does not show it yet.
+/// The load balancer was requested, and AWS does not show it yet.
 pub(crate) const CREATING: &str = "Creating";
 /// AWS creates the load balancer.
 pub(crate) const PROVISIONING: &str = "Provisioning";
@@ -71,7 +71,7 @@ pub const REASONS: [&str; 22] = [
     TARGETS_UNHEALTHY,
 ];
 
-/// AWS's reasons that a security group may cause
+/// AWS's reasons for unhealthy targets that a security group may cause
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
 const OF_SECURITY_GROUPS: [&str; 3] = [
     "Target.Timeout",
@@ -86,7 +86,7 @@ pub(crate) struct MyIngressReadiness {
     pub ready: bool,
     pub reason: &'static str,
     pub message: String,
-    /// Whether no listener gets traffic, whatever the status says of it.
+    /// Whether no listener gets traffic, whatever the listener's status says.
     pub without_traffic: bool,
 }
 
@@ -148,7 +148,7 @@ impl MyIngressReadiness {
         }
     }
 
-    /// Returns the outcome of a reconcile that is repeated as `requeue` says.
+    /// Returns the outcome of a reconcile that requeues as `requeue` says.
     pub fn outcome(&self, requeue: Requeue) -> Outcome {
         let (reason, message) = (self.reason, self.message.clone());
         let outcome = if self.ready {
@@ -186,7 +186,7 @@ pub(crate) struct ListenerResult {
     pub reason: &'static str,
     /// Message of `reason`; empty if an [`AwsError`] has it.
     pub message: String,
-    /// AWS is still at work: the next reconcile finds another state.
+    /// AWS is still working: the next reconcile will observe another state.
     pub changes: bool,
 }
 

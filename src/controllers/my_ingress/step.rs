@@ -59,8 +59,8 @@ pub(crate) enum Step {
     DeleteListener(String),
 }
 
-/// Intent of a reconcile. The status records the intent before AWS is called, so that the next reconcile knows it
-/// whatever happens to this one.
+/// Intent of a reconcile. The status records the intent before the call to AWS, so that the next reconcile knows the
+/// intent even if this reconcile is interrupted.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Intent {
     CreateLoadBalancer,

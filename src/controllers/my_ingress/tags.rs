@@ -19,14 +19,12 @@ pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 /// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnershipTags<'a> {
-    /// The owner.
     pub owner: &'a Owner,
     /// Value of [`CLUSTER`].
     pub cluster: &'a str,
 }
 
 impl OwnershipTags<'_> {
-    /// Returns the tags.
     pub fn tags(&self) -> Tags {
         let (managed_by, quartermaster) = MANAGED_BY;
         [
@@ -38,8 +36,8 @@ impl OwnershipTags<'_> {
         .into()
     }
 
-    /// Returns the claim that `tags` prove, by the rule of every kind, with tags in place of labels and annotations.
-    /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
+    /// Returns the ownership that `tags` prove. The rule is the one for children, with tags in place of labels and
+    /// annotations. Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
     pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
@@ -98,13 +96,13 @@ impl OwnershipTags<'_> {
         )
     }
 
-    /// Returns the error about a load balancer in another region than the operator's.
+    /// Returns the error about a load balancer in a region other than the operator's.
     pub fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
         let called = format!("{called}, the region that the operator is configured for");
         self.elsewhere(REGION_MISMATCH, arn, &called, &format!("region {region}"))
     }
 
-    /// Returns the error about a load balancer in another account than the operator's.
+    /// Returns the error about a load balancer in an account other than the operator's.
     pub fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
         let called = format!("{called}, the account of the operator's credentials");
         let needs = format!("credentials of account {account}");
@@ -121,7 +119,7 @@ impl OwnershipTags<'_> {
         AwsError::unsent(Class::Slow, reason, message)
     }
 
-    /// Returns the prefix of the names of its target groups: AWS has one of each name in an account and region. A
+    /// Returns the prefix of the names of the owner's target groups, which are unique in an account and region. A
     /// restore from a backup does not change the prefix.
     pub fn group_prefix(&self) -> String {
         let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
@@ -133,7 +131,7 @@ impl OwnershipTags<'_> {
         format!("{}{port}", self.group_prefix())
     }
 
-    /// Returns the command with which an editor of a resource in AWS has it adopted.
+    /// Returns the command with which an editor of a resource in AWS consents to its adoption.
     pub fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to adopt it: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
@@ -157,7 +155,7 @@ fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }
 
-/// Tags of a resource in AWS, with the claim that they prove.
+/// Tags of a resource in AWS, with the ownership that they prove.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TagOwnership {
     pub claim: Ownership,
@@ -189,7 +187,7 @@ impl OwnershipMap {
         self.0.get(arn).is_some_and(TagOwnership::is_adoptable)
     }
 
-    /// Returns whether AWS shows no tags: they may appear late.
+    /// Returns whether AWS shows no tags yet: tags may appear late.
     pub fn is_untagged(&self, arn: &str) -> bool {
         self.0.get(arn).is_none_or(|it| it.tags.is_empty())
     }

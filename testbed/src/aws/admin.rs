@@ -1,5 +1,5 @@
-//! An account administrator, who calls under the same rules but bypasses faults and journal, and controls that no AWS
-//! call has.
+//! An account administrator, who calls under the same rules but bypasses faults and journal; and controls that the AWS
+//! API does not offer.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ const DISCONNECT_NOTICE: Duration = Duration::from_millis(20);
 /// Point at which a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// After the call arrived, before anything of it is performed.
+    /// After the call arrived, before any part of it is performed.
     Before,
     /// After the call is performed, before the response.
     After,

@@ -131,20 +131,20 @@ impl Aws {
     }
 
     /// Hides load balancers, target groups and listeners created from now on from describes and `DescribeTags`, until
-    /// they reach this age. Zero shows hidden resources at once.
+    /// they reach this age. Zero shows hidden resources immediately.
     pub fn hide_new(&self, age: Duration) {
         self.layer.state().hide(age);
     }
 
     /// Hides the tags of load balancers, target groups and listeners created from now on from `DescribeTags`, until
-    /// they reach this age; tags added meanwhile are hidden too. Zero shows hidden tags at once.
+    /// they reach this age; tags added meanwhile are hidden too. Zero shows hidden tags immediately.
     pub fn late_tags(&self, age: Duration) {
         self.layer.state().delay_tags(age);
     }
 
     /// Keeps load balancers deleted from now on in `DescribeLoadBalancers` and `DescribeTags` for this long, unchanged.
-    /// Their names stay taken meanwhile, and other calls do not find them. Zero removes lingering load balancers at
-    /// once.
+    /// Their names stay taken meanwhile, and other calls do not find them. Zero removes lingering load balancers
+    /// immediately.
     pub fn linger(&self, age: Duration) {
         self.layer.state().linger(age);
     }
@@ -154,7 +154,7 @@ impl Aws {
         self.layer.state().times.provisioning = Some(time);
     }
 
-    /// Keeps load balancers `provisioning` while `keep` is true; otherwise they are for 200 ms.
+    /// Keeps load balancers `provisioning` while `keep` is true; otherwise they are `provisioning` for 200 ms.
     pub fn keep_provisioning(&self, keep: bool) {
         self.layer.state().times.provisioning = (!keep).then_some(Duration::from_millis(200));
     }

@@ -47,7 +47,7 @@ pub struct TargetGroup {
     pub arn: String,
     /// `HTTP` or `HTTPS`.
     pub protocol: String,
-    /// Port of targets without a port of their own.
+    /// Port of targets that name none.
     pub port: u16,
     /// The VPC's id.
     pub vpc: String,

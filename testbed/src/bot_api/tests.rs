@@ -297,7 +297,7 @@ fn at(begin: Instant, milliseconds: u64) -> Instant {
 #[test]
 fn rate_limit_windows_slide() {
     let (mut meters, begin) = (Meters::default(), Instant::now());
-    // A chat takes one message a second, a group 20 a minute: the 21st may come 60 s after the first.
+    // A chat accepts one message a second, a group 20 a minute: the 21st may come 60 s after the first.
     for second in 0..20 {
         assert_eq!(
             meters.count("t", -CHAT, true, at(begin, second * 1000)),
@@ -334,7 +334,7 @@ fn rate_limit_windows_slide() {
         );
     }
     assert!(meters.count("t", CHAT, false, at(begin, 99_900)).is_err());
-    // Another token has limits of its own.
+    // Each token has separate limits.
     assert_eq!(meters.count("u", CHAT, false, at(begin, 99_900)), Ok(()));
 }
 

@@ -40,8 +40,8 @@ pub struct Audit {
     admin: Kubeconfig,
 }
 
-/// A place in the log, and the time when the mark was requested. A request that the apiserver received earlier and
-/// answered later has its line behind the place, but an earlier time.
+/// A position in the log, and the time when the mark was requested. A request that the apiserver received earlier and
+/// answered later has its line after the position, but an earlier time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     at: u64,
@@ -115,7 +115,7 @@ impl Audit {
         )?)
     }
 
-    /// Returns a mark. Marking makes one request of its own, as `admin` (a get of a non-resource path).
+    /// Returns a mark. Marking sends one request as `admin` (a get of a non-resource path).
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ pub struct Options {
     pub controller_manager: bool,
     /// kube-scheduler: assigns Pods to nodes.
     pub scheduler: bool,
-    /// kwok and one Node: its Pods become Running and Ready at once, though nothing runs.
+    /// kwok and one Node: its Pods become Running and Ready immediately, although nothing runs.
     pub kwok: bool,
     /// Further flags for kube-apiserver, after the testbed's own; the last of two equal flags wins.
     pub apiserver_flags: Vec<String>,

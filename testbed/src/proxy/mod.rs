@@ -1,7 +1,7 @@
 //! A proxy between the operator and the apiserver that counts requests and injects faults.
 //!
-//! The proxy terminates the client's TLS with a certificate of its own authority and speaks HTTP/1.1 to the apiserver.
-//! Clients authenticate by bearer token, which the proxy forwards.
+//! The proxy terminates the client's TLS with a certificate from its own authority and speaks HTTP/1.1 to the
+//! apiserver. Clients authenticate by bearer token, which the proxy forwards.
 
 mod body;
 mod forward;
@@ -38,7 +38,7 @@ use crate::journal::Journal;
 use crate::serve::{Line, Server, Wire};
 use crate::tls;
 
-/// Less than the apiserver's timeout of idle connections (90 s), which a request must not meet.
+/// Timeout of idle connections: shorter than the apiserver's (90 s), so that no request meets a closing connection.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// The proxy. Clones share the proxy, which stops with the last clone.
@@ -287,7 +287,7 @@ fn current_cluster(kubeconfig: &Kubeconfig) -> anyhow::Result<&Cluster> {
 async fn connection(shared: Arc<Shared>, wire: Wire, line: Arc<Line>) {
     let service = service_fn(|request| forward::serve(shared.clone(), line.clone(), request));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // A timeout is wrong here: a connection of a client's pool may be idle for as long as a test likes.
+    // No timeout, because a pooled connection of a client may be idle for as long as a test likes.
     builder.http1().header_read_timeout(None);
     if let Err(error) = builder.serve_connection(TokioIo::new(wire), service).await {
         tracing::debug!(%error, "a connection ended early");

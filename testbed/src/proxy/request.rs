@@ -3,7 +3,8 @@
 use http::{Method, Uri};
 use serde::Deserialize;
 
-/// The verbs of RBAC: <https://kubernetes.io/docs/reference/access-authn-authz/authorization/#determine-the-request-verb>.
+/// The verbs of RBAC:
+/// <https://kubernetes.io/docs/reference/access-authn-authz/authorization/#determine-the-request-verb>.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // each is what its name says
 pub enum Verb {

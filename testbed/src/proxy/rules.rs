@@ -210,7 +210,7 @@ pub enum Fault {
     LoseAnswer(Lost),
     /// Forwards the request twice, like a proxy that retries; the client gets the second response.
     Repeat,
-    /// Responds 504 at once, and forwards the request after this time.
+    /// Responds 504 immediately, and forwards the request after this time.
     Late(Duration),
     /// Runs the test's own code at this point.
     Hook(Point, Hook),

@@ -178,7 +178,7 @@ impl Receiver {
         *lock(&self.shared.script) = Script::default();
     }
 
-    /// Cuts all connections and refuses new ones; the port stays taken.
+    /// Cuts all connections and refuses new ones; the port stays reserved.
     pub async fn refuse(&self) -> anyhow::Result<()> {
         self.server.shut().await
     }

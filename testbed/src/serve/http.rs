@@ -214,7 +214,7 @@ where
             .await
         }
     });
-    // A timeout is wrong here: a connection of a client's pool may be idle for as long as a test likes.
+    // No timeout, because a pooled connection of a client may be idle for as long as a test likes.
     let served = hyper::server::conn::http1::Builder::new()
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(wire), service);

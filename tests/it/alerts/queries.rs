@@ -38,7 +38,8 @@ struct Selector {
     matchers: Vec<(String, String, String)>,
 }
 
-/// Selectors and labels of a query. Prometheus checks the syntax (`promtool`); this type only splits the text into tokens.
+/// Selectors and labels of a query. Prometheus checks the syntax (`promtool`); this type only splits the text into
+/// tokens.
 #[derive(Default)]
 struct ParsedQuery {
     selectors: Vec<Selector>,

@@ -1,4 +1,4 @@
-//! The operator adopts objects of the document's program without a gap, and owns them from then on.
+//! The operator adopts objects of the original program without a gap, and owns them from then on.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ async fn snapshot(bed: &Bed, name: &str) -> Gapless {
     }
 }
 
-/// Creates an app of the document's program and its children, all running.
+/// Creates an app of the original program and its children, all running.
 async fn original_app(bed: &Bed, name: &str, spec: Value) {
     let old =
         json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
@@ -65,7 +65,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
     ] });
     original_app(&bed, "web", spec.clone()).await;
-    // Updates of the document's program set the address.
+    // Updates of the original program set the address.
     let mut updated = service(&bed, "web").await;
     updated.metadata.managed_fields = None;
     let by = PostParams {
@@ -139,7 +139,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
         "{again:?}"
     );
 
-    // A dropped port goes from both objects, and no node port changes.
+    // A dropped port disappears from both objects, and no node port changes.
     let mut less = spec.clone();
     less["ports"].as_array_mut().unwrap().remove(1);
     respec(&bed, "web", less).await;
@@ -156,7 +156,7 @@ async fn adoption_restarts_nothing_and_dropped_ports_are_removed() {
     })
     .await;
     ready(&bed, "web").await;
-    // And back.
+    // The dropped port returns.
     respec(&bed, "web", spec).await;
     bed.until("web", "has both ports", |deployment: &Deployment| {
         ports(deployment) == [80, 8081]
@@ -189,8 +189,8 @@ fn ports(deployment: &Deployment) -> Vec<i32> {
         .collect()
 }
 
-/// Server-side apply cannot send the same port twice: a duplicate port of the document's program goes with the next change
-/// of the Pods.
+/// Server-side apply cannot send the same port twice: a duplicate port of the original program disappears with the
+/// next change of the Pods.
 #[tokio::test]
 async fn duplicate_port_restarts_nothing() {
     let bed = Bed::shared("twins").await;
@@ -279,8 +279,8 @@ async fn unneeded_service_is_deleted() {
     assert!(!left.contains_key("left"));
 }
 
-/// An object recreated from its own YAML, as `kubectl replace --force` does: it has the ownership marks, and other managers
-/// own all of its fields.
+/// An object recreated from its own YAML, as `kubectl replace --force` does: the object has the ownership metadata, and
+/// other managers own all of its fields.
 #[tokio::test]
 async fn object_recreated_from_its_yaml_is_owned_again() {
     let bed = Bed::shared("anew").await;

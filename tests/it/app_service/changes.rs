@@ -1,5 +1,5 @@
-//! Every change of a spec, and back: for objects that the operator created, and for adopted objects of the document's
-//! program.
+//! Every change of a spec and its reversal, for objects that the operator created and for adopted objects of the
+//! original program.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -82,7 +82,7 @@ async fn applied(bed: &Bed, name: &str) -> Value {
     children_specs(bed, name).await
 }
 
-/// Returns whether all of `wanted` is in `there`; lists have the same length.
+/// Returns whether `actual` contains all of `expected`; lists must have the same length.
 fn is_within(expected: &Value, actual: &Value) -> bool {
     match (expected, actual) {
         (Value::Object(expected), Value::Object(actual)) => expected.iter().all(|(name, value)| {
@@ -112,7 +112,7 @@ fn cases() -> Vec<(Value, Value)> {
     let probe = json!({ "httpGet": { "port": 80, "path": "/" }, "periodSeconds": 7 });
     vec![
         (with("image", json!("nginx:1.27")), container(json!({ "image": "nginx:1.27" }))),
-        // A port added, removed, reordered, renamed, renumbered, another target.
+        // Ports that are added, removed, reordered, renamed or renumbered, or get another target.
         ports(json!([{ "name": "http", "port": 80 }, { "name": "admin", "port": 81, "targetPort": 8081 }, { "name": "more", "port": 82 }]),
             json!([{ "containerPort": 80 }, { "containerPort": 8081 }, { "containerPort": 82 }]), json!([{ "port": 80 }, { "port": 81 }, { "port": 82 }])),
         ports(json!([{ "name": "admin", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 8081 }]), json!([{ "port": 81 }])),
@@ -122,7 +122,7 @@ fn cases() -> Vec<(Value, Value)> {
         ports(json!([{ "name": "http", "port": 8000, "targetPort": 80 }, { "name": "admin", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 80 }, { "containerPort": 8081 }]), json!([{ "name": "http", "port": 8000, "targetPort": 80 }, { "port": 81 }])),
         ports(json!([{ "name": "http", "port": 80 }, { "name": "admin", "port": 81 }]), json!([{ "containerPort": 80 }, { "containerPort": 81 }]), json!([{ "targetPort": 80 }, { "targetPort": 81 }])),
         ports(json!([{ "port": 80 }]), json!([{ "containerPort": 80 }]), json!([{ "port": 80, "targetPort": 80 }])),
-        // A named target, another protocol, one number as both, one target of two.
+        // A named target, another protocol, one number with both protocols, one target for two ports.
         ports(json!([{ "name": "http", "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!([{ "targetPort": "http" }])),
         ports(json!([{ "name": "http", "port": 80, "targetPort": "http" }, { "name": "admin", "port": 81, "targetPort": 80 }]), json!([{ "name": "http", "containerPort": 80 }]), json!([{ "targetPort": "http" }, { "targetPort": 80 }])),
         ports(json!([{ "name": "dns", "port": 53, "protocol": "UDP" }]), json!([{ "containerPort": 53 }]), json!([{ "port": 53, "protocol": "UDP" }])),
@@ -182,7 +182,7 @@ async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) 
         let back = applied(&bed, "web").await;
         assert_eq!(back, first, "back from {spec}");
     }
-    // The Service keeps its address, except if it was deleted.
+    // The Service keeps its address, unless it was deleted.
     let now: Service = bed.api().get("web").await.unwrap();
     assert_ne!(now.uid(), service.uid());
     service = now;
@@ -202,7 +202,7 @@ async fn every_change_of_the_spec_applies_and_reverts(#[case] taken_over: bool) 
     );
 }
 
-/// A node port stays while its port does, whatever other ports change.
+/// A node port stays as long as its port, even if other ports change.
 #[tokio::test]
 async fn node_port_stays_when_other_ports_change() {
     let bed = Bed::shared("nodeports").await;
@@ -227,7 +227,7 @@ async fn node_port_stays_when_other_ports_change() {
         ),
         with("ports", json!([{ "port": 80 }])),
         base(),
-        // The field `nodePort` is set to the present value, and removed again.
+        // The field `nodePort` is set to the current value, and removed again.
         with("ports", json!([{ "port": 80, "nodePort": before }])),
         base(),
         // The Service's type changes in both directions.
@@ -239,8 +239,8 @@ async fn node_port_stays_when_other_ports_change() {
         applied(&bed, "web").await;
         assert_eq!(node_port(80).await, before, "{spec}");
     }
-    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests the
-    // port again.
+    // The apiserver drops a requested node port while its cache lacks the Service's last change: the operator requests
+    // the port again.
     let other = if before == 30_079 { 30_078 } else { 30_079 };
     respec(
         &bed,
@@ -252,8 +252,8 @@ async fn node_port_stays_when_other_ports_change() {
     assert_eq!(node_port(80).await, other);
 }
 
-/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when the
-/// range is full.
+/// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when
+/// the range is full.
 #[tokio::test]
 async fn app_waits_for_a_node_port_in_use() {
     let bed = Bed::shared("taken-port").await;
@@ -299,8 +299,8 @@ async fn app_waits_for_a_node_port_in_use() {
         message.contains("provided port is not in the valid range"),
         "{message}"
     );
-    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later watch
-    // events.
+    // Each status update of the Deployment triggers a reconcile, so the test waits for the last one, and for later
+    // watch events.
     bed.until("far", "has the final status", |deployment: &Deployment| {
         let conditions = deployment
             .status

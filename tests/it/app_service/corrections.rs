@@ -174,7 +174,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    // The labels go first, then follow changes that only the label's watch would have shown.
+    // The labels are removed first; then follow changes that only the label-selected watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
     let removals: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
     let removals: Vec<_> = ["label", "deployment/web"]
@@ -197,7 +197,8 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     ready(&bed, "web").await;
 }
 
-/// Another manager's half of a field makes the child invalid together with the operator's; only that half is taken.
+/// Another manager's half of a field and the operator's half together make the child invalid; the operator removes only
+/// the other half.
 #[tokio::test]
 async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     let bed = Bed::shared("siblings").await;
@@ -611,7 +612,7 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
-/// The operator does not fight an admission policy that changes written values: one apply for each process, and no Event.
+/// The operator does not fight an admission policy that changes written values: one apply per process, and no Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
     let bed = Bed::own_with(Options::default(), "admission").await;
@@ -740,7 +741,7 @@ async fn duplicated_variable_is_corrected() {
     ready(&bed, "web").await;
 }
 
-/// Another manager adds a container port; then a user removes the app's own, which consists of its number alone.
+/// Another manager adds a container port; then a user removes the app's own port, which has only a number.
 #[tokio::test]
 async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
     let bed = Bed::shared("ports").await;
@@ -789,7 +790,7 @@ async fn foreign_container_port_stays_after_the_port_of_the_app_was_removed() {
     assert_eq!(numbers(&deployment(&bed, "web").await), [80, 9090].into());
 }
 
-/// Agents write annotations and labels of their own every minute.
+/// Agents write their own annotations and labels every minute.
 #[tokio::test]
 async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     let bed = Bed::shared("stamps").await;
@@ -834,7 +835,8 @@ async fn annotation_of_an_agent_on_a_child_costs_no_request() {
     .await;
 }
 
-/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the apply.
+/// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the
+/// apply.
 fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
     let left = Arc::new(AtomicUsize::new(0));
     let armed = Arc::clone(&left);
@@ -899,7 +901,7 @@ async fn port_that_changes_while_labels_are_restored_is_corrected() {
     ready(&bed, "web").await;
 }
 
-/// The apply right after fields were taken from another manager fails.
+/// The apply right after the transfer of fields from another manager fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
     let bed = Bed::shared("cut").await;
@@ -940,8 +942,8 @@ async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
     );
 }
 
-/// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that others
-/// are at fault.
+/// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that
+/// others are at fault.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
     let bed = Bed::shared("unproved").await;

@@ -232,8 +232,8 @@ async fn deleted_child_is_recreated() {
     ready(&bed, "web").await;
 }
 
-/// Additions of others stay: an annotation, a label, a sidecar, a field that the operator does not set. The same holds for
-/// an object without any apply since its creation, and where the same request changes the operator's fields.
+/// Additions of others stay: an annotation, a label, a sidecar, a field that the operator does not set. The same holds
+/// for an object without any apply since its creation, and where the same request changes the operator's fields.
 #[rstest]
 #[case::applied(true)]
 #[case::created(false)]

@@ -28,7 +28,7 @@ fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
     value
 }
 
-/// Two objects are adopted one after the other, and the second one no later than the first.
+/// Two objects are adopted one after the other, the second one as promptly as the first.
 #[rstest]
 #[case::deployment_first(["deployments.apps", "services"])]
 #[case::service_first(["services", "deployments.apps"])]
@@ -167,8 +167,8 @@ async fn foreign_object_is_unchanged_until_adoption(#[case] resource: &str) {
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
 }
 
-/// The status names all foreign objects at once, with the command that adopts each. The status of a foreign object is not
-/// shown as the app's own, not even if the object names the app as its owner, which anybody may write.
+/// The status names all foreign objects together, each with the command that adopts it. The status of a foreign object
+/// is not shown as the app's own, not even if the object names the app as its owner, which anybody may write.
 #[tokio::test]
 async fn every_foreign_object_is_named() {
     let bed = Bed::shared("both").await;
@@ -269,7 +269,7 @@ async fn foreign_autoscaler_or_ingress_is_unchanged() {
             },
         )
         .await;
-        // The operator ignores the object also after the app no longer needs it.
+        // The operator ignores the object even after the app no longer needs it.
         super::respec(&bed, name, self::spec()).await;
         ready(&bed, name).await;
     }
@@ -293,7 +293,7 @@ async fn object_of_another_controller_is_not_adoptable() {
     let bed = Bed::shared("controlled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let other = app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
-    // The other app of the document's program really owns the object, under a name of this app.
+    // The object has the name of this app, but really belongs to the other app of the original program.
     ready(&bed, "other").await;
     let mut owner = json!(other.controller_owner_ref(&()).unwrap());
     owner["kind"] = json!("Something");
@@ -313,7 +313,7 @@ async fn object_of_another_controller_is_not_adoptable() {
     );
 }
 
-/// Expected: an object without both ownership marks is unowned.
+/// An object with neither ownership label nor owner reference is unowned.
 #[tokio::test]
 async fn object_without_ownership_metadata_is_unowned() {
     let bed = Bed::shared("stripped").await;
@@ -361,8 +361,8 @@ fn as_backed_up<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// A backup restores objects under new UIDs: the operator restores its ownership of those with the app's name. (The garbage
-/// collector, which does not run on this control plane, compares the UIDs of owner references.)
+/// A backup restores objects under new UIDs: the operator restores its ownership of those with the app's name. (The
+/// garbage collector, which does not run on this control plane, compares the UIDs of owner references.)
 #[tokio::test]
 async fn ownership_is_restored_after_a_backup() {
     let bed = Bed::bare("restored").await;

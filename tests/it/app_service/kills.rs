@@ -18,8 +18,8 @@ async fn kill_at_any_write_keeps_the_end_state() {
         Box::pin(run(point, write)).await
     }))
     .await;
-    // At least: the annotation; two adoption writes for each of two objects; the autoscaler's creation and deletion; the
-    // Deployment again; the Service's deletion; a status for each spec.
+    // At least: the annotation; two adoption writes for each of two objects; the autoscaler's creation and deletion;
+    // the Deployment again; the Service's deletion; a status for each spec.
     assert!(
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
@@ -27,8 +27,8 @@ async fn kill_at_any_write_keeps_the_end_state() {
     run_with_lost_answers().await;
 }
 
-/// The app adopts objects of the document's program with another spec, which then changes once more; the operator is killed
-/// at that write. Returns whether that write happened, and the end state.
+/// The app adopts objects of the original program with another spec, which then changes once more; the operator is
+/// killed at this write. Returns whether the write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = Bed::bare("kills").await;
     let mut spec = json!({ "size": 3, "image": "nginx:1.7.9", "ports": [
@@ -69,7 +69,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     .await
 }
 
-/// Returns the end state once the status has the present generation. No kubelet runs Pods here.
+/// Returns the end state once the status has the current generation. No kubelet runs Pods here.
 async fn end_state(bed: &Bed) -> Value {
     let says = |app: &AppService| {
         ready_condition(app).is_some_and(|ready| ready.reason.as_deref() == Some("Progressing"))

@@ -45,7 +45,7 @@ async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
     written.await.unwrap()
 }
 
-/// Returns the app's condition `Ready` once its observed generation is the present one.
+/// Returns the app's condition `Ready` once its observed generation is the current one.
 fn ready_condition(app: &AppService) -> Option<&AppCondition> {
     let status = app.status.as_ref()?;
     (status.observed_generation == app.metadata.generation).then(|| status.condition("Ready"))?
@@ -89,7 +89,7 @@ async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
     all.iter().map(ResourceExt::name_any).collect()
 }
 
-/// Creates an app's children as the document's program does: with a plain POST under another manager's name. `more` is
+/// Creates an app's children as the original program does: with a plain POST under another manager's name. `more` is
 /// merged into the metadata of both.
 async fn create_original_children(
     bed: &Bed,
@@ -148,8 +148,8 @@ async fn create_original_children(
     (deployment, service)
 }
 
-/// Returns the operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`, without those to the
-/// markers of [`looked_at`].
+/// Returns the operator's writes to objects of the test's namespace since `since`, as `VERB RESOURCE`, without those to
+/// the markers of [`reconciled`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed
@@ -175,7 +175,7 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<St
 /// Prefix of the markers' names.
 const MARKER: &str = "marker-";
 
-/// Triggers a reconcile of the app and waits for its end: a reconcile of a marker, requested later, has ended.
+/// Triggers a reconcile of the app and waits for its end, which the end of a later reconcile of a marker proves.
 async fn reconciled(bed: &Bed, name: &str) {
     let now = uuid::Uuid::new_v4().to_string();
     let annotation =

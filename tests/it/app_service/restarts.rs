@@ -23,8 +23,8 @@ fn sized(size: i32) -> impl Fn(&Deployment) -> bool {
     move |deployment| deployment.spec.as_ref().unwrap().replicas == Some(size)
 }
 
-/// Only the second correction and later ones are delayed, by an hour each. A user's change is not delayed, and the operator
-/// writes the statuses of all apps.
+/// Only the second correction and later ones are delayed, by an hour each. A user's change is not delayed, and the
+/// operator writes the statuses of all apps.
 #[tokio::test]
 async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
     let bed = Bed::shared("turns").await;

@@ -1,4 +1,4 @@
-//! Stale objects: an app's watch may have fallen silent.
+//! Stale objects: an app's watch may have stalled.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use testbed::proxy::{Match, Proxy, Verb};
@@ -93,7 +93,7 @@ async fn stale_app_deletes_nothing() {
     assert_eq!(service(&bed, "web").await.uid(), made.uid());
 }
 
-/// The operator does not recreate children of a deleted app: they would be deleted again, and so on.
+/// The operator does not recreate children of a deleted app, which the garbage collector would delete again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_app_creates_nothing() {
     let (bed, proxy, _operator) = known_app("app-gone", served()).await;

@@ -145,7 +145,7 @@ async fn status_shows_the_reason_of_a_pod(
     assert_eq!(bed.event("web", reason).await, message);
     let table = bed.kubectl(&["get", "appsvc", "web"]).await;
     assert!(table.contains(reason), "{table}");
-    // The operator retries again and again, and emits one Event.
+    // The operator keeps retrying, and emits one Event.
     let since = bed.plane.audit().mark().await.unwrap();
     reconciled(&bed, "web").await;
     let written = writes(&bed, since).await;
@@ -193,8 +193,8 @@ async fn status_reports_an_exceeded_quota() {
             && message.contains("exceeded quota: small"),
         "{message}"
     );
-    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted for
-    // minutes.
+    // The controller that counts for the new bounds has seen the Pod by then: otherwise the Pod would not be counted
+    // for minutes.
     let runs = |deployment: &Deployment| {
         deployment
             .status

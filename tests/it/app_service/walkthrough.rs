@@ -1,4 +1,4 @@
-//! Document 002, word for word but for its own program.
+//! Document 002, word for word except for its own program.
 
 use testbed::wait::until;
 

@@ -17,7 +17,7 @@ fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
 }
 
-/// The documents' programs leave copies and a Pod without ownership label, and a load balancer with their tag.
+/// The original programs leave copies and a Pod without ownership label, and a load balancer with their tag.
 #[tokio::test]
 async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let bed = Bed::shared("adopt").await;

@@ -198,7 +198,7 @@ async fn status_watch_shows_changes() {
     watch.prints("contactpoint/second").await;
 }
 
-/// CRDs and the leader belong to the whole cluster, so the test has its own.
+/// CRDs and the leader belong to the whole cluster, so the test has its own control plane.
 #[tokio::test]
 async fn status_shows_missing_crds_and_the_leader() {
     let options = testbed::Options {

@@ -403,7 +403,7 @@ async fn blockers_are_named_and_can_be_removed() {
             .finalizers(),
         [finalizer]
     );
-    // ... and the other command frees the MyIngress, whose load balancer stays as it is.
+    // ... and the other command frees the MyIngress, whose load balancer stays unchanged.
     run.ends(0, &["uninstall", "-n", here, "--keep-children", "--yes"])
         .await;
     assert_eq!(scene.remaining().await, [""; 0]);

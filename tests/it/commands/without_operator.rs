@@ -169,7 +169,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     assert_eq!(copy.owner_references(), []);
 }
 
-/// `kubectl delete -f deploy/` deletes the operator and the CRDs at once.
+/// `kubectl delete -f deploy/` deletes the operator and the CRDs together.
 #[tokio::test]
 async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let first = Bed::own("way-out").await;
@@ -441,7 +441,7 @@ async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     );
 }
 
-/// Between the restarts of a Pod that crashes, the operator counts as gone.
+/// Between the restarts of a crashing Pod, no operator seems to run.
 #[rstest]
 #[case::before_the_first_release(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
 #[case::after_the_first_release(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
@@ -534,7 +534,8 @@ async fn without_operator_stops_when_the_operator_is_back(
     );
 }
 
-/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in progress.
+/// A reconcile in progress could have the children deleted, and without a Lease it is not known whether one is in
+/// progress.
 #[tokio::test]
 async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
     let bed = Bed::shared("kept").await;

@@ -154,7 +154,7 @@ async fn correction_of_a_copy_is_reported_once_an_episode() {
         message.starts_with(&expected) && message.ends_with(": change the source instead"),
         "{message}"
     );
-    // A change of the source is no drift.
+    // A change of the source is not drift.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
         .await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;

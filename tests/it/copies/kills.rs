@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes, and its watches are silent: the copies match their source all the same.
+//! The operator is killed at each of its writes, and its watches stall: the copies still match their source.
 
 use kube::ResourceExt as _;
 use testbed::proxy::{Match, Point};
@@ -14,8 +14,8 @@ async fn kill_at_any_write_keeps_the_end_state() {
         Box::pin(run(point, write)).await
     });
     let writes = Box::pin(writes).await;
-    // At least: the finalizer; two copies, twice; one deletion; a status for each of the three; the other deletion, and the
-    // finalizer.
+    // At least: the finalizer; two copies, twice; one deletion; a status for each of the three; the other deletion, and
+    // the finalizer.
     assert!(
         writes.iter().all(|writes| *writes >= 11),
         "{writes:?} writes"
@@ -23,8 +23,8 @@ async fn kill_at_any_write_keeps_the_end_state() {
     run_with_a_silent_watch().await;
 }
 
-/// A sync is created, its immutable source replaced, one of its destinations removed, and the sync is deleted, while the
-/// operator is killed at that write. Returns whether that write happened, and the observed states.
+/// A sync is created, its immutable source replaced, one of its destinations removed, and the sync is deleted, while
+/// the operator is killed at this write. Returns whether the write happened, and the observed states.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let shop = Shop::bare("kills").await;
     let here = shop.bed.namespace.clone();

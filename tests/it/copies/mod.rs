@@ -191,8 +191,8 @@ pub fn version(object: &impl ResourceExt) -> String {
 }
 
 impl Shop {
-    /// Triggers reconciles of a sync, and asserts that none of them writes anything. Reconciles of one object run one after
-    /// the other: when the second reads the source, the first has made all of its writes.
+    /// Triggers reconciles of a sync, and asserts that none of them writes anything. Reconciles of one object run one
+    /// after the other: when the second reads the source, the first has made all of its writes.
     pub async fn assert_at_rest(&self, sync: &str) {
         // A pending status write would come after the first reconcile, once the annotation no longer precedes it.
         let says = |sync: &ConfigMapSync| {
@@ -242,8 +242,8 @@ impl Shop {
                     && it.is_write()
                     && it.namespace.starts_with(&self.bed.namespace)
             })
-            // Events are written beside the reconciles: one of an earlier reconcile may come late. So may the status of
-            // another sync.
+            // Events are written outside the reconciles, so an Event of an earlier reconcile may come late, as may the
+            // status of another sync.
             .filter(|it| {
                 it.resource != "events"
                     && (it.resource != "configmapsyncs/status" || it.name == sync)

@@ -1,4 +1,5 @@
-//! Namespaces that appear, change and disappear, on a control plane of the test's own, because a selector covers all of it.
+//! Namespaces that appear, change and disappear, on a separate control plane, because a selector covers the whole
+//! cluster.
 
 use std::collections::BTreeSet;
 
@@ -78,7 +79,7 @@ async fn selector_covers_every_matching_namespace() {
     let selector = json!({ "matchLabels": labels });
     shop.sync("s", json!({ "destinationNamespaceSelector": selector }))
         .await;
-    // The sync's own namespace and those of Kubernetes are left out.
+    // The sync's own namespace and those of Kubernetes are excluded.
     until_copied(&shop, "settings", &expected).await;
     shop.reads("s", "Synced").await;
     shop.assert_at_rest("s").await;
@@ -112,8 +113,8 @@ async fn selector_covers_every_matching_namespace() {
     }
     shop.reads("s", "Synced").await;
 
-    // A `ConfigMap` of that name which is not a copy, and copies of another sync, outlive the sync. The operator is killed
-    // in the middle.
+    // A `ConfigMap` of that name which is not a copy, and copies of another sync, outlive the sync. The operator is
+    // killed in the middle.
     let foreign = shop
         .map(&lost, "settings", json!({ "data": { "their": "own" } }))
         .await;

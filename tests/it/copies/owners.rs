@@ -53,7 +53,7 @@ async fn foreign_config_map_is_unchanged_until_adoption() {
     shop.reads("s", "Synced").await;
     shop.assert_at_rest("s").await;
 
-    // Without the label nothing proves ownership: the annotation does not.
+    // Without the label nothing proves ownership, not even the annotation.
     let stripped = shop
         .edit(
             &far,
@@ -97,7 +97,7 @@ async fn foreign_config_map_newer_than_the_sync_is_unchanged() {
         version(&shop.maps(&far).get("settings").await.unwrap()),
         version(&foreign)
     );
-    // Once the ConfigMap is deleted, the operator creates the copy at once: the watch shows the deletion.
+    // Once the ConfigMap is deleted, the operator creates the copy immediately, because the watch shows the deletion.
     shop.drop(&far, "settings").await;
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }

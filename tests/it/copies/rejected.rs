@@ -189,7 +189,7 @@ async fn rejected_destination_blocks_no_other() {
     shop.copied(&far, "settings", json!({ "a": "1" })).await;
 }
 
-/// A write that one namespace rejects does not block the others, and neither does a deletion that is forbidden.
+/// A write that one namespace rejects does not block the others, nor does a forbidden deletion.
 #[tokio::test]
 async fn forbidding_namespace_blocks_no_other() {
     let shop = Shop::shared("forbidden").await;
@@ -256,7 +256,7 @@ async fn forbidding_namespace_blocks_no_other() {
     shop.ended("s").await;
 }
 
-/// The operator retries failed deletions, also while there is no source.
+/// The operator retries failed deletions, even while there is no source.
 #[tokio::test]
 async fn failed_deletion_is_retried() {
     let shop = Shop::shared("later").await;

@@ -1,4 +1,4 @@
-//! Stale caches, above all of a standby: a watch may have fallen silent.
+//! Stale caches, above all of a standby: a watch may have stalled.
 
 use testbed::proxy::{Match, Order, Proxy, Verb};
 
@@ -50,7 +50,7 @@ async fn new_leader_undoes_no_later_change() {
     }
 }
 
-/// A sync that has copied, and another sync that has its name by now and that the watch does not show.
+/// A sync with copies, and its successor of the same name, which the watch does not show.
 struct StaleSync {
     shop: Shop,
     far: String,
@@ -95,7 +95,7 @@ impl StaleSync {
         }
     }
 
-    /// Returns the ownership metadata of the sync that has the name now.
+    /// Returns the ownership metadata of the successor.
     fn ownership(&self) -> Value {
         let path = format!("{}/s", self.shop.bed.namespace);
         json!({ "labels": { OWNER_LABEL: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })

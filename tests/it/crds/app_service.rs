@@ -426,7 +426,8 @@ async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
     );
 }
 
-/// Lists of the largest size, under the former CRD that bounded none of them: 1.3 MB. Then apps that break one rule each.
+/// Lists of the largest size, under the former CRD that bounded none of them: 1.3 MB. Then apps that break one rule
+/// each.
 #[tokio::test]
 async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
     let plane = ControlPlane::start(Options::apiserver_only())

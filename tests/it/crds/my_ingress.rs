@@ -19,7 +19,7 @@ fn tag(key: &str, value: &str) -> String {
     and(&format!("tags: {{\"{key}\": \"{value}\"}}"))
 }
 
-/// Returns a listener with these fields beside its port and its Service.
+/// Returns a listener with a port, a Service and these fields.
 fn listener(more: &str) -> String {
     listeners(&format!(
         "{{port: 80, service: {{name: shop, port: 80}}, {more}}}"

@@ -1,4 +1,4 @@
-//! The operator's permissions as shipped: all that it needs, and nothing else.
+//! The operator's shipped permissions: all that the operator needs, and no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -181,7 +181,7 @@ async fn operator_has_the_needed_permissions_and_no_others() {
 
     chart_role_matches_the_scope_of_each_resource(plane.client().await.unwrap()).await;
 
-    // A second installation removes no permission, not for a moment.
+    // A second installation never removes a permission, not even for a moment.
     plane
         .run_kubectl(&["apply", "-k", CONFIG], "")
         .await

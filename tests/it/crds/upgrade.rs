@@ -16,7 +16,7 @@ use super::{create, install};
 mod old;
 mod operator;
 
-/// Both CRDs of the original that exist: its `TrackedField` with the status subresource, and without.
+/// The original program has two CRDs of `TrackedField`: with the status subresource, and without.
 #[rstest]
 #[case(true)]
 #[case(false)]
@@ -226,7 +226,7 @@ async fn assert_old_object_usable(
     status: &Value,
 ) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
-    // As bad a name, where the name is the problem.
+    // If the name is the problem, the copy gets an equally bad name.
     let again = if name.len() > 28 || name.contains('.') || name == "internal" {
         format!("{name}-again")
     } else {
@@ -298,7 +298,7 @@ async fn assert_old_object_usable(
     assert!(api.get_opt(name).await.unwrap().is_none());
 }
 
-/// A rule over several fields applies again once a field that it names is changed, to another wrong value too.
+/// A rule over several fields applies again once a field that it names is changed, even to another wrong value.
 #[tokio::test]
 async fn changed_field_has_to_satisfy_the_rules() {
     let plane = ControlPlane::start(Options::apiserver_only())

@@ -1,4 +1,4 @@
-//! No entry expires untried.
+//! No entry expires without an attempt.
 
 use jiff::{SignedDuration, Timestamp};
 use qm_api::tracked_field::Delivery;
@@ -10,7 +10,7 @@ use testbed::wait::until;
 use super::{is, status, write_history};
 use crate::support::{Bed, Operator, SOON, Settings, changes};
 
-/// Returns a waiting entry as a process with another clock, or one that ran days ago, has left it.
+/// Returns a waiting entry as left by a process that has another clock, or that ran days ago.
 fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
     let time = Timestamp::now() - SignedDuration::from_hours(hours_ago);
     json!({
@@ -124,7 +124,7 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     }
 }
 
-/// The operator itself rejects the address: that is no attempt.
+/// The operator itself rejects the address, which does not count as an attempt.
 #[tokio::test]
 async fn old_entry_does_not_expire_if_its_address_is_denied() {
     let bed = Bed::shared("refused-address").await;

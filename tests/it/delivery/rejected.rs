@@ -166,7 +166,7 @@ async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u1
     );
 }
 
-/// A receiver that rejects a text wherever it stands: also as the previous value of the next message.
+/// A receiver rejects every message that contains a certain text, even as the previous value of the next message.
 #[tokio::test]
 async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered() {
     let bed = Bed::shared("alone").await;
@@ -356,7 +356,7 @@ async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(
         .unwrap();
 }
 
-/// A receiver that accepts single messages only: no entry is at fault, and nothing waits.
+/// The receiver accepts single messages only: no entry is at fault, and nothing waits.
 #[rstest]
 #[case::forbidden(403)]
 #[case::bad_request(400)]

@@ -117,7 +117,7 @@ async fn retried_test_message_keeps_its_id_also_after_a_restart() {
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    // A configuration that returns does not bring back an id.
+    // A return to an earlier configuration does not bring back its id.
     for more in ["2", "1"] {
         let (headers, before) = (json!({ "X-More": more }), tests(&receiver).len());
         bed.patch::<ContactPoint>(

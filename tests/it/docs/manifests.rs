@@ -34,7 +34,7 @@ fn manifests_of_pages() -> Vec<Value> {
     manifests
 }
 
-/// Returns whether all of `written` is in `read`: deserialisation drops a field that the types do not have.
+/// Returns whether `read` has all of `written`: deserialisation drops a field that the types do not have.
 fn is_within(written: &Value, read: &Value) -> bool {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => written

@@ -128,7 +128,7 @@ fn point_name(point: usize) -> String {
     format!("point-{point}")
 }
 
-/// Sets fields to 1 and 2 in turn, often twice at once, until `over`. Returns the newest values.
+/// Sets fields to 1 and 2 in turn, often twice in immediate succession, until `over`. Returns the newest values.
 async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<String, String> {
     let mut newest: HashMap<_, _> = (0..FIELDS).map(|field| (field_name(field), 1)).collect();
     while !over.load(Ordering::Relaxed) {
@@ -146,8 +146,8 @@ async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<Stri
         .collect()
 }
 
-/// Makes each path accept everything but the poisonous messages, or answer everything with 403 or 410, until `over`; then all
-/// accept everything.
+/// Makes each path accept everything but the poisonous messages, or answer everything with 403 or 410, until `over`;
+/// then all accept everything.
 async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.at_text(
         &format!("\"{POISONOUS}\""),
@@ -333,9 +333,9 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     );
 }
 
-/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to that
-/// contact point, or if the apiserver rejected the entry's outcome, once for each sender. Returns the number of
-/// repetitions.
+/// Asserts that an entry is accepted again only if its sender died with the request that carried the entry (the
+/// sender's last one to that contact point), or if the apiserver rejected the entry's outcome, once for each sender.
+/// Returns the number of repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
     let deliveries: Vec<_> = deliveries(receiver)
         .into_iter()

@@ -1,4 +1,5 @@
-//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has arrived.
+//! The operator is killed at each of its writes: before the write, after it is stored, and after its answer has
+//! arrived.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
@@ -22,8 +23,8 @@ async fn kill_at_any_write_only_repeats_a_message() {
     );
 }
 
-/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at that write. Returns
-/// whether that write happened, and the end state.
+/// A Deployment with one replica is scaled to three and deleted, while the operator is killed at this write. Returns
+/// whether the write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = bare("each").await;
     let receiver = Receiver::start().unwrap();

@@ -19,7 +19,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
 const KIB: usize = 1024;
-/// Maximum size of a status: pending entries, and the rest.
+/// Maximum size of a status: pending entries and all other entries.
 const MOST: usize = (512 + 256) * KIB;
 
 /// Returns the API of the objects of [`MAPS`] in the test's namespace.
@@ -57,7 +57,7 @@ pub(super) async fn set_map(maps: &Api<DynamicObject>, name: &str, value: &str) 
         .unwrap();
 }
 
-/// Returns the value after so many changes: almost long enough to be truncated.
+/// Returns the value after this many changes: almost long enough to be truncated.
 fn long(change: u64) -> String {
     format!("{change} {}", "x".repeat(1000))
 }
@@ -81,8 +81,8 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
     delivered.await.unwrap();
 }
 
-/// Asserts that each sent entry counts the changes since the one before it, and all together count all: nothing lost,
-/// nothing counted twice, in order. Returns the number of changes that were merged into others.
+/// Asserts that each sent entry counts the changes since the previous entry, so that together the entries count every
+/// change once and in order. Returns the number of changes that were merged into others.
 fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
     let deliveries = deliveries(receiver);
     assert_no_repeats(&deliveries);

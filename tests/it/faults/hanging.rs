@@ -12,7 +12,7 @@ use super::deliveries::deliveries;
 use super::flood::{maps as api, set_map, track_map};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// More objects than reconciles that run at once.
+/// More objects than concurrent reconciles.
 const HANGING: usize = 24;
 
 /// Starts an operator that never times out a request, and that reads each target every second.

@@ -1,4 +1,4 @@
-//! The operator is killed again and again while fields change.
+//! The operator is killed repeatedly while fields change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
@@ -85,7 +85,7 @@ struct Life {
 /// Returns a random number generator and prints its seed; a given seed repeats a run.
 pub(super) fn seeded(name: &str) -> StdRng {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
-    // The test harness does not capture this output: a hanging run has to be repeatable, too.
+    // The test harness does not capture this output, because a hanging run has to be repeatable too.
     let mut stderr = std::io::stderr();
     writeln!(stderr, "{name}: {SEED}={seed}").unwrap();
     StdRng::seed_from_u64(seed)
@@ -185,8 +185,8 @@ async fn write(
     )
 }
 
-/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that its messages carry. The
-/// dead operators are kept for their logs.
+/// Starts the operator and kills it, again and again; the last one lives. Each life has a name that its messages carry.
+/// The dead operators are kept for their logs.
 async fn live_and_die(
     bed: &Bed,
     plan: &Plan,
@@ -203,7 +203,7 @@ async fn live_and_die(
         let mut settings = Settings::default()
             .kubeconfig(kubeconfig.clone())
             .flag(&format!("--cluster-name=life-{life}"));
-        // The last operator has to live, also on a slow machine: its lease times are the product's own.
+        // The last operator has to live even on a slow machine, so it has the product's own lease times.
         let flags = if life < plan.kills {
             plan.flags
         } else {

@@ -1,4 +1,4 @@
-//! Every entry that a status ever held, from a watch of the test's own.
+//! Every entry that a status ever held, from the test's own watch.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,7 +100,7 @@ impl Seen {
     }
 }
 
-/// Returns when an entry was recorded, since the epoch: its id has the millisecond.
+/// Returns the time at which an entry was recorded, since the epoch. The entry's id contains the millisecond.
 pub fn recorded_at(entry: &Entry) -> Duration {
     let id = Uuid::parse_str(entry.id.as_deref().unwrap()).unwrap();
     let (seconds, nanoseconds) = id.get_timestamp().unwrap().to_unix();

@@ -33,7 +33,7 @@ mod watches;
 /// Maximum time in which the operator catches up with all changes of a test.
 const CAUGHT_UP: Duration = Duration::from_secs(90);
 
-/// Group of a kind whose objects may have any size, and that the operator watches whole.
+/// Group of a kind whose objects may have any size, and which the operator watches as whole objects.
 const MAPS: &str = "maps.example.com";
 
 /// Returns a namespace where no controller creates the Pods of the many Deployments.
@@ -44,7 +44,7 @@ async fn bare(name: &str) -> Bed {
     bed
 }
 
-/// Creates the namespace on a control plane of the test's own.
+/// Creates the namespace on the test's own control plane.
 async fn own(name: &str) -> Bed {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
     serve_maps(&bed).await;
@@ -185,8 +185,9 @@ fn assert_no_repeats(deliveries: &[Delivery]) {
     assert!(times.is_empty(), "sent more than once: {times:?}");
 }
 
-/// Asserts that an entry is repeated only if its sender died, or froze, with the request that carried it: its last one to
-/// that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of repeated entries.
+/// Asserts that an entry is repeated only if its sender died or froze with the request that carried the entry, the
+/// sender's last one to that contact point. Senders are called `life-1`, `life-2` and so on. Returns the number of
+/// repeated entries.
 fn assert_repeats_bounded(deliveries: &[Delivery]) -> usize {
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (at, request) in deliveries.iter().enumerate() {

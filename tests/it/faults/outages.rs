@@ -84,7 +84,7 @@ async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
     operator.child().check_running().unwrap();
 }
 
-/// The equivalent of etcd without space: reads and the apiserver's own checks succeed.
+/// The equivalent of an etcd that is out of space: reads and the apiserver's own checks succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_objects_are_reconciled_soon_after_writes_succeed_again() {
     const APPS: [&str; 5] = ["app-0", "app-1", "app-2", "app-3", "app-4"];

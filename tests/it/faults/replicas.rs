@@ -1,4 +1,4 @@
-//! Two replicas, one of which acts: the leader is frozen past its lease, or terminated.
+//! Two replicas, one of which acts: the leader is frozen until its lease has expired, or is terminated.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +104,7 @@ impl Scene {
             .kubeconfig_for_service_account(SYSTEM, account(life))
             .await
             .unwrap();
-        // In-flight work at a shutdown has time also on a slow machine.
+        // Work in flight at a shutdown has enough time even on a slow machine.
         Operator::start(
             &self.bed,
             candidate(life)
@@ -155,8 +155,8 @@ fn account(life: usize) -> &'static str {
     }
 }
 
-/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow machine
-/// ends a leader.
+/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow
+/// machine ends a leader.
 pub(super) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
@@ -213,7 +213,7 @@ async fn leader_frozen_past_its_lease_writes_nothing_more() {
     assert_repeats_bounded(&deliveries);
 }
 
-/// Asserts that since `mark` no write of this replica took effect, but for one Event.
+/// Asserts that since `mark` no write of this replica took effect, except for one Event.
 async fn assert_wrote_nothing(
     scene: &Scene,
     life: usize,
@@ -256,8 +256,8 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
     }
 }
 
-/// An attempt that was pending when the process was stopped is due when the process continues, before it knows that it lost
-/// the lease.
+/// An attempt that was pending when the process was frozen is due when the process continues, before the process knows
+/// that it lost the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
@@ -478,8 +478,8 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     assert!(leader.metrics().await.contains(&leading));
 }
 
-/// Starts an operator that leads through a proxy, with a lease of its own and these times. Returns it, the match of
-/// requests that renew the lease, and the lease.
+/// Starts an operator that leads through a proxy, with its own lease and these times. Returns it, the match of requests
+/// that renew the lease, and the lease.
 async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
     let bed = Bed::shared(lease).await;
     let (proxy, file) = bed.through_proxy().await;
@@ -517,7 +517,8 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
     assert_eq!(after.lease_transitions, before.lease_transitions);
 }
 
-/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader knew.
+/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that the leader
+/// knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
     let times = [

@@ -83,7 +83,7 @@ async fn thousand_fields_at_rest_cost_no_write() {
         settings = settings.flag(flag);
     }
     let _operator = Operator::start(bed, settings).await;
-    // This assertion is first: reconciling all objects again and again would cost more than writing all statuses.
+    // This assertion is first: repeated reconciles of all objects would cost more than writes of all statuses.
     let all = |requests: &[Arc<Request>]| {
         requests
             .iter()

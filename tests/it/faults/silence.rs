@@ -1,4 +1,4 @@
-//! An apiserver that does not answer, and silent watches.
+//! An apiserver that does not answer, and stalled watches.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ async fn leader_without_renewals_exits_and_another_takes_the_lease() {
     );
     assert!(blocked.hits() > 0, "the process exited for another reason");
     scene.bed.scale("web", 2).await;
-    // This operator reaches the apiserver itself.
+    // This operator reaches the apiserver directly.
     let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
     scene
         .bed

@@ -77,7 +77,7 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
     let scene = scene("gap", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
-    // A -> B -> C, B never seen; then a change there and back; then deleted and recreated; then deleted.
+    // A -> B -> C with B never seen; a change and its reversal; a deletion with a recreation; a deletion.
     for step in ["net", "back", "anew", "gone"] {
         let hidden = scene.proxy.hide(Match::watch("deployments"), |event| {
             event.kind != "BOOKMARK"
@@ -111,7 +111,7 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
         scene.end(Ending::Gone).await;
         bed.delivered("web", &expected).await;
         if step != "gone" {
-            // A marker: the operator has processed the list before it.
+            // A marker: by its arrival the operator has processed the list.
             bed.scale("web", 9).await;
             expected.push(("Updated", Some("9")));
             bed.delivered("web", &expected).await;
@@ -123,7 +123,7 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
     scene.assert_sent_in_order();
 }
 
-/// A target that is tracked before it exists is read, with the result 404. The answer comes late.
+/// A target that is tracked before it exists is read with the result 404, which arrives late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_older_than_the_watch_deletes_nothing() {
     let scene = scene("overtaken", &["web"], &[]).await;
@@ -151,7 +151,7 @@ async fn read_older_than_the_watch_deletes_nothing() {
         .await
         .expect("a target that joins a running watch is read");
     bed.deployment("late", 1).await;
-    // A marker: the operator has processed the earlier watch events.
+    // A marker: by its arrival the operator has processed the earlier watch events.
     bed.scale("web", 2).await;
     bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
@@ -171,8 +171,8 @@ async fn read_older_than_the_watch_deletes_nothing() {
     scene.assert_sent_in_order();
 }
 
-/// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's own
-/// write.
+/// An apiserver that lags behind the others must not show an object of the operator in a state before the operator's
+/// own write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_objects_are_listed_up_to_date() {
     let scene = scene("newest", &["web"], &[]).await;

@@ -192,7 +192,7 @@ async fn network_policy_of_metrics_is_replaced_by_a_value() {
     );
 }
 
-/// Without a Lease that shows a running operator, its silence is no reason to end.
+/// Without a Lease that shows a running operator, a lack of progress is no reason to end.
 #[tokio::test]
 async fn uninstall_job_waits_for_an_operator_without_a_lease() {
     let waits = async |values: &str| {
@@ -276,7 +276,7 @@ async fn notes_match_the_values() {
     ] {
         assert!(plain.contains(expected), "{expected}: {plain}");
     }
-    // The examples are elsewhere, and objects of others are not the user's own.
+    // The examples are in another namespace, and objects of others are not the user's own.
     let some = notes("watchNamespaces={a,b}").await;
     for expected in [
         "kubectl get quartermaster -n b\n",

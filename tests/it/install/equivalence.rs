@@ -4,7 +4,7 @@ use testbed::control_plane::binaries;
 
 use super::*;
 
-/// Returns what kubectl builds from a folder of `config/`.
+/// Returns the objects that kubectl builds from a folder of `config/`.
 pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
     let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
     let output = kubectl.args(["kustomize", folder]).output().await.unwrap();

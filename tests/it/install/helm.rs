@@ -1,4 +1,4 @@
-//! The chart on a cluster: after the documents' programs, upgrade, rollback, and uninstall.
+//! The chart on a cluster: after the original programs, upgrade, rollback, and uninstall.
 
 use std::sync::Arc;
 
@@ -430,7 +430,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
     site.done(&["uninstall", "another", "-n", "another"]).await;
 }
 
-/// With permissions in its namespace alone, everything works there, and the operator sends no forbidden request.
+/// With permissions only in its namespace, the operator works there and sends no forbidden request.
 #[tokio::test]
 async fn namespaced_install_works_without_forbidden_requests() {
     let site = Site::new().await;
@@ -645,8 +645,8 @@ async fn admin_of_one_namespace_may_install_there() {
     }
 }
 
-/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion keeps
-/// all of it.
+/// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion
+/// keeps the whole release.
 #[tokio::test]
 async fn crds_of_the_release_are_deleted_after_their_objects() {
     let site = Site::new().await;
@@ -747,8 +747,8 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
     assert!(!left.contains("quartermaster"), "{left}");
 }
 
-/// CRDs that a later release leaves out stay, and so do their objects, though they would be deleted with the release; where
-/// helm would delete them, the chart fails.
+/// CRDs that a later release leaves out stay with their objects, although the release would delete its CRDs; where helm
+/// would delete them, the chart fails.
 async fn leaving_crds_out_deletes_nothing(site: &Site) {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (

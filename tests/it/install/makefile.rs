@@ -38,11 +38,11 @@ pub async fn undeploy(bed: &Bed) {
     bed.plane.audit().expect_refusals().unwrap();
     done(bed, &["undeploy"]).await;
     nothing_left(bed).await;
-    done(bed, &["undeploy"]).await; // nothing is there, and that is no failure
+    done(bed, &["undeploy"]).await; // nothing is installed, which is not a failure
     done(bed, &["uninstall"]).await;
 }
 
-/// Runs `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
+/// Runs `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any installation.
 pub async fn all_targets(bed: &Bed) {
     let config = || {
         [

@@ -1,9 +1,10 @@
 //! An upgrade from an earlier version of this chart, with objects of every kind.
 //!
-//! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
-//! commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git archive ccf4fbf:charts/quartermaster`,
-//! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, `AppService`'s two rules on `targetPort` left
-//! out (Kubernetes 1.33 never accepted them), and packed with tar and gzip.
+//! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with
+//! the CRDs of commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git
+//! archive ccf4fbf:charts/quartermaster`, unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over
+//! `files/crd`, `AppService`'s two rules on `targetPort` left out (Kubernetes 1.33 never accepted them), and packed
+//! with tar and gzip.
 
 use std::collections::BTreeMap;
 
@@ -169,10 +170,10 @@ async fn older_crds(bed: &Bed) -> Vec<String> {
     older
 }
 
-/// Specs of objects and what the operator reported of them, by kind and name.
+/// Specs and reported statuses of objects, by kind and name.
 type Reports = BTreeMap<String, Value>;
 
-/// Returns those of all objects of the operator's kinds.
+/// Returns the reports of all objects of the operator's kinds.
 async fn reports_of_all(site: &Site) -> Reports {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let all: Value = serde_json::from_str(
@@ -193,8 +194,8 @@ async fn reports_of_all(site: &Site) -> Reports {
         .collect()
 }
 
-/// Returns what an earlier operator reported of the examples before it was stopped: the contact point is tested, a message
-/// waits, and the rest is in progress.
+/// Returns the statuses of the examples that an earlier operator wrote before it was stopped: the contact point is
+/// tested, a message waits, and the rest is in progress.
 fn stopped_halfway() -> Vec<(&'static str, Value)> {
     let now = Timestamp::now().to_string();
     let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);

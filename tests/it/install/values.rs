@@ -1,4 +1,4 @@
-//! Values that the chart accepts, and that the operator then accepts, too.
+//! Values that both the chart and the operator accept.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::chart::{CHART, helm, rendered, template};
 use super::*;
 use crate::support::SYSTEM;
 
-/// Every flag of `run`, but the one that the Pod's own namespace sets, with the value that sets it.
+/// Every flag of `run`, except the one that the Pod's own namespace sets, has a value that sets it.
 #[tokio::test]
 async fn every_flag_has_a_value() {
     let flags = [
@@ -130,7 +130,7 @@ async fn every_flag_has_a_value() {
             "aws-timeout",
             "extraArgs={--aws-timeout=30s}",
             "--aws-timeout=30s",
-        ), // and so all that --help hides
+        ), // the flags that --help hides
     ];
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
@@ -513,8 +513,8 @@ async fn values_that_the_operator_accepts_are_accepted() {
     }
 }
 
-/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its requests
-/// would be forbidden.
+/// Each setting that the permissions follow has one value: set in another way, the operator would start, and its
+/// requests would be forbidden.
 #[tokio::test]
 async fn settings_with_permissions_have_one_value() {
     let command = Cli::command();

@@ -44,8 +44,8 @@ async fn document_002_installs_as_printed() {
         "{output}"
     );
     let again = kubectl(&["apply", "-k", &file("config/default")]).await;
-    // A budget's selector is replaced whole, which kubectl always takes for a change; and it gives policies a namespace,
-    // which the apiserver drops.
+    // kubectl replaces a budget's selector as a whole, and always takes that for a change; it also gives policies a
+    // namespace, which the apiserver drops.
     let taken_for_a_change = [
         "poddisruptionbudget.policy/",
         "validatingadmissionpolicy.admissionregistration.k8s.io/",
@@ -162,7 +162,7 @@ async fn shaped(bed: &Bed) {
     })
     .await
     .unwrap();
-    // Prometheus reaches both.
+    // Prometheus reaches both replicas.
     let slices = [
         "endpointslices",
         "-l",

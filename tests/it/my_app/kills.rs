@@ -1,4 +1,4 @@
-//! The operator is killed at each of its writes, loses answers, and its watches are silent: the one desired Pod exists, and
+//! The operator is killed at each of its writes, loses answers, and its watches stall: the one desired Pod exists, and
 //! the status says so.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -23,7 +23,7 @@ async fn kill_at_any_write_keeps_the_end_state() {
     tokio::join!(run_with_lost_answers(), run_with_a_silent_watch());
 }
 
-/// A `MyApp` is created, and gets another image, while the operator is killed at that write. Returns whether that write
+/// A `MyApp` is created, and gets another image, while the operator is killed at this write. Returns whether the write
 /// happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
     let bed = by_hand("kills").await;
@@ -76,7 +76,7 @@ async fn run_with_lost_answers() {
     assert_eq!(pods.len(), 1);
 }
 
-/// The operator does not trust its cache for ever, and repeats no write because a watch is silent.
+/// The operator does not trust its cache for ever, and repeats no write because of a stalled watch.
 async fn run_with_a_silent_watch() {
     let bed = by_hand("silent").await;
     let (proxy, file) = bed.through_proxy().await;

@@ -123,8 +123,8 @@ async fn status_follows_the_pod(bed: Bed) {
         assert_eq!(bed.events("web", reason).await.len(), 1, "{reason}");
     }
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
-    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status write
-    // triggered.
+    // While the Pod's status changes, the operator does not read its node, except in a reconcile that its own status
+    // write triggered.
     let requests = bed.plane.audit().requests(since).await.unwrap();
     let reads = requests
         .iter()
@@ -173,7 +173,7 @@ async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
         "until the app is ready"
     );
     bed.event("web", "PodSucceeded").await;
-    // A change of the spec meanwhile takes effect at once.
+    // A change of the spec meanwhile takes effect immediately.
     bed.pod_is("web", json!({ "phase": "Failed" })).await;
     bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
         .await;
@@ -250,7 +250,7 @@ async fn unreachable_node_is_awaited(bed: Bed) {
     );
     bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
-    // A restarted operator does not repeat what it did.
+    // A restarted operator does not repeat its earlier writes.
     operator.kill();
     operator.restart();
     operator.ready().await;

@@ -45,7 +45,7 @@ impl Bed {
         self.create(name, json!({ "spec": spec })).await
     }
 
-    /// Waits until the condition of a `MyApp`'s present generation has this reason; returns the message.
+    /// Waits until the condition of a `MyApp`'s current generation has this reason; returns the message.
     async fn app_has_reason(&self, name: &str, reason: &str) -> String {
         let app = self
             .until(name, reason, |app: &MyApp| {
@@ -80,13 +80,13 @@ impl Bed {
         self.pod(name).await.unwrap()
     }
 
-    /// Waits until a `MyApp` is ready with another Pod than this.
+    /// Waits until a `MyApp` is ready with a Pod other than this one.
     async fn app_runs_again(&self, name: &str, before: &Pod) -> Pod {
         self.another(name, before).await;
         self.app_runs(name).await
     }
 
-    /// Waits until there is another Pod than this.
+    /// Waits until there is a Pod other than this one.
     async fn another(&self, app: &str, before: &Pod) -> Pod {
         let other = |pod: Pod| (pod.uid() != before.uid()).then_some(pod);
         until(format!("another {app}-pod"), SOON, async || {
@@ -106,7 +106,8 @@ impl Bed {
         .unwrap();
     }
 
-    /// Returns the number of the operator's requests in this namespace since then, without Events, by verb and resource.
+    /// Returns the number of the operator's requests in this namespace since `since`, without Events, by verb and
+    /// resource.
     async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {

@@ -32,7 +32,7 @@ async fn pod_of_the_document_is_adopted_without_restart() {
         format!("annotate pods web-pod -n {here} quartermaster.dev/adopt-by={here}/web")
     );
     assert_eq!(bed.event("web", "Conflict").await, message);
-    // The operator checks again and again, and writes nothing.
+    // The operator keeps checking, and writes nothing.
     let requests = until("the creation is retried", SOON, async || {
         let requests = bed.requests(since).await;
         Ok(requests

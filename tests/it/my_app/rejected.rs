@@ -1,5 +1,5 @@
-//! Pods that the apiserver rejects: the status quotes the apiserver, no hot loop, and the app is ready once the apiserver
-//! accepts the Pod.
+//! Pods that the apiserver rejects: the status quotes the apiserver, no hot loop, and the app is ready once the
+//! apiserver accepts the Pod.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The built command, run by real shells as the kubelet would start it: the banner is printed unchanged and runs nothing,
-//! and as process 1 the command exits on SIGTERM.
+//! The built command, run by real shells as the kubelet would start it: the banner is printed unchanged and runs
+//! nothing, and as process 1 the command exits on SIGTERM.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -39,8 +39,8 @@ fn container(banner: &str) -> Container {
     pod.spec.unwrap().containers.remove(0)
 }
 
-/// Expands `$(NAME)` as the kubelet does in env values, command and args: `$$` is `$`, an unknown name stays unchanged, and
-/// so does a `$` before anything else.
+/// Expands `$(NAME)` as the kubelet does in env values, command and args: `$$` is `$`, an unknown name stays unchanged,
+/// and so does a `$` before anything else.
 /// <https://github.com/kubernetes/kubernetes/blob/v1.36.0/third_party/forked/golang/expansion/expand.go>
 fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut expanded = String::new();
@@ -75,7 +75,7 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     expanded + rest
 }
 
-/// Returns what the kubelet starts for a container: the arguments, and the variables on top of these.
+/// Returns the command line that the kubelet starts for a container, and its variables in addition to these.
 fn started(
     container: &Container,
     given: &[(&str, &str)],
@@ -135,7 +135,7 @@ fn kubelet_expands_nothing(#[case] banner: &str) {
     );
 }
 
-/// The rebuilt rule, on the examples of the original's own tests.
+/// The reimplemented rule, with the examples of the kubelet's own tests.
 #[rstest]
 #[case("$(VAR_A)", "A")]
 #[case("$$(VAR_A)", "$(VAR_A)")]
@@ -350,8 +350,8 @@ fn banner_is_printed_unchanged_and_runs_nothing() {
     }
 }
 
-/// The exit on SIGTERM saves the 30 s of grace when a Pod is replaced. Document 003's command does not exit: process 1 gets
-/// no signal without a handler.
+/// The exit on SIGTERM saves the 30 s of grace when a Pod is replaced. Document 003's command does not exit, because
+/// process 1 gets only signals for which it has a handler.
 #[test]
 fn command_exits_on_sigterm_as_process_1_unlike_that_of_the_document() {
     for shell in shells() {

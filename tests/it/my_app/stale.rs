@@ -1,4 +1,4 @@
-//! Stale objects: an app's watch may have fallen silent.
+//! Stale objects: an app's watch may have stalled.
 
 use testbed::proxy::{Match, Proxy, Verb};
 
@@ -53,7 +53,7 @@ async fn stale_app_restores_no_ownership() {
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
-/// The operator does not recreate the Pod of a deleted app: the Pod would be deleted again, and so on.
+/// The operator does not recreate the Pod of a deleted app, which the garbage collector would delete again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_app_creates_no_pod() {
     let (bed, proxy, _operator) = known_app("pod-gone").await;

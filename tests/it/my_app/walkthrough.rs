@@ -1,4 +1,4 @@
-//! Document 003, word for word but for Minikube and the logs, which nobody writes here.
+//! Document 003, word for word except for Minikube and the logs, which no container writes here.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -35,7 +35,7 @@ async fn document_003_works_as_printed() {
     );
     assert!(kubectl(&["get", "myapp"]).await.contains("example-app"));
 
-    // The object is there before the operator, as in the document.
+    // The object exists before the operator starts, as in the document.
     let _operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
     kubectl(&[
         "wait",

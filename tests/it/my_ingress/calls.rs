@@ -1,4 +1,4 @@
-//! Calls of AWS and its possible errors, against AWS's own model of its API.
+//! Calls of AWS and their possible errors, compared with AWS's own model of its API.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ async fn every_error_of_the_api_is_in_the_table() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The policy of the documentation allows these actions: the operator uses each, and no other. Actions without a permission
-/// do not count.
+/// The policy of the documentation allows these actions: the operator uses each, and no other. Actions without a
+/// permission do not count.
 #[tokio::test]
 async fn called_actions_match_the_policy() {
     let site = Site::with_nodes("calls", &["i-1", "i-2"]).await;

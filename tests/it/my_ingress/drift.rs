@@ -1,4 +1,4 @@
-//! The operator corrects the fields of the spec, in AWS and after a change of the spec, and does not touch others.
+//! The operator corrects the fields of the spec, after a change in AWS or of the spec, and does not touch other fields.
 
 use super::*;
 
@@ -49,7 +49,7 @@ async fn operator_settings_are_corrected_and_no_others() {
     );
 }
 
-/// Settings that the spec never had stay as they are.
+/// Settings that the spec never had stay unchanged.
 #[tokio::test]
 async fn settings_outside_the_spec_are_unchanged() {
     let site = Site::new("unsaid").await;
@@ -184,7 +184,7 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     assert_eq!(ready.status.unwrap().alb.unwrap().managed_tag_keys, [""; 0]);
     assert_eq!(bare.arn, made.arn);
 
-    // AWS rejects subnets outside the load balancer's VPC; the load balancer stays as it is.
+    // AWS rejects subnets outside the load balancer's VPC; the load balancer stays unchanged.
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
     let message = site.has_reason("web", "SpecRejected").await;

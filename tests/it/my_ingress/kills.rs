@@ -1,5 +1,5 @@
-//! The operator is killed at each call of AWS, before the call is sent and after AWS has processed it: in the end there is
-//! exactly one load balancer, or none.
+//! The operator is killed at each call of AWS, before the call is sent and after AWS has processed it: in the end there
+//! is exactly one load balancer, or none.
 
 use testbed::aws::{On, Point};
 use testbed::proxy::Match;
@@ -7,8 +7,8 @@ use testbed::proxy::Match;
 use super::*;
 use crate::support::{at_each_write, struck};
 
-/// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether that call happened, and the
-/// scene's result.
+/// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether the call happened, and
+/// the scene's result.
 pub(super) async fn killed_at<T>(
     site: &Site,
     settings: Settings,
@@ -72,8 +72,8 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
         Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
-    // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe, delete,
-    // describe.
+    // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
+    // delete, describe.
     assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
 }
 

@@ -1,4 +1,5 @@
-//! Deletion of listeners: no object of theirs stays, whatever happens in between, and no unowned object is deleted.
+//! Deletion of listeners: whatever happens in between, none of their resources stays, and no unowned resource is
+//! deleted.
 
 use kube::api::ListParams;
 use rstest::rstest;
@@ -10,7 +11,7 @@ use super::*;
 use crate::support::at_each_write;
 
 impl Site {
-    /// Waits until nothing is left, except these target groups.
+    /// Waits until nothing but these target groups is left.
     async fn nothing_remains(&self, but: &[&str]) {
         // Each page has a single group.
         self.aws.page_size(1);
@@ -32,8 +33,8 @@ impl Site {
         self.ready("web").await;
     }
 
-    /// A listener is created, replaced by another, and deleted with its load balancer, without remains. Returns the state
-    /// before the end.
+    /// A listener is created, replaced by another, and deleted with its load balancer, without remains. Returns the
+    /// state before the end.
     async fn life_of_a_listener(&self, node_port: u16) -> Value {
         self.service("shop", node_port).await;
         self.with_listener().await;
@@ -283,8 +284,8 @@ async fn abandoned_port_leaves_nothing() {
     site.nothing_remains(&[]).await;
 }
 
-/// After a restore from a backup the object has another UID: the operator recognises objects of its predecessor by their
-/// name.
+/// After a restore from a backup the object has another UID: the operator recognises objects of its predecessor by
+/// their name.
 #[tokio::test]
 async fn objects_older_than_a_restore_are_owned() {
     let site = Site::with_nodes("restored", &["i-1"]).await;
@@ -356,7 +357,8 @@ async fn kill_at_any_call_leaves_nothing_behind() {
         .await
     });
     let calls = Box::pin(calls).await;
-    // Calls for the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group again.
+    // Calls for the load balancer, and for each port: three reads, group, tags, targets, listener; listener and group
+    // again.
     assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
 }
 

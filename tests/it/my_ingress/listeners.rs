@@ -1,4 +1,4 @@
-//! Listeners: traffic reaches each node, at the Service's present port.
+//! Listeners: traffic reaches each node, at the Service's current port.
 
 use k8s_openapi::api::core::v1::Service;
 use testbed::aws::{Listener, TargetGroup};
@@ -244,7 +244,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         .unwrap();
     };
 
-    // HTTPS with one policy and another, another certificate, another path, and back.
+    // HTTPS with one policy and then another, another certificate, another path, and back to the first.
     let secure = |certificate: &str, policy: Value, path: Value| {
         let mut listener = http(443, "shop");
         listener["protocol"] = "HTTPS".into();
@@ -330,7 +330,7 @@ async fn listener_settings_are_corrected_and_no_others() {
     let updated_event = site.bed.event("web", "Updated").await;
     assert!(updated_event.contains("port 443"), "{updated_event}");
 
-    // A foreign listener blocks the port: the operator does not touch and reports it.
+    // A foreign listener blocks the port: the operator reports the listener and does not touch it.
     site.respec(
         "web",
         json!({ "listeners": [http(443, "shop"), http(9000, "shop")] }),
@@ -463,7 +463,7 @@ async fn listener_settings_are_corrected_and_no_others() {
         .await;
     site.ready("web").await;
 
-    // At rest: so many calls, and no write.
+    // At rest the operator makes this many calls, and no write.
     site.has_listener_status(&[(443, 1, 1, "")]).await;
     drop(operator);
     site.respec(
@@ -544,7 +544,7 @@ async fn unhealthy_targets_are_reported_with_the_needed_rule() {
     );
     site.has_listener_status(&[(80, 0, 2, "TargetsUnhealthy")])
         .await;
-    // Another node port: at no moment a listener leads nowhere.
+    // Another node port: at no moment does a listener lead nowhere.
     let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &[("i-1", 30_081), ("i-2", 30_081)]).await;

@@ -85,7 +85,7 @@ impl Site {
         self.bed.patch::<MyIngress>(name, annotation).await;
     }
 
-    /// Waits until the condition of the present generation has this reason; returns its message.
+    /// Waits until the condition of the current generation has this reason; returns its message.
     async fn has_reason(&self, name: &str, reason: &str) -> String {
         let ingress = self.bed.until(name, reason, |ingress: &MyIngress| {
             reason_and_message(ingress).0 == reason && up_to_date(ingress)
@@ -129,7 +129,7 @@ impl Site {
         .unwrap()
     }
 
-    /// Returns the operator's writes since then in this namespace, without Events.
+    /// Returns the operator's writes since `since` in this namespace, without Events.
     async fn writes(&self, since: Mark) -> Vec<String> {
         let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
         let requests = self

@@ -1,4 +1,5 @@
-//! Helpers of the tests of listeners: nodes, each on an instance of its name, Services, and the destinations of traffic.
+//! Helpers of the tests of listeners: nodes, each on an instance of the same name, Services, and the destinations of
+//! traffic.
 
 use std::collections::BTreeSet;
 
@@ -145,8 +146,8 @@ pub(super) fn http(port: u16, service: &str) -> Value {
     json!({ "port": port, "service": { "name": service, "port": 80 } })
 }
 
-/// Asserts that at no moment a listener led to a group without targets, and that the operator deleted no group before its
-/// listener.
+/// Asserts that at no moment did a listener lead to a group without targets, and that the operator deleted no group
+/// before its listener.
 pub(super) fn assert_never_without_targets(calls: &[Arc<Call>]) {
     let mut registered: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     let mut led = BTreeSet::new();

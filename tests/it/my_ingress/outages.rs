@@ -66,7 +66,7 @@ async fn creation_without_an_answer_is_not_repeated() {
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
 }
 
-/// A rejection that only another spec fixes leads to no second call.
+/// A rejection that only a change to the spec can fix leads to no second call.
 #[tokio::test]
 async fn error_of_the_spec_is_not_retried() {
     let site = Site::new("terminal").await;
@@ -94,7 +94,7 @@ async fn error_of_the_spec_is_not_retried() {
     site.ready("web").await;
 }
 
-/// A describe does not show a new load balancer for a while: the operator creates it once all the same.
+/// Describes do not show a new load balancer for a while: the operator still creates the load balancer only once.
 #[tokio::test]
 async fn late_load_balancer_is_created_once() {
     let site = Site::new("late").await;

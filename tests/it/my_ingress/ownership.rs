@@ -157,7 +157,7 @@ async fn load_balancer_without_tags_is_unowned() {
     assert_eq!(changing(&site.aws.calls()), [""; 0]);
     assert_eq!(site.balancer("web").await.unwrap().tags, BTreeMap::new());
 
-    // An ARN in a status proves nothing either, nor do the tags of the document's program.
+    // An ARN in a status proves nothing either, nor do the tags of the original program.
     let status = json!({ "alb": { "arn": made.arn, "dns": made.dns }, "create_ingress": { "alb-arn": made.arn } });
     let kopf = json!({ "kopf.zalando.org/last-handled-configuration": "{}\n" });
     let spec = json!({ "subnets": SUBNETS, "suspend": true });
@@ -223,7 +223,7 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// AWS answers with the load balancer of that name and those settings, whoever created it.
+/// AWS answers a creation with an existing load balancer of that name and those settings, whoever created it.
 #[tokio::test]
 async fn load_balancer_created_meanwhile_is_not_claimed() {
     let site = Site::new("between").await;

@@ -30,7 +30,8 @@ async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     site.aws.clear();
     // The list needs several pages.
     site.aws.page_size(150);
-    // Only the number of concurrent reconciles limits the calls to AWS. Each object is reconciled again, without a trigger.
+    // Only the number of concurrent reconciles limits the calls to AWS. Each object is reconciled again, without a
+    // trigger.
     let operator =
         Operator::start(&site.bed, site.settings().flag("--aws-read-period=200ms")).await;
     let arns_read = |calls: &[Arc<Call>]| -> Vec<String> {

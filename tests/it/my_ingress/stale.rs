@@ -5,7 +5,7 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// A `MyIngress` that has the name now has the load balancer, too.
+/// The `MyIngress` that now has the name also owns the load balancer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_deletion_deletes_nothing() {
     let site = Site::new("past").await;
@@ -53,8 +53,8 @@ async fn stale_deletion_deletes_nothing() {
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// The operator does not restore its ownership from the `MyIngress` that has the name now, although in the cache no object
-/// has the UID of the tag.
+/// The operator does not restore its ownership from the `MyIngress` that has the name now, although in the cache no
+/// object has the UID of the tag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_object_restores_no_ownership() {
     let site = Site::new("restored-past").await;
@@ -99,7 +99,7 @@ async fn stale_object_restores_no_ownership() {
     assert_eq!(bears().await, new);
 }
 
-/// The operator is frozen between the note in the status and the call that the note announces.
+/// The operator is frozen between the record of the intent in the status and the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_continues_the_creation() {
     let site = Site::new("leaders").await;

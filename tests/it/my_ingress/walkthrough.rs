@@ -1,4 +1,4 @@
-//! Document 003's sample, with the version that it leaves out.
+//! Document 003's sample, with the `apiVersion` that the document omits.
 
 use super::*;
 

@@ -41,7 +41,7 @@ async fn roll_out(bed: &Bed) {
         .unwrap();
 }
 
-/// Waits until the condition `Ready` of the present generation has this reason.
+/// Waits until the condition `Ready` of the current generation has this reason.
 async fn has_reason(bed: &Bed, reason: &str) {
     bed.until("web", reason, |app: &AppService| {
         app.status.as_ref().is_some_and(|status| {
@@ -53,7 +53,7 @@ async fn has_reason(bed: &Bed, reason: &str) {
     .await;
 }
 
-/// Waits until the operator has written children and status of the present generation.
+/// Waits until the operator has written children and status of the current generation.
 async fn is_observed(bed: &Bed) {
     bed.until("web", "is observed", |app: &AppService| {
         let status = app.status.as_ref();

@@ -20,7 +20,7 @@ async fn has_content(copies: &Api<ConfigMap>, name: &str, content: Option<Value>
     .unwrap();
 }
 
-/// Waits until the condition `Ready` of the present generation has this reason.
+/// Waits until the condition `Ready` of the current generation has this reason.
 async fn has_reason(walk: &Walkthrough, reason: &str) -> ConfigMapSync {
     walk.bed
         .until("it", reason, |sync: &ConfigMapSync| {
@@ -32,7 +32,7 @@ async fn has_reason(walk: &Walkthrough, reason: &str) -> ConfigMapSync {
         .await
 }
 
-/// Waits until `lastSyncTime` is not what it was `before`.
+/// Waits until `lastSyncTime` differs from that of `before`.
 async fn is_synced_again(walk: &Walkthrough, before: &ConfigMapSync) -> ConfigMapSync {
     let time = |sync: &ConfigMapSync| {
         sync.status

@@ -9,7 +9,7 @@ use testbed::receiver::{Receiver, Reply};
 use super::{Coverage, Walkthrough, assert_pinned, bed};
 use crate::support::{SOON, Settings};
 
-/// Waits until the condition `Ready` of the present generation has this reason.
+/// Waits until the condition `Ready` of the current generation has this reason.
 async fn has_reason(walk: &Walkthrough, reason: &str) {
     walk.bed
         .until("hook", reason, |point: &ContactPoint| {
@@ -21,7 +21,7 @@ async fn has_reason(walk: &Walkthrough, reason: &str) {
         .await;
 }
 
-/// Waits until so many test messages were sent, and so many accepted ones are in the status.
+/// Waits until `sent` test messages were sent, and the status counts `accepted` ones.
 async fn is_tested(walk: &Walkthrough, receiver: &Receiver, sent: usize, accepted: i64) {
     receiver
         .wait_for(SOON, |requests| requests.len() == sent)

@@ -24,7 +24,7 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Returns the mask for a step that began then, in a test with this namespace.
+    /// Returns the mask for a step that began at this time, in a test with this namespace.
     pub fn new(namespace: &str, began: Timestamp) -> Self {
         Self {
             namespace: namespace.into(),

@@ -1,11 +1,11 @@
-//! Pins the operator's behaviour as a cluster, receivers and AWS see it: each test records a walk-through of one kind, step by
-//! step, and compares the recording with a snapshot.
+//! Pins the operator's behaviour as a cluster, receivers and AWS see it: each test records a walk-through of one kind,
+//! step by step, and compares the recording with a snapshot.
 //!
 //! A step lists the operator's requests (from the apiserver's audit log), the Events, and the objects that changed.
 //! To accept an intended change, run `INSTA_UPDATE=always cargo test --test it pins` and review the diff.
 //!
-//! The control plane consists of etcd and the apiserver. The tests play the Deployment controller and the kubelet, and the
-//! operator does not poll, so each write and each request has a known cause.
+//! The control plane consists of etcd and the apiserver. The tests play the Deployment controller and the kubelet, and
+//! the operator does not poll, so each write and each request has a known cause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -38,8 +38,8 @@ mod my_app;
 mod my_ingress;
 mod tracked_field;
 
-/// Time without activity after which a step ends. Tests wait for the last expected effect of a step themselves; this time
-/// serves to notice unexpected effects.
+/// Time without activity after which a step ends. Tests wait for the last expected effect of a step themselves; this
+/// time serves to notice unexpected effects.
 const IDLE: Duration = Duration::from_millis(600);
 
 /// Flags that postpone polls, because polls cause requests that no step accounts for.
@@ -78,7 +78,7 @@ async fn bed(name: &str) -> Bed {
 struct Step {
     #[serde(rename = "step")]
     title: &'static str,
-    /// Writes by object, in order. The operator may write several objects at once.
+    /// Writes by object, in order. The operator may write several objects concurrently.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     writes: BTreeMap<String, Vec<String>>,
     /// Number of reads by object or list.
@@ -110,8 +110,8 @@ struct RecordedObject {
 struct Coverage {
     /// The controller's name in metrics.
     controller: &'static str,
-    /// Reads that each reconcile does. The number of reconciles depends on the speed of the machine, because two triggers that
-    /// come close together cause one reconcile; the number of these reads per reconcile does not.
+    /// Reads that each reconcile does. The number of reconciles depends on the speed of the machine, because two
+    /// triggers that come close together cause one reconcile; the number of these reads per reconcile does not.
     reads_per_reconcile: &'static [&'static str],
     /// Selects further requests outside the test's namespaces.
     elsewhere: fn(&Subject) -> bool,
@@ -224,7 +224,7 @@ impl Walkthrough {
         metrics::reconciles(&self.metrics.read().await, self.coverage.controller)
     }
 
-    /// Waits until an object has so many Events with this reason.
+    /// Waits until an object has `count` Events with this reason.
     async fn events(&self, name: &str, reason: &str, count: usize) {
         let what = format!("{count} Events {reason} of {name}");
         until(what, SOON, async || {
@@ -236,7 +236,7 @@ impl Walkthrough {
         .unwrap();
     }
 
-    /// Ends a step and records what happened in it.
+    /// Ends a step and records its effects.
     async fn record(&mut self, step: &'static str) {
         self.record_with(step, |_| Value::Null).await;
     }
@@ -291,8 +291,8 @@ impl Walkthrough {
         (self.reconciles, self.resources) = (reconciles, resources);
     }
 
-    /// Waits until the operator is idle, and until the next second: times in the API are whole seconds, and must tell steps
-    /// apart.
+    /// Waits until the operator is idle, and until the next second: times in the API are whole seconds, and must tell
+    /// steps apart.
     async fn idle(&self) {
         let mut last = (String::new(), Instant::now(), i64::MAX);
         until("the operator is idle", SOON, async || {

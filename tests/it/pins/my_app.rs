@@ -12,7 +12,7 @@ use crate::support::{Bed, SOON, Settings};
 
 const LABEL: &str = "quartermaster.dev/owner-uid";
 
-/// Waits until the condition `Ready` of the present generation has this reason.
+/// Waits until the condition `Ready` of the current generation has this reason.
 async fn has_reason(bed: &Bed, reason: &str) {
     bed.until("web", reason, |app: &MyApp| {
         app.status.as_ref().is_some_and(|status| {
@@ -63,7 +63,7 @@ async fn pod(bed: &Bed) -> Pod {
     bed.api().get("web-pod").await.unwrap()
 }
 
-/// Waits until there is another Pod than `before`.
+/// Waits until there is a Pod other than `before`.
 async fn is_recreated(bed: &Bed, before: &Pod) {
     let pods: Api<Pod> = bed.api();
     until("another Pod", SOON, async || {
@@ -116,7 +116,8 @@ async fn my_app_behaves_as_pinned() {
     walk.record("labels of the Pod edited by another client")
         .await;
 
-    // The apiserver marks a Pod without a node as Terminating and deletes it at once. The finalizer lets the operator see both.
+    // The apiserver marks a Pod without a node as Terminating and immediately deletes it. The finalizer lets the
+    // operator see both.
     set_finalizer(&walk.bed, true).await;
     let before = pod(&walk.bed).await;
     walk.bed.delete::<Pod>("web-pod").await;

@@ -18,7 +18,7 @@ const CONTROLLER: &str = "myingress";
 /// Resources that only this operator reads outside the namespaces of the pins.
 const CLUSTER_WIDE: [&str; 4] = ["myingresses", "namespaces", "nodes", "services"];
 
-/// Waits until the condition `Ready` of the present generation has this reason.
+/// Waits until the condition `Ready` of the current generation has this reason.
 async fn has_reason(bed: &Bed, reason: &str) {
     bed.until("web", reason, |ingress: &MyIngress| {
         ingress.status.as_ref().is_some_and(|status| {
@@ -129,7 +129,8 @@ async fn my_ingress_behaves_as_pinned() {
     patch_spec(&walk.bed, json!({ "listeners": [listener] })).await;
     has_reason(&walk.bed, "ServiceNotFound").await;
     walk.events("web", "ServiceNotFound", 1).await;
-    // The first listener starts watches. A list that comes after the reconcile causes another one, so reads are not counted.
+    // The first listener starts watches. A list that comes after the reconcile triggers another reconcile, so reads are
+    // not counted.
     walk.record_with(
         "listener added, Service missing",
         |mask| json!({ "changes": calls(&aws, mask)["changes"] }),

@@ -16,7 +16,7 @@ async fn set_image(walk: &Walkthrough, image: &str) {
     walk.bed.patch::<Deployment>("web", patch).await;
 }
 
-/// Waits until the history has so many entries and the last entry is Pending.
+/// Waits until the history has `entries` entries and the last entry is Pending.
 async fn is_pending(walk: &Walkthrough, entries: usize) {
     walk.bed
         .until("it", "is pending", |field: &TrackedField| {

@@ -22,8 +22,8 @@ struct Case {
     because: &'static [&'static str],
 }
 
-/// Without one of the permissions the object is rejected with a message that names the permission; with all it is accepted.
-/// On create, and when the spec changes.
+/// On create and on a change of the spec, the object is accepted with all of the permissions. Without one of them, the
+/// object is rejected with a message that names the permission.
 async fn assert_each_permission_is_needed(bed: &Bed, name: &str, case: Case) {
     let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.permissions).await;
     allowed("a user with all permissions creates it", async || {
@@ -215,7 +215,7 @@ async fn tracked_field_needs_permissions_of_its_author() {
             true,
         ),
         ("node", other("Node", "v1", "nodes"), "nodes", false),
-        // Fields beside the kind have precedence over the known kinds.
+        // Other fields take precedence over the known kinds.
         (
             "other",
             other("Deployment", "example.com/v1", "deployments"),
@@ -364,7 +364,7 @@ async fn unknown_target_needs_all_permissions() {
         permission("get", "deployments.apps", None, &bed.namespace),
     ];
     let user = User::new(&bed, "nearly-all", &kind, &permissions).await;
-    // The operator treats it likewise: the kind is known, although the spec has only some of the other fields.
+    // The operator does the same: the kind is known, although the spec has only some of the other fields.
     let known = spec(
         json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }),
     );

@@ -1,4 +1,4 @@
-//! Changes that need no permission: all but those of the spec, so that an object never locks its users out.
+//! Changes that need no permission: all except changes of the spec, so that an object never locks out its users.
 
 use kube::CustomResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
@@ -116,7 +116,7 @@ async fn object_can_be_labelled_and_deleted_without_permissions() {
             user.patch("it", json!({ "spec": change })).await
         })
         .await;
-        // An identical spec is no change.
+        // An identical spec is not a change.
         user.patch("it", json!({ "spec": spec })).await.unwrap();
         assert_not_locked(&user, "it", &change).await;
     }

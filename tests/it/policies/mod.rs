@@ -1,5 +1,5 @@
-//! Delegated permissions: the admission policies as shipped, on the real apiserver, for users with some permissions and
-//! without others, and for the operator's own account.
+//! Delegated permissions: the shipped admission policies on the real apiserver, for users who lack some permissions and
+//! for the operator's own account.
 
 use std::fmt::Debug;
 
@@ -23,7 +23,7 @@ mod operator;
 mod pods;
 mod users;
 
-/// A permission: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or
+/// A permission: a verb on a resource, `configmaps` or `deployments.apps`; on one name or all; in one namespace or
 /// everywhere.
 #[derive(Clone, Debug)]
 struct Permission {
@@ -275,7 +275,7 @@ fn rejection_of<T: Debug>(answer: kube::Result<T>) -> String {
     }
 }
 
-/// Waits until a request is rejected with this message: roles take a moment to count.
+/// Waits until a request is rejected with this message: roles take a moment to apply.
 async fn rejected<T: Debug>(
     expected: &str,
     mut request: impl AsyncFnMut() -> kube::Result<T>,
@@ -294,7 +294,7 @@ async fn rejected<T: Debug>(
     rejection_of::<T>(Err(kube::Error::Api(found.await.unwrap())))
 }
 
-/// Waits until a request is accepted: roles take a moment to count.
+/// Waits until a request is accepted: roles take a moment to apply.
 async fn allowed<T>(what: &str, mut request: impl AsyncFnMut() -> kube::Result<T>) -> T {
     until(what, SOON, async || Ok(Some(request().await?)))
         .await

@@ -1,4 +1,4 @@
-//! The policies as installed: the apiserver's type checks, and their names.
+//! The installed policies: the apiserver's type checks, and the policies' names.
 
 use std::fs;
 use std::path::Path;

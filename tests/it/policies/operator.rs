@@ -1,4 +1,4 @@
-//! The operator's own account, with its token: it may only change objects that bear its ownership label, or that are
+//! The operator's own account, with its token: the account may only change objects that have the ownership label or are
 //! adoptable.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -31,7 +31,7 @@ pub(super) async fn operator(bed: &Bed) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// Returns the kinds that the operator creates: kind, plural, all fields beside the name, and whether the operator may
+/// Returns the kinds that the operator creates: the resource, all fields except the name, and whether the operator may
 /// patch or replace them.
 fn created_kinds() -> Vec<(ApiResource, Value, bool)> {
     let of = |group: &str, kind: &str, plural: &str, version: &str| {
@@ -164,7 +164,7 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                  annotation quartermaster.dev/adopt-by",
                 kind.plural, bed.namespace
             );
-            // The operator creates objects with the label only.
+            // The operator may create objects only with the label.
             if name == "marked" {
                 allowed("a labelled object is created", async || {
                     own_objects.create(&DRY, &object).await
@@ -257,7 +257,7 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
         .unwrap();
 }
 
-/// The account is a parameter of the policy: without it the policy binds nobody, and blocks nobody else.
+/// The account is a parameter of the policy: without the account the policy binds no client, and must not block others.
 #[tokio::test]
 async fn missing_account_blocks_nobody_else() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;

@@ -171,7 +171,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
             );
             rejected(&expected, async || api.create(&DRY, &object).await).await;
         }
-        // Copies have a setting of their own.
+        // Copies have a separate setting.
         let maps = Api::<DynamicObject>::namespaced_with(
             client.clone(),
             namespace,
@@ -188,8 +188,8 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
     }
 }
 
-/// Fields that an administrator or another controller has added to a Deployment do not lock the operator out of the rest of
-/// it.
+/// Fields that an administrator or another controller has added to a Deployment do not lock the operator out of the
+/// rest of the Deployment.
 #[tokio::test]
 async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
     let bed = Bed::bare("policy-old").await;

@@ -1,4 +1,4 @@
-//! A user who may edit a namespace may create the operator's resources in it, and reaches no further by that.
+//! A user who may edit a namespace may create the operator's resources in it, and thereby reaches no further.
 
 use kube::api::{Patch, PatchParams};
 use kube::{CustomResourceExt as _, ResourceExt as _};
@@ -78,8 +78,8 @@ async fn editor_of_a_namespace_uses_resources_only_in_it() {
         "{rejection}"
     );
 
-    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately. Reading
-    // one is another permission.
+    // Kubernetes has no permission for load balancers: the permission to create a MyIngress is granted separately.
+    // Reading one is another permission.
     let kind = MyIngress::api_resource();
     let load_balancer = json!({ "subnets": ["subnet-0a", "subnet-0b"] });
     for role in ["edit", "admin"] {

@@ -31,8 +31,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::secret_search;
 
-/// Maximum time until a state is reached: ten times what the product promises, on a slow machine. Before Kubernetes 1.34 a
-/// forbidden watch takes 30 s until its permission counts.
+/// Maximum time until a state is reached: ten times the time that the product promises, for slow machines. Before
+/// Kubernetes 1.34, a forbidden watch takes 30 s until a granted permission applies.
 pub const SOON: Duration = Duration::from_mins(1);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
@@ -55,8 +55,8 @@ pub async fn install(plane: &ControlPlane) {
         .await
         .unwrap();
     };
-    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and rejects
-    // owner references to them until then.
+    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and
+    // rejects owner references to them until then.
     apply("crd").await;
     let client = plane.client().await.unwrap();
     for kind in kinds::KINDS {
@@ -92,8 +92,8 @@ pub async fn install(plane: &ControlPlane) {
 /// The state of a control plane after [`install`], for others to start with.
 struct Installed {
     /// The snapshot has no policies: an apiserver that starts with them discovers its kinds, to find their parameters,
-    /// before it serves these CRDs. It then knows those only up to 30 s later, and rejects owner references to them until
-    /// then.
+    /// before it serves these CRDs. It then knows those only up to 30 s later, and rejects owner references to them
+    /// until then.
     snapshot: Snapshot,
     policies: Vec<ValidatingAdmissionPolicy>,
     bindings: Vec<ValidatingAdmissionPolicyBinding>,
@@ -115,7 +115,7 @@ impl Installed {
         }
     }
 
-    /// Starts a control plane with all of it installed.
+    /// Starts a control plane with CRDs, permissions and policies installed.
     async fn start(options: testbed::Options) -> ControlPlane {
         static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
         let installed = INSTALLED.get_or_init(Self::new).await;
@@ -130,7 +130,7 @@ impl Installed {
     }
 }
 
-/// Deletes all objects of a kind; returns what is needed to create them again.
+/// Deletes all objects of a kind; returns them in a form that can be created again.
 async fn take_all<K>(client: &Client) -> Vec<K>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
@@ -166,8 +166,8 @@ where
     }
 }
 
-/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, so one more
-/// policy applies only after the shipped ones.
+/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, so one
+/// more policy applies only after the shipped ones.
 async fn policies_are_in_force(client: &Client) {
     const PROBE: &str = "loaded.test";
     let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"], "resourceNames": [PROBE] });
@@ -222,8 +222,8 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         .unwrap();
 }
 
-/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep several
-/// times as much in memory, and CI's machine has room for one such control plane.
+/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep
+/// several times as much in memory, and CI's machine has room for one such control plane.
 pub async fn only_large_test() -> MutexGuard<'static, ()> {
     static LARGE: Mutex<()> = Mutex::const_new(());
     LARGE.lock().await
@@ -249,7 +249,7 @@ impl Deref for Plane {
     }
 }
 
-/// A namespace of a test's own on a control plane where everything is installed.
+/// A test's own namespace on a control plane where everything is installed.
 pub struct Bed {
     pub plane: Plane,
     /// The admin's client.
@@ -275,7 +275,7 @@ impl Bed {
         Self::on(Plane::Shared(plane), name).await
     }
 
-    /// Creates a namespace on a control plane of the test's own.
+    /// Creates a namespace on the test's own control plane.
     pub async fn own(name: &str) -> Self {
         Self::own_with(testbed::Options::default(), name).await
     }

@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 use super::{Bed, Operator, Settings};
 
-/// Runs `run`, which kills the operator, for one write after the other, at each of these points side by side, until there
-/// is no such write any more: the end state must equal the undisturbed one. `run` returns whether that write happened, and
-/// the end state. Returns the number of writes, for each point.
+/// Calls `run`, which kills the operator at a write, for one write after the other and for each of these points in
+/// parallel, until no further write happens. The end state must equal the undisturbed one. `run` returns whether the
+/// write happened, and the end state. Returns the number of writes for each point.
 pub async fn at_each_write<P: Copy + Debug>(
     points: &[P],
     run: impl AsyncFn(P, u64) -> (bool, Value),
@@ -32,7 +32,7 @@ pub async fn at_each_write<P: Copy + Debug>(
     futures::future::join_all(kills).await
 }
 
-/// A trap that waits for one request, to kill the operator at it.
+/// A trap that kills the operator at one request.
 pub struct Trap {
     order: Order,
     reached: Arc<Notify>,
@@ -69,8 +69,8 @@ impl Trap {
     }
 }
 
-/// Plays `scene` with an operator of these settings that is killed at write number `write` of those that match, and
-/// restarted. Returns whether that write happened, and the scene's result.
+/// Plays `scene` with an operator of these settings that is killed at matching write number `write`, and restarted.
+/// Returns whether the write happened, and the scene's result.
 pub async fn killed_at<T>(
     bed: &Bed,
     settings: Settings,
@@ -91,7 +91,7 @@ pub async fn killed_at<T>(
     (trap.order.hits() > 0, given)
 }
 
-/// Plays `scene` with an operator that `strike` kills and that is then restarted. Returns the scene's result.
+/// Plays `scene` with an operator that `strike` kills and the function restarts. Returns the scene's result.
 pub async fn struck<T>(
     mut operator: Operator,
     strike: impl AsyncFnOnce(&mut Operator),

@@ -1,6 +1,6 @@
-//! Helpers of the tests of behaviour: the operator as a process with the shipped permissions, a namespace for each test,
-//! and short functions that create objects.
-#![allow(dead_code)] // each test uses some of it
+//! Helpers of the tests of behaviour: the operator as a process with the shipped permissions, a namespace for each
+//! test, and short functions that create objects.
+#![allow(dead_code)] // each test uses only some helpers
 
 mod bed;
 mod kills;

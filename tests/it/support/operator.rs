@@ -20,7 +20,7 @@ use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
 
-/// Flags that differ from the defaults in tests: short waits, and a detailed log.
+/// Flags that differ from the defaults in tests: short delays, and a detailed log.
 const FOR_TESTS: [&str; 10] = [
     "--log-level=info,quartermaster=trace,qm_=trace",
     "--backoff-min=50ms",
@@ -34,7 +34,7 @@ const FOR_TESTS: [&str; 10] = [
     "--aws-write-period=5ms",
 ];
 
-/// Settings of an operator. The defaults suit most tests: one namespace, no election, short waits.
+/// Settings of an operator. The defaults suit most tests: one namespace, no election, short delays.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// Further flags; they override those of this module.
@@ -43,7 +43,7 @@ pub struct Settings {
     pub kubeconfig: Option<PathBuf>,
     /// Whether the operator watches the whole cluster, and not only the test's namespace.
     pub whole_cluster: bool,
-    /// Program in place of the tests' own build, with the waits and the log level that users have.
+    /// Program in place of the tests' own build, with the delays and the log level that users have.
     pub as_shipped: Option<PathBuf>,
     /// Further environment variables.
     pub env: Vec<(String, String)>,
@@ -92,7 +92,7 @@ impl Settings {
     }
 }
 
-/// A running operator; its drop kills it and searches its logs for the values that tests put into Secrets.
+/// A running operator. Dropping it kills the process and searches the logs for values that tests put into Secrets.
 pub struct Operator {
     child: Child,
     program: PathBuf,
@@ -111,7 +111,8 @@ impl Operator {
         operator
     }
 
-    /// Starts an operator. If other operators may elect a leader too, those of a namespace have a Lease of its name.
+    /// Starts an operator. On a shared control plane, operators with leader election use a Lease with the namespace's
+    /// name, unless a flag names another one.
     pub async fn launch(bed: &Bed, mut settings: Settings) -> Self {
         let elects = settings.flags.iter().any(|flag| flag == "--leader-elect");
         let named = |flag: &String| flag.starts_with("--leader-election-id=");
@@ -296,8 +297,8 @@ impl Drop for Operator {
     }
 }
 
-/// Grants a Lease of another name: the shipped permission names the usual Lease. Returns once the apiserver knows of the
-/// other one.
+/// Grants a Lease of another name, because the shipped permission names the usual Lease. Returns once the permission
+/// applies.
 async fn grant_lease(bed: &Bed, name: &str) {
     let role = format!("lease-{name}");
     let resource = json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get", "update"] });
@@ -333,7 +334,7 @@ async fn grant_lease(bed: &Bed, name: &str) {
     .unwrap();
 }
 
-/// Creates an object in the operator's namespace, unless another replica has it already.
+/// Creates an object in the operator's namespace, unless another replica has already created the object.
 async fn grant<K>(bed: &Bed, object: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -375,8 +376,8 @@ fn spawn(
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection, which
-    /// would belong to the runtime of one test.
+    /// All tests share the client, because a new one reads the system's certificates. The client keeps no connection,
+    /// which would belong to the runtime of one test.
     static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
         let client = reqwest::Client::builder().no_proxy().timeout(SOON);
         client.pool_max_idle_per_host(0).build().unwrap()

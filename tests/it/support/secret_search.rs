@@ -10,8 +10,8 @@ pub const TOKEN: &str = "12345678:ABCDEFUABCDEFUABCDEFUABCDEFU";
 
 static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Remembers the values of a Secret, or of a patch of one. A value of less than ten bytes may be a word of the log, and the
-/// log writes several lines in one.
+/// Remembers the values of a Secret, or of a patch of one. A value of less than ten bytes may be a word of the log, and
+/// the log writes several lines in one.
 pub fn remember(secret: &Value) {
     let values = secret["stringData"]
         .as_object()

@@ -1,5 +1,5 @@
-//! Batches queries that reconciles make at the same time: a query that the rate limit allows includes the waiting ones
-//! in its call.
+//! Batches the queries of concurrent reconciles: the query that the rate limit admits includes all waiting queries in
+//! its call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ struct PendingQuery<V> {
 
 enum BatchReply<V> {
     Answer(Result<BTreeMap<String, V>, AwsError>),
-    /// The call was rejected, and the resource that caused it is unknown.
+    /// AWS rejected the call without naming the resource that caused the error, so the query makes its own call.
     QueryAlone,
 }
 
@@ -65,7 +65,7 @@ impl<V: Clone> Batcher<V> {
                 tokio::select! {
                     biased;
                     batch_reply = &mut batch_reply => break batch_reply,
-                    // Another query's call includes this one: the rate limit serves others.
+                    // Another query's call includes this query, which leaves the rate limit to others.
                     _ = &mut accepted => break batch_reply.await,
                     () = call.acquire() => send_batch(self.take_batch(), call).await,
                 }
@@ -93,7 +93,7 @@ impl<V: Clone> Batcher<V> {
         while let Some(pending) =
             waiting.pop_front_if(|pending| pending.reply.is_closed() || pending.names.len() <= room)
         {
-            // A query without a receiver needs no call.
+            // A query whose reconcile was dropped needs no call.
             if pending.accept.send(()).is_ok() {
                 room -= pending.names.len();
                 accepted.push((pending.names, pending.reply));
@@ -129,7 +129,7 @@ async fn send_batch<V: Clone>(
             Err(error) if several && error.concerns_one_resource() => BatchReply::QueryAlone,
             Err(error) => BatchReply::Answer(Err(error.clone())),
         };
-        // A query without a receiver needs no reply.
+        // A query whose reconcile was dropped needs no reply.
         let _ = reply.send(batch_reply);
     }
 }
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// An AWS with every resource but `none`, which counts calls.
+    /// Fake AWS that counts calls and has every resource except `none`.
     struct FakeAws {
         permits: Semaphore,
         calls: Mutex<Vec<Vec<String>>>,
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(aws.calls(), 4);
     }
 
-    /// Another call would fail too.
+    /// A retry would fail too.
     #[tokio::test]
     async fn error_of_the_whole_call_is_not_retried() {
         let aws = FakeAws::new(0);
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(aws.calls(), 1);
     }
 
-    /// A reconcile is dropped while its call includes the queries of others, which then make their own.
+    /// A reconcile is dropped while its call includes queries of other reconciles, which then make their own calls.
     #[tokio::test]
     async fn dropped_query_does_not_block_the_others() {
         let aws = FakeAws::new(0);

@@ -90,7 +90,7 @@ fn after(result: &Result<SendReceipt, SendFailure>) -> Option<Duration> {
     }
 }
 
-/// Starts a server that passes each connection to `each`; an unwritten response is a reset or an end.
+/// Starts a server that passes each connection to `each`; a connection without a response is reset or closed.
 fn raw(each: impl Fn(std::net::TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -180,7 +180,7 @@ async fn sender_sends_nothing_without_the_lease() {
     assert_eq!(kind(&sender.send(&chat(7), TEST, false).await), "Sent");
 }
 
-/// The lease also ends between the two requests of a migration.
+/// The lease may also expire between the two requests of a migration.
 #[tokio::test]
 async fn migration_is_not_followed_without_the_lease() {
     let body = json!({ "ok": false, "parameters": { "migrate_to_chat_id": -100 } });

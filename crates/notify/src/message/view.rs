@@ -1,4 +1,4 @@
-//! An entry as its reader sees it, and its default texts.
+//! The reader's view of an entry, and its default texts.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ pub const NOT_SET: &str = "(not set)";
 /// Text for the value of a deleted resource.
 pub const DELETED: &str = "-1";
 
-/// Entry as its reader sees it: the fields of a `CloudEvent`'s data and, with `value` always a text, the variables of a
+/// Reader's view of an entry: the fields of a `CloudEvent`'s data and, with `value` always a text, the variables of a
 /// template.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

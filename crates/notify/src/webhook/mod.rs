@@ -28,7 +28,7 @@ pub(super) enum Quote {
 }
 
 impl Quote {
-    /// Returns whether a message may quote an address that is known to be public or not.
+    /// Returns whether a message may quote an address; `is_public` if the address is known to be public.
     fn allows(self, is_public: bool) -> bool {
         match self {
             Self::Every => true,

@@ -48,7 +48,7 @@ fn applied() -> ManagedFieldsEntry {
     )
 }
 
-/// Each change is compared with values confirmed in this process, and by a new process.
+/// Each change is detected both by the process that confirmed the values and by a new process.
 #[rstest]
 #[case::nothing(|_: &mut Value| {}, None)]
 #[case::a_field_of_others(|it: &mut Value| it["spec"]["strategy"] = json!("other"), None)]
@@ -88,7 +88,7 @@ fn drift_is_a_difference_of_the_desired_fields(
     );
 }
 
-/// A `managedFields` entry whose items others took makes no list atomic.
+/// An entry of `managedFields` that has lost its items to other managers does not make the list atomic.
 #[test]
 fn list_is_matched_by_key_after_others_took_its_items() {
     let mut emptied = applied().fields_v1.unwrap().0;
@@ -109,7 +109,7 @@ fn list_is_matched_by_key_after_others_took_its_items() {
     );
 }
 
-/// An atomic field may hold the apiserver's defaults, but no value of another writer.
+/// An atomic field may contain the apiserver's defaults, but no value of another manager.
 #[test]
 fn atomic_field_may_have_defaults_unless_others_wrote_it() {
     let mut filled = live();

@@ -1,4 +1,4 @@
-//! Fence around writes: only the leader may write.
+//! Fence that lets only the leader write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ struct FenceState {
     origin: Instant,
     /// End of the last renewal's validity; 0 before the first renewal.
     until: AtomicU64,
-    /// True if the fence is closed for good, whatever is renewed later.
+    /// True if the fence is closed for good, even if a renewal follows.
     closed: AtomicBool,
 }
 

@@ -35,7 +35,7 @@ struct FakeState {
     repeats: bool,
     /// Every request fails.
     fails: bool,
-    /// Number of coming writes that get 409 because somebody edits the lease's metadata right before each.
+    /// Number of writes that will get 409, because somebody edits the lease's metadata right before each.
     edits: u32,
 }
 
@@ -357,7 +357,7 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
-    // A renewal is applied and its response lost; then each of five writes meets an edit.
+    // A renewal is applied but its response is lost; then each of five writes conflicts with an edit.
     server.state().loses_answer = true;
     server.state().edits = 5;
     until(|| server.state().edits == 0).await;
@@ -368,7 +368,7 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     two.task.abort();
 }
 
-/// Every write is applied without a response that confirms it; only the lease shows it.
+/// Every write is applied without a response that confirms it, so only a read of the lease reveals the write.
 #[rstest]
 #[case::repeated(|state: &mut FakeState| state.repeats = true)]
 #[case::unanswered(|state: &mut FakeState| state.loses_answers = true)]
@@ -420,7 +420,7 @@ async fn lease_is_lost_at_once_when_another_acquires_it() {
     assert_eq!(server.holder().as_deref(), Some("two"));
 }
 
-/// SIGSTOP past the lease, then SIGCONT: the clock jumps before any task runs.
+/// SIGSTOP until the lease has expired, then SIGCONT: the clock jumps before any task runs.
 #[tokio::test(start_paused = true)]
 async fn fence_is_closed_when_a_frozen_leader_continues() {
     let server = FakeApiserver::default();
@@ -428,7 +428,7 @@ async fn fence_is_closed_when_a_frozen_leader_continues() {
     until(|| one.fence.held()).await;
     server.held_by("two", 9);
     let before = server.state().log.len();
-    // A manual clock fires no timer until the runtime gets time to.
+    // With a manual clock, timers fire only once the runtime runs.
     let mut jump = std::pin::pin!(advance(Duration::from_secs(7)));
     assert!(futures::poll!(jump.as_mut()).is_pending());
     assert!(!one.fence.held());
@@ -488,7 +488,7 @@ async fn candidate_releases_the_lease_when_stopped_during_an_attempt() {
     assert!(!one.fence.held());
 }
 
-/// Between two attempts: the first one acquired the lease, and its response was lost.
+/// The candidate is stopped between two attempts: the first one acquired the lease, and its response was lost.
 #[tokio::test(start_paused = true)]
 async fn candidate_releases_the_lease_when_stopped_after_an_attempt_without_a_response() {
     let server = FakeApiserver::default();

@@ -132,7 +132,8 @@ fn released_field_keeps_its_value_without_being_applied() {
         (UPDATE, &json!({ "f:spec": { "f:replicas": {} } }))
     );
     assert!(!needs_upgrade(&after, MANAGER, &[replicas]));
-    // The way back: an apply without the field would not remove it while an update by the same manager owns it.
+    // In the other direction: an apply without the field does not remove the field while an update by the same manager
+    // owns it.
     assert!(needs_upgrade(&after, MANAGER, &[]));
     let back = upgraded(&after, MANAGER, &desired(), &[]);
     assert_eq!(
@@ -215,7 +216,7 @@ const CONTAINER: [&str; 5] = [
     "k:{\"name\":\"a\"}",
 ];
 
-/// Returns a set that owns these fields in the app's container, and others beside it.
+/// Returns a set that owns these fields in the app's container, and other fields outside the container.
 fn in_container(fields: Value) -> Value {
     let mut set = nested(&CONTAINER, fields);
     let pod = set.pointer_mut("/f:spec/f:template/f:spec").unwrap();
@@ -309,7 +310,7 @@ fn rivals_of_a_service_are_found(
     );
 }
 
-/// Another client renumbered the app's port and kept its name; another manager has a port of its own.
+/// Another client renumbered the app's port and kept its name; another manager added a port.
 #[test]
 fn items_that_exclude_no_desired_item_are_no_rivals() {
     let managed = [
@@ -354,7 +355,7 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
     );
 }
 
-/// Another client has removed the app's container port, or renumbered it; another manager may have a port of its own.
+/// Another client removed or renumbered the app's container port; another manager may have added a port.
 #[rstest]
 #[case::named_by_others(json!({ "containerPort": 80 }), json!({ "containerPort": 9090, "name": "metrics" }), true, false)]
 #[case::unnamed_and_renamed(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 9090 }), true, false)]
@@ -411,7 +412,7 @@ fn label_may_be_owned_unless_another_manager_owns_it() {
     assert_eq!(may_own(&managed[2..]), [true; 3], "no entry covers labels");
 }
 
-/// The field is taken by a write of its scale, an update, or an apply by force.
+/// Another manager wrote the field through the scale subresource, by an update, or by a forced apply.
 #[rstest]
 #[case::scaled(entry("hpa", "Update", "scale", json!({ "f:spec": { "f:replicas": {} } })), Some("hpa"))]
 #[case::updated(entry("kubectl-edit", "Update", "", json!({ "f:spec": { "f:replicas": {} } })), Some("kubectl-edit"))]
@@ -426,7 +427,7 @@ fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] na
     );
 }
 
-/// The last writer wrote beside the field after its removal, not before the operator's apply.
+/// Only a manager that wrote to the list after the operator's apply can have removed the field.
 #[test]
 fn last_writer_of_a_removed_field_wrote_beside_it_since() {
     let at = |entry: ManagedFieldsEntry, time: &str| ManagedFieldsEntry {
@@ -450,7 +451,7 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
     }
 }
 
-/// An agent labels the object after another client has removed a label of the operator.
+/// An agent labels the object after another client removed a label of the operator.
 #[test]
 fn neighbour_in_a_map_is_not_accused() {
     let labels = |name: &str| json!({ "f:metadata": { "f:labels": { name: {} } } });

@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 pub struct QueueState {
     /// Objects whose reconcile is due.
     pub depth: usize,
-    /// Time that the running reconciles have taken so far, in all.
+    /// Total time that the running reconciles have taken so far.
     pub unfinished: Duration,
 }
 

@@ -10,7 +10,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use qm_core::readiness::ReadinessSummary;
 
-/// Reasons of one controller that have a sample each. Some reasons come from outside, such as a kubelet.
+/// Maximum number of one controller's reasons with their own sample. Some reasons come from outside, such as from a
+/// kubelet.
 const REASONS: usize = 64;
 /// Longest reason, in bytes.
 const LONGEST: usize = 64;

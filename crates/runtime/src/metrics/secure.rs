@@ -2,8 +2,8 @@
 //! `filters.WithAuthenticationAndAuthorization` does
 //! (<https://pkg.go.dev/sigs.k8s.io/controller-runtime/pkg/metrics/filters>).
 //!
-//! Connections are bounded in number and time, because anybody can open one, and none blocks another. HTTP/2, which lets one
-//! connection send any number of requests, is off, as in controller-runtime's default.
+//! Anybody can open a connection, so connections are bounded in number and time, and none blocks another. HTTP/2, which
+//! lets one connection send any number of requests, is off, as by default in controller-runtime.
 
 use std::io;
 use std::pin::pin;
@@ -32,9 +32,9 @@ pub use auth::MetricsAuth;
 pub(crate) use auth::PATH;
 pub use certificate::Certificate;
 
-/// Most connections at once. A further connection waits until one ends.
+/// Maximum number of open connections. A further connection waits until one ends.
 const CONNECTIONS: usize = 64;
-/// Longest head of a request, in bytes. Tokens have one or two KiB.
+/// Maximum length of a request's head, in bytes. Tokens have one or two KiB.
 const HEAD: usize = 64 * 1024;
 
 /// Serves `routes` to clients that `auth` accepts.
@@ -75,7 +75,7 @@ async fn connection(
     max_age: Duration,
     io_timeout: Duration,
 ) {
-    // Otherwise each answer waits some 40 ms for the client's acknowledgement of the previous packet.
+    // Otherwise each answer waits about 40 ms for the client's acknowledgement of the previous packet.
     let _ = stream.set_nodelay(true);
     let handshake = async {
         TlsAcceptor::from(certificate.current().await)
@@ -102,7 +102,7 @@ async fn connection(
         pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
     if timeout(max_age, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
-        // A client that does not close the connection by then is cut off.
+        // The server drops the connection of a client that has not closed it by then.
         let _ = timeout(io_timeout, connection).await;
     }
 }

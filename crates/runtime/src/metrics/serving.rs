@@ -21,7 +21,7 @@ use crate::settings::Settings;
 /// Creates the server of `/metrics`, which ends only when the listener fails.
 ///
 /// # Errors
-/// When the certificate cannot be read or generated, or `kubernetes` gives no client.
+/// The certificate cannot be read or generated, or `kubernetes` returns no client.
 pub async fn server(
     listener: TcpListener,
     settings: &Settings,
@@ -50,7 +50,7 @@ pub async fn server(
 /// Serves `/metrics` without authentication.
 ///
 /// # Errors
-/// When the listener fails.
+/// The listener's error.
 pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
     axum::serve(listener, routes(metrics)).await
 }

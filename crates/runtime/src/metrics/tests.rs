@@ -198,7 +198,7 @@ async fn server_speaks_both_formats() {
         );
         let text = response.text().await.unwrap();
         assert!(text.contains("widget_operator_build_info{version="));
-        // The older format declares counters by the name of their samples and has no end mark.
+        // The older format declares a counter by the name of its samples and has no end mark.
         let older = expected.starts_with("text/plain");
         assert_eq!(
             text.contains("# TYPE controller_runtime_reconcile_panics_total counter\n"),

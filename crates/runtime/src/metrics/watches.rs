@@ -15,9 +15,9 @@ use tokio::time::Instant;
 /// Purpose of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The operator needs the watch.
+    /// The operator itself needs the watch.
     Own,
-    /// A user's object names the resource, and its status reports a denied watch.
+    /// A user's object names the resource, and the object's status reports a denied watch.
     Target,
 }
 
@@ -28,7 +28,8 @@ enum WatchHealth {
     Healthy,
     /// The watch failed and has not recovered since.
     Failing,
-    /// The watch failed because the operator may not read what a user's object names, or the apiserver does not serve it.
+    /// The watch failed because a user's object names a resource that the operator may not read or the apiserver does
+    /// not serve.
     Denied,
 }
 
@@ -133,7 +134,7 @@ impl Collector for WatchRegistry {
     }
 }
 
-/// Guard of a watch, which counts until the guard is dropped.
+/// Guard of a watch: the metrics count the watch until the guard is dropped.
 #[derive(Debug)]
 pub struct WatchGuard {
     id: u64,
@@ -144,8 +145,8 @@ pub struct WatchGuard {
 }
 
 impl WatchGuard {
-    /// Records a failure; `denied` if the apiserver denied the watch. The watch is healthy again if no other failure follows
-    /// within `lasts`.
+    /// Records a failure; `denied` if the apiserver denied the watch. The watch is healthy again if no other failure
+    /// follows within `lasts`.
     pub fn failed(&mut self, denied: bool, lasts: Duration) {
         self.failures.inc();
         self.failing = true;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Returns `levels` of objects or arrays in each other, around a number.
+/// Returns `levels` nested objects or arrays around a number.
 fn nested(levels: usize, open: &str, close: &str) -> String {
     format!("{}1{}", open.repeat(levels), close.repeat(levels))
 }
@@ -50,7 +50,8 @@ fn answer_keeps_its_upper_levels(#[case] open: &str, #[case] close: &str, #[case
     }
 }
 
-/// An object with too many levels reads as too deep in a list, in a watch and alone; with fewer levels it is unchanged.
+/// An object with too many levels counts as too deep in a list, in a watch and alone; an object with fewer levels is
+/// unchanged.
 #[rstest]
 fn truncated_object_is_too_deep(
     #[values(90, 94, 95, 110, 116, 117, 118, 130, 5_000)] levels: usize,
@@ -143,7 +144,7 @@ proptest! {
         }
     }
 
-    /// Strings contain brackets and quotes at every depth, also where they are removed.
+    /// Strings contain brackets and quotes at every depth, including depths that are removed.
     #[test]
     fn deep_json_stays_json(value in any_json(), levels in 100_usize..140, chunk in 1_usize..9) {
         let text = format!("{}{value}{}", "{\"a\":[".repeat(levels / 2), "]}".repeat(levels / 2));

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// Returns an error with its causes on one line. An error often contains its cause; each appears once.
+/// Returns an error with its causes on one line. A cause that the error's message already contains appears once.
 pub fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -16,13 +16,13 @@ use tokio::runtime::Handle;
 
 use super::causes::causes;
 
-/// Timeout of an answer of the collector: the default of the specification.
+/// Timeout of the collector's answer: the default of the specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Exporter that logs the first failure and the first success after it.
 #[derive(Debug)]
 pub struct Collector {
-    /// Exporter of the SDK, which retries for a while.
+    /// The SDK's exporter, which retries for a while.
     exporter: opentelemetry_otlp::SpanExporter,
     problem: ExportError,
     failing: AtomicBool,
@@ -35,7 +35,7 @@ impl Collector {
     /// Creates the exporter that the environment describes. The current tokio runtime sends the spans.
     ///
     /// # Errors
-    /// When the settings in the environment are invalid.
+    /// The settings in the environment are invalid.
     pub fn from_env() -> anyhow::Result<Self> {
         let client = reqwest::Client::builder()
             .timeout(TIMEOUT)
@@ -96,7 +96,7 @@ impl SpanExporter for Collector {
     }
 }
 
-/// HTTP client that works in the tokio runtime; the thread of the SDK has none.
+/// HTTP client that runs in the tokio runtime, because the SDK's thread has no runtime.
 #[derive(Debug)]
 struct ExportClient {
     client: reqwest::Client,

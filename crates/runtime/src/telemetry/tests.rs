@@ -90,7 +90,6 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
     assert_eq!(kept.text().lines().count(), 1);
 }
 
-/// The log level of the runtime's target does not matter.
 #[test]
 fn lines_have_the_fields_of_their_reconcile_at_any_level() {
     for level in ["error", "error,widget_operator=info"] {
@@ -200,7 +199,8 @@ fn spans_for_traces_are_in_no_line() {
     );
 }
 
-/// Sends a token in a URL and in a header through the real crates, and reads a truncated Secret, which kube would log.
+/// Sends a token in a URL and in a header through the real crates, and reads a truncated Secret, which kube would log
+/// at warn.
 #[tokio::test]
 async fn no_token_is_logged_at_trace_level() {
     use axum::Router;

@@ -1,10 +1,10 @@
 //! Traces by OTLP over HTTP, if the environment names an endpoint
 //! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
-//! Each reconcile has a span, whose fields are those of its log lines; each request to the apiserver has a span below it.
-//! Requests outside reconciles have a span of their own above them. Log lines from `info` up are events of their span.
-//! Requests have the names of the semantic conventions (<https://opentelemetry.io/docs/specs/semconv/>), reconciles those of
-//! the log.
+//! Each reconcile has a span, whose fields are those of its log lines; each request to the apiserver has a span below
+//! it. Requests outside reconciles have a separate parent span. Log lines from `info` up are events of their span.
+//! Spans of requests use the names of the semantic conventions (<https://opentelemetry.io/docs/specs/semconv/>), spans
+//! of reconciles those of the log.
 
 use std::env;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Traces {
     /// Creates the exporter that the environment asks for. The current tokio runtime sends the spans.
     ///
     /// # Errors
-    /// When the settings in the environment are unsupported or invalid.
+    /// The settings in the environment are unsupported or invalid.
     pub fn from_env(program: &Program) -> anyhow::Result<Self> {
         if !is_enabled(|name| env::var(name).ok()) {
             return Ok(Self::none());
@@ -95,7 +95,8 @@ impl Traces {
         }
     }
 
-    /// Returns the layer that exports spans of the program's own crates. The crates that send spans create spans too.
+    /// Returns the layer that exports spans of the program's own crates only, because the crates that send spans create
+    /// spans too.
     pub(super) fn layer(&self) -> Option<Box<dyn Layer<Registry> + Send + Sync>> {
         let tracer = self.provider.as_ref()?.tracer(self.program);
         let layer = tracing_opentelemetry::layer().with_tracer(tracer);
@@ -120,7 +121,7 @@ impl Traces {
     /// Sends the remaining spans within a second. Spans that the collector does not accept by then are lost.
     pub fn shutdown(self) {
         if let Some(provider) = self.provider {
-            // The process ends, and the collector logs its own errors.
+            // The process is ending, and the collector logs its own errors.
             let _ = provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT);
         }
     }
@@ -144,7 +145,7 @@ fn is_enabled(variable: impl Fn(&str) -> Option<String>) -> bool {
         && !is("OTEL_TRACES_EXPORTER", "none")
 }
 
-/// Place in a trace that caused a later span.
+/// Position in a trace that caused a later span.
 #[derive(Clone, Debug)]
 pub struct Origin(SpanContext);
 
@@ -158,7 +159,7 @@ pub fn current() -> Option<Origin> {
 pub fn set_origins<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
     let mut origins = origins.into_iter().map(|Origin(origin)| origin.clone());
     if let Some(first) = origins.next() {
-        // Setting the parent fails only while tracing is off.
+        // Setting the parent fails only if tracing is off.
         let _ = span.set_parent(Context::new().with_remote_span_context(first.clone()));
         for other in origins.filter(|other| *other != first) {
             span.add_link(other);

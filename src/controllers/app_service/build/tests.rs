@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::super::validate::check;
 use super::*;
 
-/// The spec of the document's manifest.
+/// The spec of the manifest in the original program's document.
 fn document() -> Value {
     json!({ "size": 2, "image": "nginx:1.7.9", "ports": [{ "port": 80, "targetPort": 80, "nodePort": 30002 }] })
 }
@@ -107,7 +107,7 @@ fn pods_equal_those_of_the_documents_program() {
     assert_eq!(built["Service"]["spec"]["selector"], labels);
 }
 
-/// The snapshot has the changes of each optional field.
+/// The snapshot shows what each optional field changes.
 #[test]
 fn optional_fields_change_the_objects() {
     let probe = |rest: Value| {

@@ -1,4 +1,4 @@
-//! Properties: whatever AWS has and rejects, reconciles converge and leave unowned resources unchanged.
+//! Properties: reconciles converge and leave unowned resources unchanged, whatever AWS has and rejects.
 
 use proptest::prelude::*;
 use qm_api::common::{ADOPT_BY, OWNER_UID};

@@ -440,11 +440,11 @@ pub(super) struct World {
     pub aws: State,
     pub object: Value,
     pub services: BTreeMap<&'static str, Value>,
-    /// Instances of the nodes, or why they are unknown.
+    /// Instances of the nodes, or the reason that the nodes are unknown.
     pub nodes: Result<Vec<&'static str>, &'static str>,
     /// UIDs of other `MyIngress` that exist.
     pub siblings: Vec<&'static str>,
-    /// The one namespace that the operator watches, if limited.
+    /// Namespace that the operator watches; `None` for the whole cluster.
     pub scope: Option<&'static str>,
     /// Steps that AWS rejects.
     pub rejected: Vec<(&'static str, AwsError)>,

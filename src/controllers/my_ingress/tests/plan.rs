@@ -133,7 +133,7 @@ async fn creation_follows_finalizer_and_intent(
     );
 }
 
-/// A creation that certainly had no effect is forgotten, so nothing waits for it.
+/// The status drops a creation that certainly had no effect, so that no reconcile waits for it.
 #[rstest]
 #[case::no_effect(spec_rejected(), None)]
 #[case::lost(lost(), Some(()))]
@@ -278,7 +278,7 @@ async fn tags_of_the_spec_are_ensured(
     assert_eq!(alb.managed_tag_keys, keys);
 }
 
-/// An error of one part keeps no other part, and no listener, from being corrected; an error of all calls does.
+/// An error of one part does not block the correction of other parts and listeners; an error of all calls does.
 #[rstest]
 #[case::one_resource(vec![("SetSubnets", spec_rejected())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
@@ -349,7 +349,7 @@ async fn created_load_balancer_may_have_another_owner() {
     assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
 }
 
-/// The order of a listener's steps never makes it forward to nothing.
+/// No order of steps makes a listener forward to a group without targets.
 #[rstest]
 #[case::steady(|_: &mut World| {}, "ReadService ReadTargetHealth", "Ready")]
 #[case::new(|world: &mut World| { world.aws.listeners.clear(); world.aws.groups.clear(); },
@@ -600,7 +600,7 @@ async fn undesired_listener_is_removed(
     assert_eq!(reconciled.report().listeners.len(), left);
 }
 
-/// Whatever removal AWS rejects, the next one continues.
+/// A removal that AWS rejects does not block the next one.
 #[tokio::test]
 async fn rejected_removal_does_not_block_the_others() {
     let mut world = World::new();
@@ -629,7 +629,7 @@ async fn failed_load_balancer_has_no_listeners() {
     check(World::new(), fail, FOUND, "ProvisioningFailed").await;
 }
 
-/// The finalizer is removed only once nothing owned is left.
+/// The finalizer is removed only once no owned resource is left.
 #[rstest]
 #[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
 #[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
@@ -661,7 +661,7 @@ async fn load_balancer_is_deleted(
     assert_eq!(reconciled.report.is_none(), reason.is_empty());
 }
 
-/// Groups are deleted after the load balancer, whoever deleted that.
+/// Groups are deleted after the load balancer, even if another client deleted the load balancer.
 #[rstest]
 #[case::with_the_load_balancer(|_: &mut World| {},
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
@@ -695,7 +695,7 @@ async fn target_groups_are_deleted_after_the_load_balancer(
     check(world, change, &steps, reason).await;
 }
 
-/// An empty status may be lost, so AWS is asked.
+/// An empty status may be a lost one, so the operator asks AWS.
 #[tokio::test]
 async fn deletion_without_a_status_asks_aws() {
     let mut world = World::empty();

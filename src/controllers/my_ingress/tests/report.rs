@@ -185,7 +185,8 @@ async fn most_urgent_error_counts() {
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
-/// The status has `creationRequestedAt` until AWS shows the load balancer active, and no details of an unowned one.
+/// The status has `creationRequestedAt` until AWS shows the load balancer as active, and has no details of an unowned
+/// load balancer.
 #[rstest]
 #[case::active(|_: &mut World| {}, json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active" }))]
 #[case::provisioning(|world: &mut World| set_state(world, "provisioning"),

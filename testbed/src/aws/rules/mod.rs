@@ -1,5 +1,5 @@
-//! AWS's rules for each call, where moto has none or others. Sources are the API reference's errors and limits, and
-//! messages that AWS is known to return.
+//! AWS's rules for each call, where moto has no rule or a different one. Sources are the API reference's errors and
+//! limits, and messages that AWS is known to return.
 
 mod balancers;
 mod existing;

@@ -35,7 +35,7 @@ pub(super) fn desired_subnets(form: &Form) -> Vec<String> {
     subnets
 }
 
-/// Checks the subnets: at least two, each in a zone of its own, all in one VPC.
+/// Checks the subnets: at least two, each in a different zone, all in one VPC.
 pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Placement, Refused> {
     let mut zones = BTreeSet::new();
     let mut vpcs = BTreeSet::new();

@@ -105,8 +105,7 @@ pub fn config_map_syncs() -> Vec<String> {
     ]
 }
 
-/// The apiserver would have rejected the program's Service and Deployment for most of these; the objects exist all the
-/// same.
+/// The apiserver would have rejected the program's Service and Deployment for most of these; the objects exist anyway.
 pub fn app_services() -> Vec<String> {
     let long = |n: usize| "a".repeat(n);
     let ports = |ports: &str| format!("{{size: 1, image: i, ports: [{ports}]}}");

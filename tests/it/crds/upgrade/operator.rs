@@ -1,4 +1,4 @@
-//! The operator starts with all of these old objects.
+//! The operator starts with all objects of [`old`](super::old).
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use super::old::*;
 use crate::crds::install;
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
-/// The operator sees all of them at once: each object that cannot work reports why, sent entries are not sent again, and
-/// after that report nothing more is written.
+/// The operator sees all old objects together: each object that cannot work reports why, sent entries are not sent
+/// again, and after that report nothing more is written.
 #[tokio::test]
 async fn operator_accepts_old_objects_unchanged() {
     let plane = Arc::new(
@@ -279,7 +279,7 @@ async fn operator_accepts_old_objects_unchanged() {
             "{name}: nothing to clean up"
         );
     }
-    // Entries that the document's program sent are not sent again; changes that it missed are sent.
+    // Entries that the original program sent are not sent again; changes that it missed are sent.
     bed.scale("web", 4).await;
     bed.until("good", "continues", |field: &TrackedField| {
         let history = field.history().unwrap();

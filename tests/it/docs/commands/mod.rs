@@ -1,5 +1,5 @@
-//! Every manifest of the pages is applied, and every command run, as by a reader of one page after the other; their output
-//! is compared with the page. `docs/not-run.md` lists the commands that cannot be run.
+//! Every manifest of the pages is applied, and every command run, as by a reader of one page after the other; their
+//! output is compared with the page. `docs/not-run.md` lists the commands that cannot be run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -142,7 +142,7 @@ struct Walk {
     there: Installation,
 }
 
-/// The present installation.
+/// Current installation.
 #[derive(PartialEq)]
 enum Installation {
     Nothing,
@@ -321,8 +321,8 @@ impl Walk {
         assert!(result.well, "{page}: {text}\n{}{}", result.out, result.err);
     }
 
-    /// Removes the objects that the page created, in namespaces that stay. Kubernetes' garbage collector discovers new CRDs
-    /// only half a minute later, so the test does not wait for it.
+    /// Removes the objects that the page created, in namespaces that stay. Kubernetes' garbage collector discovers new
+    /// CRDs only half a minute later, so the test does not wait for it.
     async fn tidy(&self, shell: &Shell, page: &str, operator: bool) {
         let text = "set -eu
             if kubectl get crd -o name | grep -q .; then

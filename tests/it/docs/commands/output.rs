@@ -1,6 +1,7 @@
 //! Comparison of a page's output with the printed output.
 
-/// Returns whether they are the same, except for ages, times and values that AWS chooses. Columns may be narrower.
+/// Returns whether both outputs are the same, except for ages, times and values that AWS chooses. Columns may be
+/// narrower.
 pub fn matches_page(expected: &[String], printed: &str) -> bool {
     let tokens = |line: &str| line.split_whitespace().map(masked).collect::<Vec<_>>();
     let printed = printed

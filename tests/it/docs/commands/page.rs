@@ -23,7 +23,7 @@ pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     for (language, lines) in blocks(page) {
         match language {
-            // A kustomization is no object; `install::equivalence` builds it.
+            // A kustomization is not an object; `install::equivalence` builds it.
             "yaml" if lines.contains(&"kind: Kustomization") => {}
             "yaml" => steps.push(Step::Manifest(lines.join("\n") + "\n")),
             "sh" => {

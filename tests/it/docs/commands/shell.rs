@@ -23,8 +23,8 @@ shift
 exec quartermaster \"$@\"
 ";
 
-/// Removes the installation. The namespace and the CRDs stay, because their deletion takes long; the CRDs as a release of
-/// the chart would have left them.
+/// Removes the installation. The namespace and the CRDs stay, because their deletion takes long; the CRDs as a release
+/// of the chart would have left them.
 const ANOTHER_CLUSTER: &str = "#!/bin/sh
 set -eu
 helm list -A -o json | jq -r '.[] | .name + \" -n \" + .namespace' | while read -r release; do
@@ -51,7 +51,7 @@ const CHECKOUT: [&str; 8] = [
     "tests",
 ];
 
-/// A shell, with a home and a working folder of its own.
+/// A shell with its own home and working folder.
 pub struct Shell {
     folder: Folder,
     env: BTreeMap<String, String>,
@@ -144,7 +144,7 @@ impl Shell {
         let mut terminal = child.stdin.take().unwrap();
         terminal.write_all(b"yes\n").await.unwrap();
         let result = Self::result_of(child.wait_with_output().await.unwrap());
-        drop(terminal); // its end would be one of the terminal
+        drop(terminal); // open until now, because its end would end the terminal's input
         result
     }
 

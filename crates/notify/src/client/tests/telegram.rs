@@ -115,7 +115,7 @@ async fn retry_after_of_telegram_has_no_cap() {
         after(&result) == Some(Duration::from_hours(25)),
         "{result:?}"
     );
-    // The pause applies to that chat for all contact points, and to no other.
+    // The pause applies to that chat for all contact points, and to no other chat.
     sender.acquire(&chat(8)).await;
     let waited = tokio::time::timeout(Duration::from_millis(200), sender.acquire(&chat(7))).await;
     assert!(waited.is_err());

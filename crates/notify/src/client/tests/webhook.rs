@@ -338,7 +338,7 @@ async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() 
     });
     let webhook = webhook(parts(&format!("http://receiver.test:{}/", server.port())));
     assert_eq!(kind(&sender.send(&webhook, TEST, false).await), "Sent");
-    // This machine has no public address.
+    // The test's server has no public address.
     sender.names.set_public("receiver.test", true);
     let message = sender
         .send(&webhook, TEST, false)

@@ -15,8 +15,8 @@ use crate::message::{MAX_ENTRIES, TextLimit};
 
 /// Maximum length of a template, in bytes.
 pub(super) const MAX_SOURCE: usize = 16 * 1024;
-/// Maximum numbers of tokens in one pair of braces, of pairs of `{%`, and of nested brackets. The parser, the compiler
-/// and this check recurse for each, and a stack overflow would abort the process.
+/// Maximum numbers of tokens in one pair of braces, of `{%` tags, and of nested brackets. The parser, the compiler and
+/// this check recurse for each, and a stack overflow would abort the process.
 const MAX_TOKENS: usize = 300;
 const MAX_TAGS: usize = 100;
 const MAX_BRACKETS: usize = 16;

@@ -99,8 +99,8 @@ impl IntoResponse for AuthError {
 }
 
 impl MetricsAuth {
-    /// Creates a check with empty caches. `client` must write without the lease, because standbys serve metrics too.
-    /// `reader_role` is the `ClusterRole` that messages recommend.
+    /// Creates a check with empty caches. `client` must write without the lease, because standbys serve the metrics
+    /// too. `reader_role` is the `ClusterRole` that messages recommend.
     pub fn new(client: Client, reader_role: Option<&'static str>, timings: &Timings) -> Self {
         Self {
             reviews: ReviewClient {
@@ -142,7 +142,8 @@ impl MetricsAuth {
             .ok_or(AuthError::Busy)?
     }
 
-    /// Returns a function that adds to an answer how long it may be cached: `ttl` if it is positive, `None` if it may not be.
+    /// Returns a function that adds to an answer the time for which it may be cached: `ttl` for a positive answer,
+    /// `None` if the answer must not be cached.
     fn with_ttl<T>(
         &self,
         ttl: Duration,

@@ -1,4 +1,4 @@
-//! Cache of answers. No question is asked twice while its answer is valid or in flight.
+//! Cache of reviews' answers. The apiserver gets no question twice while its answer is valid or in flight.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -10,15 +10,15 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Most questions with a valid answer or in flight. A handful of clients read metrics; more questions come from a client that
-/// guesses tokens.
+/// Maximum number of questions in flight or with a valid answer. Few clients read metrics; more questions come from a
+/// client that guesses tokens.
 const MAX_QUESTIONS: usize = 256;
-/// Most new questions in a second, and at once: more come from a client that guesses tokens.
+/// Maximum number of new questions per second, also as a burst: more come from a client that guesses tokens.
 const NEW_PER_SECOND: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// Hash of a question, so that the cache holds no token.
 type Question = [u8; 32];
-/// Answer, once it arrived, and its expiry. Without an expiry only the clients that wait get the answer.
+/// Answer, once it has arrived, and its expiry. Without an expiry, only the waiting clients get the answer.
 type CachedAnswer<A> = watch::Receiver<Option<(A, Option<Instant>)>>;
 
 /// Cache of answers to one kind of question.
@@ -36,8 +36,8 @@ impl<A: Clone + Send + Sync + 'static> AuthCache<A> {
         }
     }
 
-    /// Returns the answer to `question`. `ask` gives the answer and how long it is valid, if it may be cached. Returns `None` if
-    /// there are too many questions. A question whose answer has expired does not count as new.
+    /// Returns the answer to `question`. `ask` returns the answer and, if the answer may be cached, its validity.
+    /// Returns `None` if there are too many questions. A question whose answer has expired does not count as new.
     pub async fn answer<F>(&self, question: &[u8], ask: impl FnOnce() -> F) -> Option<A>
     where
         F: Future<Output = (A, Option<Duration>)> + Send + 'static,
@@ -70,7 +70,7 @@ impl<A: Clone + Send + Sync + 'static> AuthCache<A> {
         }
         let (sender, cached) = watch::channel(None);
         let answer = ask();
-        // The task continues after its client has gone, because others may wait.
+        // The task continues even if its client disconnects, because other clients may wait.
         tokio::spawn(async move {
             let (answer, ttl) = answer.await;
             sender.send_replace(Some((answer, ttl.map(|ttl| Instant::now() + ttl))));
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(cache.answer(b"token", ask).await, Some(0));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(cache.answer(b"token", ask).await, Some(2));
-        // An answer without a validity reaches only the clients that wait.
+        // An answer without a validity reaches only the waiting clients.
         let never = || ready((7, None));
         assert_eq!(cache.answer(b"third", never).await, Some(7));
         assert_eq!(cache.answer(b"third", ask).await, Some(3));
@@ -194,7 +194,7 @@ mod tests {
             questions <= NEW_PER_SECOND.get() * (seconds + 1),
             "{questions} in {seconds} s"
         );
-        // A known question is questions again meanwhile.
+        // A known question is asked again meanwhile.
         tokio::time::advance(2 * MINUTE).await;
         assert_eq!(cache.answer(b"known", || ready((2, TTL))).await, Some(2));
     }

@@ -1,5 +1,5 @@
-//! Certificate of `/metrics`: self-signed or mounted. Each handshake rereads the files and the clock, so that nothing has to
-//! watch them.
+//! Certificate of `/metrics`: self-signed or mounted. Each handshake rereads the files and checks the expiry, so no
+//! task has to watch them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ use crate::telemetry::causes;
 
 /// Validity of a self-signed certificate.
 const DAYS: i64 = 365;
-/// Validity that is left when the next certificate takes its place.
+/// Remaining validity at which a new certificate replaces a self-signed one.
 const DAYS_LEFT: i64 = 30;
 
 /// Certificate of the secure metrics endpoint.
@@ -45,7 +45,7 @@ pub struct SelfSignedCert {
 
 pub struct Mounted {
     config: Arc<ServerConfig>,
-    /// Hash of the files at the last read, valid or not; none if a read failed.
+    /// Hash of the files at the last read, valid or not; `None` if the read failed.
     seen: Option<[u8; 32]>,
 }
 
@@ -53,7 +53,7 @@ impl Certificate {
     /// Generates or reads the certificate of the program of this name.
     ///
     /// # Errors
-    /// When the certificate cannot be generated, or the folder has no valid one.
+    /// The certificate cannot be generated, or the folder has no valid one.
     pub async fn open(which: &MetricsCertificate, name: &'static str) -> anyhow::Result<Self> {
         match which {
             MetricsCertificate::SelfSigned => {
@@ -187,7 +187,7 @@ impl Pair {
             .into()
     }
 
-    /// Returns the TLS configuration. Errors contain nothing of the key.
+    /// Returns the TLS configuration. Errors reveal nothing about the key.
     fn config(&self) -> anyhow::Result<Arc<ServerConfig>> {
         let chain =
             CertificateDer::pem_slice_iter(&self.certificate).collect::<Result<Vec<_>, _>>();

@@ -22,7 +22,7 @@ use tower::{BoxError, service_fn};
 use super::*;
 use crate::settings::{MetricsCertificate, Timings};
 
-/// A timeout that expires, one that does not, and the deadline of a step.
+/// A timeout that expires, a timeout that does not, and the deadline of a step.
 const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_hours(1);
 const SOON: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ impl Site {
         let folder = Folder::new().unwrap();
         std::fs::write(folder.path().join("tls.crt"), identity.cert_pem).unwrap();
         std::fs::write(folder.path().join("tls.key"), identity.key_pem).unwrap();
-        // The folder is gone by the first handshake, so the certificate stays.
+        // The folder no longer exists at the first handshake, so the certificate stays.
         let mounted = MetricsCertificate::Mounted(folder.path().into());
         let certificate = Certificate::open(&mounted, "x").await.unwrap();
         let auth = MetricsAuth::new(
