@@ -324,7 +324,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
         // The owner that wrote the copy knows of it; an owner that got it from another one does not.
         let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
         self.wake_concerned(&key, knows.as_ref());
-        owner_uid.is_some()
+        map.labels().contains_key(OWNER_UID)
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<PartialObjectMeta<ConfigMap>>) {

@@ -61,9 +61,9 @@ async fn status_reports_missing_and_changed_policies_and_older_objects() {
         shows(&operator, policy, 1).await;
     }
     let report = status(&run).await;
-    let states = states(&report);
+    let in_force = states(&report);
     assert!(
-        states.len() == policies.len() && states.iter().all(|(_, state)| *state == "InForce"),
+        in_force.len() == policies.len() && in_force.iter().all(|(_, state)| *state == "InForce"),
         "{report}"
     );
     assert_eq!(report["unchecked"], json!([]));

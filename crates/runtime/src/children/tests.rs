@@ -327,7 +327,10 @@ async fn cached_child_is_decided_without_a_read(
 ) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = children(Client::new(service, "shop"), state, |_| ());
-    maps.apply(BoundedObject(serde_json::from_value(cached).unwrap()));
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(cached).unwrap()),
+    );
     let cx = context(&maps.client, owner());
     let both = async { tokio::join!(maps.ensure(&cx, &Replaced), answer(&mut apiserver, answers)) };
     let (ensured, methods) = timeout(SOON, both).await.expect("no other request");
