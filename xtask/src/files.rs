@@ -24,6 +24,9 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
+    /// A file that is written by hand does not exist.
+    #[error("{} is missing: write it (\"Add a kind\" in docs/contributing.md)", .0.display())]
+    Missing(PathBuf),
     /// kubectl did not build a kustomization.
     #[error("kubectl kustomize: {0}")]
     Kustomize(String),
@@ -35,9 +38,12 @@ pub type File = (String, String);
 /// Reads a file of the source tree `root`.
 pub(crate) fn read(root: &Path, path: impl AsRef<Path>) -> Result<String, Error> {
     let path = path.as_ref();
-    fs::read_to_string(root.join(path)).map_err(|source| Error::File {
-        path: path.into(),
-        source,
+    fs::read_to_string(root.join(path)).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => Error::Missing(path.into()),
+        _ => Error::File {
+            path: path.into(),
+            source,
+        },
     })
 }
 

@@ -56,19 +56,14 @@ async fn status_reports_missing_and_changed_policies_and_older_objects() {
         Settings::default().flag("--policy-check-period=200ms"),
     )
     .await;
-    for policy in [
-        "configmapsync",
-        "trackedfield",
-        "contactpoint",
-        "appservice",
-        "myapp",
-        "operator",
-    ] {
-        shows(&operator, &format!("{policy}-policy"), 1).await;
+    let policies = xtask::policies::names();
+    for policy in &policies {
+        shows(&operator, policy, 1).await;
     }
     let report = status(&run).await;
+    let in_force = states(&report);
     assert!(
-        states(&report).len() == 6 && states(&report).iter().all(|(_, state)| *state == "InForce"),
+        in_force.len() == policies.len() && in_force.iter().all(|(_, state)| *state == "InForce"),
         "{report}"
     );
     assert_eq!(report["unchecked"], json!([]));

@@ -114,7 +114,8 @@ fn every_manifest_parses_and_its_templates_render() {
                 let ingress: MyIngress = parse(&object);
                 assert_eq!(my_ingress::build::check(&ingress), Ok(()));
             }
-            other => panic!("no page shows a {other}"),
+            // Other kinds have no rule outside of their schema.
+            _ => {}
         }
     }
 }

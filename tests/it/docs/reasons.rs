@@ -19,8 +19,9 @@ use quartermaster::controllers::contact_point::status;
 use quartermaster::controllers::tracked_field::field::FieldSelector;
 use quartermaster::controllers::tracked_field::waiting::WaitingReason;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
+use quartermaster::kinds;
 
-use super::{in_folder, page, prose, root, row};
+use super::{in_folder, page, page_of, prose, root, row};
 
 /// A value of each variant: a new variant does not compile without an entry here.
 fn blocked() -> Vec<&'static str> {
@@ -326,12 +327,7 @@ fn every_reason_of_an_app_service_has_a_row() {
 
 #[test]
 fn every_event_is_documented() {
-    let pages = page("contact-point.md")
-        + &page("tracked-field.md")
-        + &page("config-map-sync.md")
-        + &page("my-app.md")
-        + &page("app-service.md")
-        + &page("my-ingress.md");
+    let pages: String = kinds::crds().iter().map(page_of).collect();
     let sources = root().join("src/controllers");
     let words: BTreeSet<_> = [".warning(", ".normal(", "cx.event("]
         .iter()

@@ -182,7 +182,8 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     second_release_installs_beside_the_first(&site).await;
 
     // Uninstall: users' objects stay, and so do the CRDs.
-    let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
+    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds = &*kinds.join(",");
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
     assert_eq!(before.lines().count(), kinds::KINDS.len() + 1, "{before}");
     // The permissions are deleted while the operator runs.

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
+use quartermaster::controllers::tracked_field;
 use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
@@ -110,19 +111,20 @@ async fn create_examples(bed: &Bed) {
 
 /// Waits until the examples that have a condition are ready: all but the `TrackedField`.
 async fn wait_for_conditions(bed: &Bed) {
-    let all_but_one = [
-        "contactpoint/telegram-cp",
-        "configmapsync/configmapsync-sample",
-        "myapp/example-app",
-        "appservice/appservice-sample",
-        "myingress/myapp",
-    ];
-    assert_eq!(all_but_one.len() + 1, kinds::KINDS.len());
-    let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
-    bed.plane
-        .run_kubectl(&[&wait, &all_but_one[..]].concat(), "")
-        .await
-        .unwrap();
+    let mut wait: Vec<String> = ["wait", "--for=condition=Ready", "--timeout=60s"]
+        .map(Into::into)
+        .into();
+    for kind in kinds::KINDS {
+        if kind.controller != tracked_field::NAME {
+            let example = format!("{ROOT}/example/example_{}.yaml", kind.controller);
+            let example = std::fs::read_to_string(example).unwrap();
+            let example: Value = serde_saphyr::from_str(&example).unwrap();
+            let name = example["metadata"]["name"].as_str().unwrap();
+            wait.push(format!("{}/{name}", kind.controller));
+        }
+    }
+    let wait: Vec<_> = wait.iter().map(String::as_str).collect();
+    bed.plane.run_kubectl(&wait, "").await.unwrap();
 }
 
 /// Creates the examples of every kind, and waits until all of them are ready.
