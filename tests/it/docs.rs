@@ -186,7 +186,7 @@ fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
         );
     }
     fields.retain(|path, _| path.contains('.'));
-    assert!(fields.len() > 8);
+    assert!(fields.len() > 3, "{fields:?}");
     fields
 }
 
