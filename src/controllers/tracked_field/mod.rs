@@ -448,7 +448,7 @@ impl<T: Transport> TrackedFields<T> {
         if is_suspended {
             self.outbox.dequeue(&key, false);
         } else {
-            let entries = PendingEntries::of(&object).map_err(unreadable_history)?;
+            let entries = PendingEntries::of(&object, &history);
             self.outbox.enqueue(&point_key, entries);
         }
         self.outbox.recorded(&key, &outcomes);
