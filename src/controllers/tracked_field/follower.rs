@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use qm_api::TrackedField;
-use qm_api::tracked_field::Subject;
-use qm_notify::history::ObservedValue;
-use qm_notify::history::{
-    NewestState, Observation, ObservationBuffer, ObservationSeries, TargetState,
-};
+use qm_api::tracked_field::{Entry, Subject};
+use qm_notify::history::{NewestState, ObservationBuffer, ObservedValue, observation};
 use qm_runtime::nesting::OBJECT_LEVELS;
 use qm_runtime::raw_object::{MAX_DECODED, RawObject};
 use uuid::Uuid;
@@ -74,11 +71,8 @@ pub(super) struct Follower {
     pub(super) is_deferred: bool,
     /// Number of watch events that were newer than the known state.
     newer_events: u64,
+    /// Observations that no reconcile has recorded, those of former targets of the same object first.
     pub(super) buffer: ObservationBuffer,
-    /// Observations of the former target of the same object that no reconcile has recorded.
-    pub(super) former: Option<ObservationSeries>,
-    /// Observations merged with a neighbour because the buffer was full, and not counted in metrics yet.
-    pub(super) merged: usize,
 }
 
 /// Certainty of the newest state.
@@ -138,33 +132,7 @@ impl Follower {
             is_deferred: false,
             newer_events: 0,
             buffer: ObservationBuffer::default(),
-            former: None,
-            merged: 0,
         }
-    }
-
-    /// Restores earlier observations of the same object that were not recorded. If there are two former targets, the
-    /// older observations are only counted.
-    pub(super) fn restore(&mut self, series: ObservationSeries) {
-        if series.observations.is_empty() {
-            return;
-        }
-        if series.subject == self.identity.subject {
-            self.merged += self.buffer.restore(series.observations);
-            return;
-        }
-        match &mut self.former {
-            Some(former) if former.subject == series.subject => {
-                former.observations.splice(..0, series.observations);
-            }
-            Some(_) => self.merged += series.observations.len(),
-            None => self.former = Some(series),
-        }
-    }
-
-    /// Removes and returns the observations that are not recorded: of the current and of the former target.
-    pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<ObservationSeries>) {
-        (self.buffer.drain(), self.former.take())
     }
 
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
@@ -272,33 +240,24 @@ impl Follower {
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<ObservedValue>) {
-        let observation =
-            Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
-        self.newest = Some(Newest {
+        let newest = Newest {
             uid,
             version,
             value,
             outranks: None,
-        });
-        self.merged += self.buffer.push(observation.with_id(Uuid::now_v7()));
+        };
+        let id = Uuid::now_v7().to_string();
+        self.buffer
+            .push(newest.observation(&self.identity, Some(id)));
+        self.newest = Some(newest);
     }
 
     /// Returns the newest state, to compare with the history.
     pub(super) fn newest(&self) -> Option<NewestState> {
-        let Newest {
-            uid,
-            version,
-            value,
-            outranks,
-        } = self.newest.as_ref()?;
-        let observation = Observation::new(
-            Timestamp::now(),
-            state(uid.clone(), value.clone()),
-            *version,
-        );
+        let newest = self.newest.as_ref()?;
         Some(NewestState {
-            observation,
-            outranks: *outranks,
+            observation: newest.observation(&self.identity, None),
+            outranks: newest.outranks,
         })
     }
 
@@ -449,11 +408,18 @@ impl Follower {
     }
 }
 
-fn state(uid: Option<String>, value: Option<ObservedValue>) -> TargetState {
-    value.map_or(TargetState::Absent, |value| TargetState::Present {
-        uid,
-        value,
-    })
+impl Newest {
+    fn observation(&self, identity: &FollowIdentity, id: Option<String>) -> Entry {
+        let (uid, value) = (self.uid.clone(), self.value.as_ref());
+        observation(
+            &identity.subject,
+            Timestamp::now(),
+            uid,
+            value,
+            self.version,
+            id,
+        )
+    }
 }
 
 fn version(object: &RawObject) -> Option<u64> {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use qm_api::TrackedField;
-use qm_notify::history::{NewestState, Observation, ObservationSeries};
+use qm_notify::history::{NewestState, Observations};
 use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
@@ -85,51 +85,6 @@ pub enum WatchProblem {
     Failing(String),
 }
 
-/// Observations that a reconcile is to record. Observations that are not confirmed by
-/// [`recorded`](PendingObservations::recorded) go back to the follower.
-pub struct PendingObservations<'a> {
-    tracker: &'a Tracker,
-    key: &'a ObjectKey,
-    identity: &'a FollowIdentity,
-    /// Oldest first.
-    pub observations: Vec<Observation>,
-    /// Newest known state; kept after it is recorded.
-    pub newest: Option<NewestState>,
-    /// Observations of the former target.
-    pub former: Option<ObservationSeries>,
-    /// Number of further observations that were merged with neighbours for lack of room.
-    pub merged: usize,
-}
-
-impl PendingObservations<'_> {
-    /// Confirms that all observations are in the history.
-    pub fn recorded(mut self) {
-        // A cleared vector would take its capacity back into the buffer, and keep it while nothing changes.
-        (self.observations, self.former, self.merged) = (Vec::new(), None, 0);
-    }
-}
-
-impl Drop for PendingObservations<'_> {
-    fn drop(&mut self) {
-        let mut state = self.tracker.state();
-        // The spec may have changed meanwhile.
-        let follower = state
-            .followers
-            .get_mut(self.key)
-            .filter(|follower| follower.identity.uid == self.identity.uid);
-        let Some(follower) = follower else { return };
-        follower.merged += self.merged;
-        let observations = std::mem::take(&mut self.observations);
-        follower.restore(ObservationSeries {
-            subject: self.identity.subject.clone(),
-            observations,
-        });
-        if let Some(former) = self.former.take() {
-            follower.restore(former);
-        }
-    }
-}
-
 impl Tracker {
     /// Creates a tracker. `wake` wakes the reconcile of a `TrackedField` with changes to record; `leads`: this replica
     /// leads from the start.
@@ -194,16 +149,8 @@ impl Tracker {
         let was_followed = replaced.is_some();
         // Earlier observations are still to be recorded: of the former target, or of a resource whose scope has
         // changed.
-        if let Some(mut before) = replaced.filter(|before| before.identity.uid == identity.uid) {
-            let (observations, former) = before.unrecorded();
-            follower.merged = before.merged;
-            follower.restore(ObservationSeries {
-                subject: before.identity.subject,
-                observations,
-            });
-            if let Some(former) = former {
-                follower.restore(former);
-            }
+        if let Some(before) = replaced.filter(|before| before.identity.uid == identity.uid) {
+            follower.buffer = before.buffer;
         }
         state.followers.insert(key.clone(), follower);
         state
@@ -427,28 +374,27 @@ impl Tracker {
         }
     }
 
-    /// Returns the observations to record for `key`, if `identity` is followed.
-    pub fn pending<'a>(
-        &'a self,
-        key: &'a ObjectKey,
-        identity: &'a FollowIdentity,
-    ) -> PendingObservations<'a> {
+    /// Returns the observations to record for `key`, and the newest known state, if `identity` is followed. The
+    /// observations stay until [`Tracker::recorded`].
+    pub fn pending(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> (Observations, Option<NewestState>) {
         let mut state = self.state();
-        let mut pending = PendingObservations {
-            tracker: self,
-            key,
-            identity,
-            observations: Vec::new(),
-            newest: None,
-            former: None,
-            merged: 0,
-        };
-        if let Some(follower) = state.follower(key, identity) {
-            pending.newest = follower.newest();
-            (pending.observations, pending.former) = follower.unrecorded();
-            pending.merged = std::mem::take(&mut follower.merged);
+        state
+            .follower(key, identity)
+            .map(|follower| (follower.buffer.begin_write(), follower.newest()))
+            .unwrap_or_default()
+    }
+
+    /// Removes observations that the history of `key` has. The spec may have changed meanwhile.
+    pub fn recorded(&self, key: &ObjectKey, identity: &FollowIdentity, recorded: &Observations) {
+        let mut state = self.state();
+        let follower = state.followers.get_mut(key);
+        if let Some(follower) = follower.filter(|it| it.identity.uid == identity.uid) {
+            follower.buffer.written(recorded);
         }
-        pending
     }
 
     /// Returns whether the target of `key` exists, `None` if unknown.
