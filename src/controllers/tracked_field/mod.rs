@@ -28,8 +28,9 @@ use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
-use self::follow::{Answer, FollowedTarget, Targets, TrackError};
+use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
+use self::reads::{Answer, TrackError};
 use self::tracker::WatchProblem;
 use self::waiting::WaitingReason;
 
@@ -38,6 +39,7 @@ pub mod follow;
 mod follower;
 pub mod grants;
 mod lookup;
+pub mod reads;
 pub mod target;
 pub mod tracker;
 pub mod waiting;

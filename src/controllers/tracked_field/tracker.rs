@@ -7,7 +7,7 @@
 //!
 //! Large objects are decoded in the background, one at a time. The changes of one object stay in order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::mem::discriminant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,18 +19,16 @@ use qm_api::TrackedField;
 use qm_notify::history::{NewestState, Observations};
 use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
-use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
-use qm_runtime::raw_object::{RawObject, TooLarge};
+use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::error_status;
 use qm_runtime::watch_hub::{Observer, ResourceName};
-use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
 
 use super::field::FieldSelector;
-use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket, Unreadable};
-use super::lookup::{Lookup, LookupMode, look_up};
+use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
+use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
 use super::target::TargetKey;
 use super::watch_event::{WatchEvent, WatchEventQueue};
 
@@ -762,68 +760,6 @@ impl WatchProblem {
             410 | 429 | 503 | 504 => None,
             _ => Some(Self::Failing(status.message.clone())),
         }
-    }
-}
-
-/// Result of all lookups in one state of an object.
-type LookupResults = Result<HashMap<FieldSelector, Lookup>, Unreadable>;
-
-/// Lookups in one state of an object.
-#[derive(Clone, Default)]
-struct Lookups {
-    fields: Vec<FieldSelector>,
-    requested: HashSet<FieldSelector>,
-}
-
-impl Lookups {
-    /// Adds a field. A field that is not requested only counts towards the budget.
-    fn add(&mut self, field: &FieldSelector, requested: bool) {
-        self.fields.push(field.clone());
-        if requested {
-            self.requested.insert(field.clone());
-        }
-    }
-
-    /// Decodes the object and looks the fields up.
-    fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
-        let Self { fields, requested } = self;
-        decoded(object)
-            .map(|whole| look_up(&whole, fields, |field| requested.contains(field), mode))
-    }
-
-    /// Defers every lookup until a read.
-    #[allow(clippy::unnecessary_wraps)] // same type as `run`
-    fn deferred(self) -> LookupResults {
-        let deferred = self
-            .requested
-            .into_iter()
-            .map(|field| (field, Lookup::Deferred));
-        Ok(deferred.collect())
-    }
-}
-
-/// Decodes an object for lookups.
-fn decoded(object: &RawObject) -> Result<Value, Unreadable> {
-    match object.decode() {
-        Ok(Ok(whole)) => bounded(whole),
-        Ok(Err(TooLarge)) => Err(Unreadable::TooLarge),
-        Err(error) => Err(Unreadable::NotJson(error.to_string())),
-    }
-}
-
-fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
-    if !is_deeper(&whole, OBJECT_LEVELS) {
-        return Ok(whole);
-    }
-    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put
-    // anything into them.
-    if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
-    }
-    if is_deeper(&whole, OBJECT_LEVELS) {
-        Err(Unreadable::TooDeep)
-    } else {
-        Ok(whole)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use qm_api::tracked_field::{Entry, Subject, TargetReference};
 use qm_notify::history::HistoryLimits;
+use qm_runtime::nesting::OBJECT_LEVELS;
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
