@@ -39,7 +39,7 @@ impl PendingEntries {
     }
 }
 
-/// Name of an entry.
+/// Key of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EntryKey {
     pub(super) field: ObjectKey,

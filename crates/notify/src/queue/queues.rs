@@ -829,11 +829,7 @@ impl Queues {
             affected.point |= receiver.state == QueueState::Open;
             affected.fields.extend(queue.waiting.keys().cloned());
         }
-        let entries = failed.request.entries.iter();
-        (!is_expired && !failed.request.is_test()).then(|| Batch {
-            entries: entries.map(|entry| entry.key.clone()).collect(),
-            plain: failed.request.plain,
-        })
+        queue.in_flight().filter(|_| !is_expired)
     }
 
     /// Expires the entries that were too old when this failed attempt started; returns whether there are any.
@@ -948,9 +944,11 @@ impl Queues {
         }
     }
 
-    /// Aborts the request of `point`, whose worker panicked: no response will come.
+    /// Ends the request of `point`, whose worker panicked: no response will come.
     pub fn abort_request(&mut self, point: &ObjectKey) {
-        self.set_request(point, RequestState::Idle);
+        let queue = self.by_contact_point.get(point);
+        let retry = queue.and_then(ContactPointQueue::in_flight);
+        self.end_request(point, retry);
         self.drop_if_idle(point);
     }
 
@@ -1034,6 +1032,15 @@ impl ContactPointQueue {
     /// Returns the endpoint, if the queue may send.
     fn endpoint(&self) -> Option<&Endpoint> {
         self.receiver.as_ref()?.endpoint.as_ref()
+    }
+
+    /// Returns the entries of the request in flight, to send them again; none for the test message, which the next
+    /// choice may replace.
+    fn in_flight(&self) -> Option<Batch> {
+        match &self.request {
+            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(batch.clone()),
+            _ => None,
+        }
     }
 
     /// Wakes the worker.

@@ -66,21 +66,21 @@ fn record(
     observations: impl IntoIterator<Item = Entry>,
     mut ids: impl FnMut() -> String,
 ) -> Recorded {
-    let before = history.clone();
+    let (before, last) = (history.len(), history.last().cloned());
     let of_subject = |observation| Entry {
         subject: Some(subject.clone()),
         ..observation
     };
     let observations: Vec<_> = observations.into_iter().map(of_subject).collect();
     super::record(history, subject, &observations);
-    let (known, new) = history.split_at_mut(before.len());
+    let (known, new) = history.split_at_mut(before);
     for entry in &mut *new {
         entry.id.get_or_insert_with(&mut ids);
     }
     Recorded {
         entries: new.len(),
         changes: changes_saturating(new),
-        completed: *known != *before,
+        completed: known.last() != last.as_ref(),
     }
 }
 
