@@ -15,8 +15,9 @@ use qm_runtime::watch::WatchHub;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
-use super::tracked_field::follow::{Reads, Targets};
+use super::tracked_field::follow::Targets;
 use super::tracked_field::grants::Grants;
+use super::tracked_field::reads::Reads;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, EntryTimings, TrackedFields};

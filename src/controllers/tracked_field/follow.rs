@@ -3,32 +3,30 @@
 //! Requests about targets run outside reconciles: an apiserver that hangs for one kind, because of a conversion webhook or an
 //! aggregated API, must not block delivery outcomes or reconciles of other kinds.
 
-use std::any::Any;
-use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
 use qm_api::tracked_field::TargetReference;
-use qm_runtime::error::{Class, Error};
+use qm_runtime::error::Error;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{ResourceName, WatchHub};
 use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
 use super::field::FieldSelector;
 use super::follower::{FollowIdentity, ReadTicket};
 use super::grants::{Grant, Grants};
-use super::target::{Resolved, Resolver, TargetError, TargetKey};
+use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable};
+use super::target::{Resolved, Resolver, TargetKey};
 use super::tracker::{MAX_INLINE_BYTES, Tracker};
-use super::waiting::{TARGET_UNREADABLE, WaitingReason};
+use super::waiting::WaitingReason;
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {
@@ -65,54 +63,6 @@ pub(super) struct FollowedTarget {
     pub(super) target: TargetKey,
     pub(super) api: Api<RawObject>,
     pub(super) shard: Option<String>,
-}
-
-/// Why a `TrackedField` tracks nothing.
-#[derive(Debug)]
-pub(super) struct TrackError {
-    pub(super) waiting: WaitingReason,
-    /// The failure of the reconcile, if retrying helps.
-    pub(super) error: Option<Box<Error>>,
-}
-
-impl From<WaitingReason> for TrackError {
-    fn from(waiting: WaitingReason) -> Self {
-        Self {
-            waiting,
-            error: None,
-        }
-    }
-}
-
-impl From<Error> for TrackError {
-    fn from(error: Error) -> Self {
-        Self {
-            waiting: WaitingReason::TargetUnreadable(error.to_string()),
-            error: Some(Box::new(error)),
-        }
-    }
-}
-
-impl From<TargetError> for TrackError {
-    fn from(error: TargetError) -> Self {
-        match error {
-            TargetError::Discovery(_) => unreadable(error).into(),
-            _ => WaitingReason::ResourceMismatch(error.to_string()).into(),
-        }
-    }
-}
-
-/// Returns the failure of a request about a target.
-fn unreadable(message: impl Display) -> Error {
-    Error::Other {
-        class: Class::Transient,
-        reason: TARGET_UNREADABLE.into(),
-        message: message.to_string(),
-    }
-}
-
-fn not_inspected(error: impl Display) -> Error {
-    unreadable(format!("the target could not be inspected: {error}"))
 }
 
 impl Targets {
@@ -172,8 +122,7 @@ impl Targets {
         if FieldSelector::compile(kind, &object.spec.field).is_ok()
             && matches!(self.target(object), Ok(None))
         {
-            self.reads
-                .request(self, object, RequestGroup::discovery(&object.spec.target));
+            self.start_request(object, RequestGroup::discovery(&object.spec.target));
         }
     }
 
@@ -322,8 +271,14 @@ impl Targets {
                 return false;
             }
         };
-        self.reads.request(self, object, group);
+        self.start_request(object, group);
         true
+    }
+
+    fn start_request(self: &Arc<Self>, object: &Arc<TrackedField>, group: RequestGroup) {
+        if self.reads.request(object, group.clone()) {
+            tokio::spawn(run(Arc::clone(self), group));
+        }
     }
 
     /// Returns whether the target of `key` needs a read.
@@ -407,251 +362,8 @@ impl Targets {
     }
 }
 
-/// Concurrent requests per group.
-const PER_GROUP: usize = 4;
-
-/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
-const OBJECTS: usize = 4;
-
-/// Pause after such reads. Others may change the object many times a second.
-const OBJECT_PERIOD: Duration = Duration::from_secs(1);
-
-/// Concurrent requests over all groups: a spec can name any number of resources that do not exist.
-const ALL_GROUPS: usize = 64;
-
-/// A group of requests that are likely to hang together.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum RequestGroup {
-    /// Discovery of an API version.
-    Discovery(String),
-    /// Reads of a resource's objects.
-    Reads(ResourceName),
-    /// Reads of one object whose metadata alone is watched.
-    Object(TargetKey),
-    /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
-    Background(TargetKey),
-}
-
-impl RequestGroup {
-    /// Returns the group for discovery of `target`.
-    pub fn discovery(target: &TargetReference) -> Self {
-        Self::Discovery(target.api_version.clone().unwrap_or_default())
-    }
-
-    /// Returns the group for reads of `target`; `is_deferred`: the lookup waits for a read in the background.
-    pub fn read(target: &TargetKey, is_deferred: bool) -> Self {
-        if is_deferred {
-            Self::Background(target.clone())
-        } else if target.resource.is_watched_by_metadata() {
-            Self::Object(target.clone())
-        } else {
-            Self::Reads(target.resource.clone())
-        }
-    }
-
-    /// Returns the number of concurrent requests.
-    fn width(&self) -> usize {
-        match self {
-            Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
-            // A single read returns the newest state.
-            Self::Object(_) | Self::Background(_) => 1,
-        }
-    }
-}
-
-/// Kind of an answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// The target's resource is known, or needs discovery.
-    Discovered,
-    /// The target's state was read.
-    Read,
-}
-
-/// Result of a request: the outer error is a panic, the inner error says why nothing is tracked.
-pub(super) type Answered = Result<Result<Answer, TrackError>, Box<dyn Any + Send>>;
-
-/// Requests about targets, at most one for each `TrackedField`.
-pub struct Reads {
-    state: Mutex<ReadsState>,
-    all: Semaphore,
-    objects: Semaphore,
-}
-
-#[derive(Default)]
-struct ReadsState {
-    tickets: HashMap<ObjectKey, Ticket>,
-    /// Causes of failed last requests, until a request succeeds or none is needed.
-    failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
-    groups: HashMap<RequestGroup, GroupQueue>,
-    /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
-    /// of their object, and an apiserver that hangs mostly hangs for one resource.
-    background: HashMap<ResourceName, Arc<Semaphore>>,
-    /// Number of the last ticket.
-    last: u64,
-}
-
-struct Ticket {
-    number: u64,
-    identity: FollowIdentity,
-    answer: Option<Answered>,
-}
-
-#[derive(Default)]
-struct GroupQueue {
-    waiting: VecDeque<(u64, Arc<TrackedField>)>,
-    running: usize,
-}
-
-impl Default for Reads {
-    fn default() -> Self {
-        Self {
-            state: Mutex::default(),
-            all: Semaphore::new(ALL_GROUPS),
-            objects: Semaphore::new(OBJECTS),
-        }
-    }
-}
-
-impl Reads {
-    fn state(&self) -> MutexGuard<'_, ReadsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Requests an answer for `object`, unless a request is already in flight.
-    pub(super) fn request(
-        &self,
-        targets: &Arc<Targets>,
-        object: &Arc<TrackedField>,
-        group: RequestGroup,
-    ) {
-        let (key, identity) = (ObjectKey::of(object.as_ref()), FollowIdentity::of(object));
-        let mut state = self.state();
-        if state
-            .tickets
-            .get(&key)
-            .is_some_and(|ticket| ticket.identity == identity)
-        {
-            return;
-        }
-        state.last += 1;
-        let number = state.last;
-        state.tickets.insert(
-            key,
-            Ticket {
-                number,
-                identity,
-                answer: None,
-            },
-        );
-        let width = group.width();
-        let queue = state.groups.entry(group.clone()).or_default();
-        queue.waiting.push_back((number, Arc::clone(object)));
-        if queue.running < width {
-            queue.running += 1;
-            tokio::spawn(run(Arc::clone(targets), group));
-        }
-    }
-
-    fn background(&self, resource: &ResourceName) -> Arc<Semaphore> {
-        let mut state = self.state();
-        Arc::clone(
-            state
-                .background
-                .entry(resource.clone())
-                .or_insert_with(|| Arc::new(Semaphore::new(1))),
-        )
-    }
-
-    /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
-    pub(super) fn take(&self, key: &ObjectKey, identity: &FollowIdentity) -> Option<Answered> {
-        let mut state = self.state();
-        if state
-            .tickets
-            .get(key)
-            .is_some_and(|ticket| ticket.identity == *identity && ticket.answer.is_none())
-        {
-            return None;
-        }
-        let answer = state
-            .tickets
-            .remove(key)
-            .filter(|ticket| ticket.identity == *identity)?
-            .answer;
-        if let Some(Ok(Err(untracked))) = &answer {
-            state
-                .failures
-                .insert(key.clone(), (identity.clone(), untracked.waiting.clone()));
-        } else {
-            state.failures.remove(key);
-        }
-        answer
-    }
-
-    /// Returns why the last request for this `TrackedField` failed.
-    pub(super) fn failure(
-        &self,
-        key: &ObjectKey,
-        identity: &FollowIdentity,
-    ) -> Option<WaitingReason> {
-        let state = self.state();
-        state
-            .failures
-            .get(key)
-            .filter(|(of, _)| of == identity)
-            .map(|(_, waiting)| waiting.clone())
-    }
-
-    /// Records that this `TrackedField` needs no request.
-    pub(super) fn not_needed(&self, key: &ObjectKey) {
-        self.state().failures.remove(key);
-    }
-
-    /// Forgets a deleted `TrackedField`.
-    pub(super) fn forget(&self, key: &ObjectKey) {
-        let mut state = self.state();
-        state.tickets.remove(key);
-        state.failures.remove(key);
-    }
-
-    /// Returns the next `TrackedField` of a group whose answer is still awaited.
-    fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
-        let mut state = self.state();
-        let ReadsState {
-            tickets, groups, ..
-        } = &mut *state;
-        let queue = groups.get_mut(group)?;
-        while let Some((number, object)) = queue.waiting.pop_front() {
-            if tickets
-                .get(&ObjectKey::of(object.as_ref()))
-                .is_some_and(|ticket| ticket.number == number)
-            {
-                return Some((number, object));
-            }
-        }
-        queue.running -= 1;
-        if queue.running == 0 {
-            groups.remove(group);
-        }
-        None
-    }
-
-    /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
-    fn answered(&self, key: &ObjectKey, number: u64, answer: Answered, leads: bool) -> bool {
-        let mut state = self.state();
-        let Some(ticket) = state
-            .tickets
-            .get_mut(key)
-            .filter(|ticket| ticket.number == number)
-        else {
-            return false;
-        };
-        ticket.answer = Some(answer);
-        if !leads {
-            state.tickets.remove(key);
-        }
-        true
-    }
+fn not_inspected(error: impl Display) -> Error {
+    unreadable(format!("the target could not be inspected: {error}"))
 }
 
 fn unanswered(limit: Duration) -> Error {
@@ -668,16 +380,8 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
             let reads_object =
                 matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
                     && targets.is_unread(&key);
-            let background;
-            let permits = match &group {
-                RequestGroup::Object(_) if reads_object => &targets.reads.objects,
-                RequestGroup::Background(target) if reads_object => {
-                    background = targets.reads.background(&target.resource);
-                    &*background
-                }
-                _ => &targets.reads.all,
-            };
-            let Ok(permit) = permits.acquire().await else {
+            let permits = targets.reads.permits(&group, reads_object);
+            let Ok(permit) = permits.acquire_owned().await else {
                 return;
             };
             let limit = targets.timeout;
@@ -738,6 +442,7 @@ mod tests {
 
     use super::*;
     use crate::controllers::tracked_field::grants;
+    use crate::controllers::tracked_field::reads::{Answered, PER_GROUP};
     use crate::controllers::tracked_field::target::Resolver;
     use crate::controllers::tracked_field::tracker::Tracker;
 
@@ -834,9 +539,7 @@ mod tests {
                 .failure(&ObjectKey::of(field.as_ref()), &FollowIdentity::of(field));
             assert_eq!(failure, Some(untracked.waiting));
         }
-        assert!(
-            targets.reads.state().groups.is_empty() && targets.reads.state().tickets.is_empty()
-        );
+        assert!(targets.reads.is_idle());
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,17 +5,13 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use qm_api::TrackedField;
-use qm_api::tracked_field::Subject;
-use qm_notify::history::ObservedValue;
-use qm_notify::history::{
-    NewestState, Observation, ObservationBuffer, ObservationSeries, TargetState,
-};
-use qm_runtime::nesting::OBJECT_LEVELS;
-use qm_runtime::raw_object::{MAX_DECODED, RawObject};
+use qm_api::tracked_field::{Entry, Subject};
+use qm_notify::history::{NewestState, ObservationBuffer, ObservedValue, observation};
+use qm_runtime::raw_object::RawObject;
 use uuid::Uuid;
 
 use super::field::FieldSelector;
-use super::lookup::Estimate;
+use super::lookup::Unreadable;
 use super::target::TargetKey;
 
 /// Time without watch events after which a read that contradicts the watch is accepted.
@@ -41,23 +37,6 @@ impl FollowIdentity {
     }
 }
 
-/// Why the field of an object cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
-    /// The object has more levels than the operator keeps.
-    #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
-    TooDeep,
-    /// The decoded object takes more memory than the operator allows.
-    #[error("takes more than {} MiB of memory once it is decoded: shorten it", MAX_DECODED >> 20)]
-    TooLarge,
-    /// The object is not valid JSON.
-    #[error("cannot be read: {0}")]
-    NotJson(String),
-    /// The lookup of the field is too expensive.
-    #[error("{0}")]
-    TooExpensive(Estimate),
-}
-
 pub(super) struct Follower {
     pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
@@ -74,11 +53,8 @@ pub(super) struct Follower {
     pub(super) is_deferred: bool,
     /// Number of watch events that were newer than the known state.
     newer_events: u64,
+    /// Observations that no reconcile has recorded, those of former targets of the same object first.
     pub(super) buffer: ObservationBuffer,
-    /// Observations of the former target of the same object that no reconcile has recorded.
-    pub(super) former: Option<ObservationSeries>,
-    /// Observations merged with a neighbour because the buffer was full, and not counted in metrics yet.
-    pub(super) merged: usize,
 }
 
 /// Certainty of the newest state.
@@ -91,15 +67,12 @@ pub(super) enum Certainty {
     /// A list or a read showed the state, or found no object.
     Confirmed(Instant),
     /// The watch, a read and the history disagree. The watch may only lag, and show next what the read showed.
-    Contradicted(Contradiction),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Contradiction {
-    since: Instant,
-    newer_events: u64,
-    /// Version of the history's last entry, if the history contradicts the watch.
-    outranks: Option<u64>,
+    Contradicted {
+        /// Begin of the contradiction, or time of a later watch event.
+        since: Instant,
+        /// Version of the history's last entry, if the history contradicts the watch.
+        outranks: Option<u64>,
+    },
 }
 
 /// Knowledge at the start of a read.
@@ -138,33 +111,7 @@ impl Follower {
             is_deferred: false,
             newer_events: 0,
             buffer: ObservationBuffer::default(),
-            former: None,
-            merged: 0,
         }
-    }
-
-    /// Restores earlier observations of the same object that were not recorded. If there are two former targets, the
-    /// older observations are only counted.
-    pub(super) fn restore(&mut self, series: ObservationSeries) {
-        if series.observations.is_empty() {
-            return;
-        }
-        if series.subject == self.identity.subject {
-            self.merged += self.buffer.restore(series.observations);
-            return;
-        }
-        match &mut self.former {
-            Some(former) if former.subject == series.subject => {
-                former.observations.splice(..0, series.observations);
-            }
-            Some(_) => self.merged += series.observations.len(),
-            None => self.former = Some(series),
-        }
-    }
-
-    /// Removes and returns the observations that are not recorded: of the current and of the former target.
-    pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<ObservationSeries>) {
-        (self.buffer.drain(), self.former.take())
     }
 
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
@@ -181,13 +128,16 @@ impl Follower {
                 let disagrees =
                     relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
                 if disagrees {
-                    self.set_contradicted(Instant::now(), None);
+                    self.certainty = Certainty::Contradicted {
+                        since: Instant::now(),
+                        outranks: None,
+                    };
                 }
                 let recovered = relisted && self.unreadable.take().is_some();
                 return disagrees || recovered;
             }
         }
-        self.newer_events += 1;
+        self.count_newer_event();
         let recovered = self.unreadable.take().is_some();
         self.outdated_by = self
             .outdated_by
@@ -217,7 +167,7 @@ impl Follower {
         {
             return false;
         }
-        self.newer_events += 1;
+        self.count_newer_event();
         self.outdated_by = self
             .outdated_by
             .filter(|outdated_by| version.unwrap_or_default() < *outdated_by);
@@ -240,7 +190,7 @@ impl Follower {
                 return false;
             }
         }
-        self.newer_events += 1;
+        self.count_newer_event();
         self.outdated_by = Some(version.unwrap_or_default());
         self.certainty = Certainty::NeedsRead;
         true
@@ -272,56 +222,45 @@ impl Follower {
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<ObservedValue>) {
-        let observation =
-            Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
-        self.newest = Some(Newest {
+        let newest = Newest {
             uid,
             version,
             value,
             outranks: None,
-        });
-        self.merged += self.buffer.push(observation.with_id(Uuid::now_v7()));
+        };
+        let id = Uuid::now_v7().to_string();
+        self.buffer
+            .push(newest.observation(&self.identity, Some(id)));
+        self.newest = Some(newest);
     }
 
     /// Returns the newest state, to compare with the history.
     pub(super) fn newest(&self) -> Option<NewestState> {
-        let Newest {
-            uid,
-            version,
-            value,
-            outranks,
-        } = self.newest.as_ref()?;
-        let observation = Observation::new(
-            Timestamp::now(),
-            state(uid.clone(), value.clone()),
-            *version,
-        );
+        let newest = self.newest.as_ref()?;
         Some(NewestState {
-            observation,
-            outranks: *outranks,
+            observation: newest.observation(&self.identity, None),
+            outranks: newest.outranks,
         })
+    }
+
+    /// Records that the watch shows a version that is newer than the known state.
+    fn count_newer_event(&mut self) {
+        self.newer_events += 1;
+        if let Certainty::Contradicted { since, .. } = &mut self.certainty {
+            *since = Instant::now();
+        }
     }
 
     /// Records that the history, whose last entry has version `outranks`, contradicts the newest state. Reads decide.
     pub(super) fn contradict(&mut self, outranks: u64) {
-        match &mut self.certainty {
-            Certainty::NeedsRead => {}
+        let since = match self.certainty {
+            Certainty::NeedsRead => return,
             // Each reconcile repeats the contradiction, which must not postpone the decision.
-            Certainty::Contradicted(contradiction)
-                if contradiction.newer_events == self.newer_events =>
-            {
-                contradiction.outranks = Some(outranks);
-            }
-            _ => self.set_contradicted(Instant::now(), Some(outranks)),
-        }
-    }
-
-    fn set_contradicted(&mut self, since: Instant, outranks: Option<u64>) {
-        self.certainty = Certainty::Contradicted(Contradiction {
-            since,
-            newer_events: self.newer_events,
-            outranks,
-        });
+            Certainty::Contradicted { since, .. } => since,
+            _ => Instant::now(),
+        };
+        let outranks = Some(outranks);
+        self.certainty = Certainty::Contradicted { since, outranks };
     }
 
     /// Records that the current list has shown the state.
@@ -342,14 +281,14 @@ impl Follower {
             Certainty::AwaitingList(since) | Certainty::Confirmed(since) => {
                 since.elapsed() > trusted
             }
-            Certainty::NeedsRead | Certainty::Contradicted(_) => true,
+            Certainty::NeedsRead | Certainty::Contradicted { .. } => true,
         }
     }
 
     /// Returns a ticket, to be taken before a read begins.
     pub(super) fn read_ticket(&self) -> ReadTicket {
         let outranks = match self.certainty {
-            Certainty::Contradicted(contradiction) => contradiction.outranks,
+            Certainty::Contradicted { outranks, .. } => outranks,
             _ => None,
         };
         ReadTicket {
@@ -379,14 +318,14 @@ impl Follower {
         });
         if !known && self.certainty != Certainty::NeedsRead && self.newest.is_some() {
             match self.certainty {
-                Certainty::Contradicted(contradiction)
-                    if contradiction.newer_events == self.newer_events =>
-                {
-                    if now.duration_since(contradiction.since) < CONTRADICTION_GRACE {
-                        return;
-                    }
+                Certainty::Contradicted { since, .. }
+                    if now.duration_since(since) >= CONTRADICTION_GRACE => {}
+                Certainty::Contradicted { .. } => return,
+                _ => {
+                    let (since, outranks) = (now, ticket.outranks);
+                    self.certainty = Certainty::Contradicted { since, outranks };
+                    return;
                 }
-                _ => return self.set_contradicted(now, ticket.outranks),
             }
         }
         self.confirm(found.as_ref().map(|(object, _)| *object), now);
@@ -449,11 +388,18 @@ impl Follower {
     }
 }
 
-fn state(uid: Option<String>, value: Option<ObservedValue>) -> TargetState {
-    value.map_or(TargetState::Absent, |value| TargetState::Present {
-        uid,
-        value,
-    })
+impl Newest {
+    fn observation(&self, identity: &FollowIdentity, id: Option<String>) -> Entry {
+        let (uid, value) = (self.uid.clone(), self.value.as_ref());
+        observation(
+            &identity.subject,
+            Timestamp::now(),
+            uid,
+            value,
+            self.version,
+            id,
+        )
+    }
 }
 
 fn version(object: &RawObject) -> Option<u64> {

@@ -5,10 +5,12 @@
 
 #![allow(clippy::mutable_key_type)] // a field is hashed and compared by its text
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use qm_notify::history::ObservedValue;
+use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
+use qm_runtime::raw_object::{MAX_DECODED, RawObject, TooLarge};
 use serde_json::Value;
 
 use super::field::FieldSelector;
@@ -86,6 +88,23 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
+/// Why the field of an object cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// The object has more levels than the operator keeps.
+    #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
+    TooDeep,
+    /// The decoded object takes more memory than the operator allows.
+    #[error("takes more than {} MiB of memory once it is decoded: shorten it", MAX_DECODED >> 20)]
+    TooLarge,
+    /// The object is not valid JSON.
+    #[error("cannot be read: {0}")]
+    NotJson(String),
+    /// The lookup of the field is too expensive.
+    #[error("{0}")]
+    TooExpensive(Estimate),
+}
+
 /// Thread that runs lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LookupMode {
@@ -93,6 +112,68 @@ pub(super) enum LookupMode {
     Inline,
     /// The thread for expensive lookups.
     Background,
+}
+
+/// Result of all lookups in one state of an object.
+pub(super) type LookupResults = Result<HashMap<FieldSelector, Lookup>, Unreadable>;
+
+/// Lookups in one state of an object.
+#[derive(Clone, Default)]
+pub(super) struct Lookups {
+    fields: Vec<FieldSelector>,
+    requested: HashSet<FieldSelector>,
+}
+
+impl Lookups {
+    /// Adds a field. A field that is not requested only counts towards the budget.
+    pub(super) fn add(&mut self, field: &FieldSelector, requested: bool) {
+        self.fields.push(field.clone());
+        if requested {
+            self.requested.insert(field.clone());
+        }
+    }
+
+    /// Decodes the object and looks the fields up.
+    pub(super) fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
+        let Self { fields, requested } = self;
+        decoded(object)
+            .map(|whole| look_up(&whole, fields, |field| requested.contains(field), mode))
+    }
+
+    /// Defers every lookup until a read.
+    #[allow(clippy::unnecessary_wraps)] // same type as `run`
+    pub(super) fn deferred(self) -> LookupResults {
+        let deferred = self
+            .requested
+            .into_iter()
+            .map(|field| (field, Lookup::Deferred));
+        Ok(deferred.collect())
+    }
+}
+
+/// Decodes an object for lookups.
+fn decoded(object: &RawObject) -> Result<Value, Unreadable> {
+    match object.decode() {
+        Ok(Ok(whole)) => bounded(whole),
+        Ok(Err(TooLarge)) => Err(Unreadable::TooLarge),
+        Err(error) => Err(Unreadable::NotJson(error.to_string())),
+    }
+}
+
+fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
+    if !is_deeper(&whole, OBJECT_LEVELS) {
+        return Ok(whole);
+    }
+    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put
+    // anything into them.
+    if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    if is_deeper(&whole, OBJECT_LEVELS) {
+        Err(Unreadable::TooDeep)
+    } else {
+        Ok(whole)
+    }
 }
 
 /// Looks up the `requested` fields, each one once, and cheap ones first. The others count towards the budget too, so

@@ -15,7 +15,7 @@ use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_notify::history::Changes;
+use qm_notify::history::{Changes, FailedEntries};
 use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
 use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
 use qm_notify::{Transport, history};
@@ -29,8 +29,9 @@ use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
-use self::follow::{Answer, FollowedTarget, Targets, TrackError};
+use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
+use self::reads::{Answer, TrackError};
 use self::waiting::WaitingReason;
 
 pub mod field;
@@ -38,6 +39,7 @@ pub mod follow;
 mod follower;
 pub mod grants;
 mod lookup;
+pub mod reads;
 pub mod target;
 pub mod tracker;
 pub mod waiting;
@@ -163,7 +165,8 @@ impl<T: Transport> TrackedFields<T> {
             FollowIdentity::of(&cx.object),
             self.circumstances(&cx.object),
         );
-        let pending = self.targets.tracker.pending(&key, &identity);
+        let tracker = &self.targets.tracker;
+        let (observations, newest) = tracker.pending(&key, &identity);
         let mut raced = false;
         loop {
             let before = cx.object.history().map_err(unreadable_history)?;
@@ -177,9 +180,8 @@ impl<T: Transport> TrackedFields<T> {
             let now = history::Now::read();
             let inputs = history::Inputs {
                 subject: &identity.subject,
-                observations: &pending.observations,
-                newest: pending.newest.as_ref(),
-                former: pending.former.as_ref(),
+                observations: &observations.entries,
+                newest: newest.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
                 held,
@@ -213,10 +215,10 @@ impl<T: Transport> TrackedFields<T> {
             }
             self.outbox
                 .observe(&key, &changes.history, held, history::Now::read());
-            changes.merged += pending.merged;
-            pending.recorded();
+            changes.merged += observations.merged;
+            tracker.recorded(&key, &identity, &observations);
             if let Some(version) = changes.contradicted {
-                self.targets.tracker.contradict(&key, &identity, version);
+                tracker.contradict(&key, &identity, version);
             }
             self.emit_events(cx, &before, &changes);
             return Ok(changes.history);
@@ -247,7 +249,8 @@ impl<T: Transport> TrackedFields<T> {
     /// Publishes Events and counts metrics of the changes that were written. `before` is the history before the
     /// changes.
     fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &Changes) {
-        if let Some((last, others)) = changes.failed.split_last() {
+        let FailedEntries { entries, expired } = &changes.failed;
+        if let Some((last, others)) = entries.split_last() {
             let reason = last.reason.as_deref().unwrap_or_default();
             let value = last.value.as_deref().unwrap_or("(no value)");
             let note = match others.len() {
@@ -259,9 +262,9 @@ impl<T: Transport> TrackedFields<T> {
             };
             cx.warning("Notify", "DeliveryFailed", note);
         }
-        let rejected = changes.failed.len().saturating_sub(changes.expired);
+        let rejected = entries.len().saturating_sub(*expired);
         self.metrics
-            .entries_failed(EntryFailure::Expired, changes.expired as u64);
+            .entries_failed(EntryFailure::Expired, *expired as u64);
         self.metrics
             .entries_failed(EntryFailure::Rejected, rejected as u64);
         if changes.merged > 0 {
@@ -448,7 +451,7 @@ impl<T: Transport> TrackedFields<T> {
         if is_suspended {
             self.outbox.dequeue(&key, false);
         } else {
-            let entries = PendingEntries::of(&object).map_err(unreadable_history)?;
+            let entries = PendingEntries::of(&object, &history);
             self.outbox.enqueue(&point_key, entries);
         }
         self.outbox.recorded(&key, &outcomes);

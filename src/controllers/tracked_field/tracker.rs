@@ -7,7 +7,7 @@
 //!
 //! Large objects are decoded in the background, one at a time. The changes of one object stay in order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::mem::discriminant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,20 +15,18 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use qm_api::TrackedField;
-use qm_notify::history::{NewestState, Observation, ObservationSeries};
+use qm_notify::history::{NewestState, Observations};
 use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
-use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
-use qm_runtime::raw_object::{RawObject, TooLarge};
+use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{Index, NewIndex, ResourceName, WatchPhase, WatchProblem};
-use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
 
 use super::field::FieldSelector;
-use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket, Unreadable};
-use super::lookup::{Lookup, LookupMode, look_up};
+use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
+use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
 use super::target::TargetKey;
 use super::watch_event::{WatchEvent, WatchEventQueue};
 
@@ -68,51 +66,6 @@ struct Watch {
     epoch: u64,
     /// Problem of the last failed request.
     problem: Option<WatchProblem>,
-}
-
-/// Observations that a reconcile is to record. Observations that are not confirmed by
-/// [`recorded`](PendingObservations::recorded) go back to the follower.
-pub struct PendingObservations<'a> {
-    tracker: &'a Tracker,
-    key: &'a ObjectKey,
-    identity: &'a FollowIdentity,
-    /// Oldest first.
-    pub observations: Vec<Observation>,
-    /// Newest known state; kept after it is recorded.
-    pub newest: Option<NewestState>,
-    /// Observations of the former target.
-    pub former: Option<ObservationSeries>,
-    /// Number of further observations that were merged with neighbours for lack of room.
-    pub merged: usize,
-}
-
-impl PendingObservations<'_> {
-    /// Confirms that all observations are in the history.
-    pub fn recorded(mut self) {
-        // A cleared vector would take its capacity back into the buffer, and keep it while nothing changes.
-        (self.observations, self.former, self.merged) = (Vec::new(), None, 0);
-    }
-}
-
-impl Drop for PendingObservations<'_> {
-    fn drop(&mut self) {
-        let mut state = self.tracker.state();
-        // The spec may have changed meanwhile.
-        let follower = state
-            .followers
-            .get_mut(self.key)
-            .filter(|follower| follower.identity.uid == self.identity.uid);
-        let Some(follower) = follower else { return };
-        follower.merged += self.merged;
-        let observations = std::mem::take(&mut self.observations);
-        follower.restore(ObservationSeries {
-            subject: self.identity.subject.clone(),
-            observations,
-        });
-        if let Some(former) = self.former.take() {
-            follower.restore(former);
-        }
-    }
 }
 
 impl Tracker {
@@ -190,16 +143,8 @@ impl Tracker {
         let was_followed = replaced.is_some();
         // Earlier observations are still to be recorded: of the former target, or of a resource whose scope has
         // changed.
-        if let Some(mut before) = replaced.filter(|before| before.identity.uid == identity.uid) {
-            let (observations, former) = before.unrecorded();
-            follower.merged = before.merged;
-            follower.restore(ObservationSeries {
-                subject: before.identity.subject,
-                observations,
-            });
-            if let Some(former) = former {
-                follower.restore(former);
-            }
+        if let Some(before) = replaced.filter(|before| before.identity.uid == identity.uid) {
+            follower.buffer = before.buffer;
         }
         state.followers.insert(key.clone(), follower);
         state
@@ -423,28 +368,27 @@ impl Tracker {
         }
     }
 
-    /// Returns the observations to record for `key`, if `identity` is followed.
-    pub fn pending<'a>(
-        &'a self,
-        key: &'a ObjectKey,
-        identity: &'a FollowIdentity,
-    ) -> PendingObservations<'a> {
+    /// Returns the observations to record for `key`, and the newest known state, if `identity` is followed. The
+    /// observations stay until [`Tracker::recorded`].
+    pub fn pending(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> (Observations, Option<NewestState>) {
         let mut state = self.state();
-        let mut pending = PendingObservations {
-            tracker: self,
-            key,
-            identity,
-            observations: Vec::new(),
-            newest: None,
-            former: None,
-            merged: 0,
-        };
-        if let Some(follower) = state.follower(key, identity) {
-            pending.newest = follower.newest();
-            (pending.observations, pending.former) = follower.unrecorded();
-            pending.merged = std::mem::take(&mut follower.merged);
+        state
+            .follower(key, identity)
+            .map(|follower| (follower.buffer.begin_write(), follower.newest()))
+            .unwrap_or_default()
+    }
+
+    /// Removes observations that the history of `key` has. The spec may have changed meanwhile.
+    pub fn recorded(&self, key: &ObjectKey, identity: &FollowIdentity, recorded: &Observations) {
+        let mut state = self.state();
+        let follower = state.followers.get_mut(key);
+        if let Some(follower) = follower.filter(|it| it.identity.uid == identity.uid) {
+            follower.buffer.written(recorded);
         }
-        pending
     }
 
     /// Returns whether the target of `key` exists, `None` if unknown.
@@ -829,68 +773,6 @@ impl Tracker {
         if news {
             self.wake_all(resource, shard);
         }
-    }
-}
-
-/// Result of all lookups in one state of an object.
-type LookupResults = Result<HashMap<FieldSelector, Lookup>, Unreadable>;
-
-/// Lookups in one state of an object.
-#[derive(Clone, Default)]
-struct Lookups {
-    fields: Vec<FieldSelector>,
-    requested: HashSet<FieldSelector>,
-}
-
-impl Lookups {
-    /// Adds a field. A field that is not requested only counts towards the budget.
-    fn add(&mut self, field: &FieldSelector, requested: bool) {
-        self.fields.push(field.clone());
-        if requested {
-            self.requested.insert(field.clone());
-        }
-    }
-
-    /// Decodes the object and looks the fields up.
-    fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
-        let Self { fields, requested } = self;
-        decoded(object)
-            .map(|whole| look_up(&whole, fields, |field| requested.contains(field), mode))
-    }
-
-    /// Defers every lookup until a read.
-    #[allow(clippy::unnecessary_wraps)] // same type as `run`
-    fn deferred(self) -> LookupResults {
-        let deferred = self
-            .requested
-            .into_iter()
-            .map(|field| (field, Lookup::Deferred));
-        Ok(deferred.collect())
-    }
-}
-
-/// Decodes an object for lookups.
-fn decoded(object: &RawObject) -> Result<Value, Unreadable> {
-    match object.decode() {
-        Ok(Ok(whole)) => bounded(whole),
-        Ok(Err(TooLarge)) => Err(Unreadable::TooLarge),
-        Err(error) => Err(Unreadable::NotJson(error.to_string())),
-    }
-}
-
-fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
-    if !is_deeper(&whole, OBJECT_LEVELS) {
-        return Ok(whole);
-    }
-    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put
-    // anything into them.
-    if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
-    }
-    if is_deeper(&whole, OBJECT_LEVELS) {
-        Err(Unreadable::TooDeep)
-    } else {
-        Ok(whole)
     }
 }
 

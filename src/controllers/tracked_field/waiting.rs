@@ -10,7 +10,7 @@ use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
-use super::follower::Unreadable;
+use super::lookup::Unreadable;
 use super::target::TargetKey;
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;

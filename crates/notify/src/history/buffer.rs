@@ -1,20 +1,39 @@
-//! Buffer of the observations since the last reconcile.
+//! Buffer of the observations that no reconcile has recorded.
 
-use std::mem;
+use std::collections::HashSet;
 
-use super::coalesce::{ListLimits, Slot, coalesce};
-use super::limits::HistoryLimits;
-use super::record::Observation;
+use qm_api::tracked_field::Entry;
+use uuid::Uuid;
+
+use super::limits::{HistoryLimits, ListLimits, merge_pending};
+use super::record::is_same_state;
+use super::size;
 
 /// Limited buffer of observations between the watch and the next reconcile, which never blocks the watch.
 ///
-/// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. All observations
-/// have one subject: another one needs a new buffer.
+/// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. A reconcile removes
+/// the observations only after the history has them; until then they keep their ids, by which a later reconcile
+/// recognises a write without a response.
 #[derive(Debug)]
 pub struct ObservationBuffer {
-    waiting: Vec<Observation>,
+    /// Oldest first.
+    entries: Vec<Entry>,
+    /// Number of entries, from the first, that a reconcile may be writing. Only later ones merge.
+    writing: usize,
+    /// Size of the later ones.
     bytes: usize,
+    /// Number of merges that no reconcile has counted.
+    merged: usize,
     limits: ListLimits,
+}
+
+/// Observations that a reconcile records.
+#[derive(Debug, Default)]
+pub struct Observations {
+    /// The observations, oldest first.
+    pub entries: Vec<Entry>,
+    /// Number of further observations that were merged into these.
+    pub merged: usize,
 }
 
 impl Default for ObservationBuffer {
@@ -27,66 +46,60 @@ impl ObservationBuffer {
     /// Creates an empty buffer without allocations.
     pub fn new(limits: ListLimits) -> Self {
         Self {
-            waiting: Vec::new(),
+            entries: Vec::new(),
+            writing: 0,
             bytes: 0,
+            merged: 0,
             limits,
         }
     }
 
-    /// Adds an observation, unless it shows the newest state again. Returns the number of observations that were merged
-    /// into a neighbour.
-    pub fn push(&mut self, observation: Observation) -> usize {
+    /// Adds an observation, unless it shows the newest state again.
+    pub fn push(&mut self, observation: Entry) {
+        let newest = self.entries.last();
+        if newest.is_none_or(|newest| !is_same_state(newest, &observation)) {
+            self.bytes += size::stored(&observation);
+            self.entries.push(observation);
+            self.merge();
+        }
+    }
+
+    /// Returns all observations, to be written. A write that failed or was cancelled needs no call: the next one
+    /// begins with all of them.
+    pub fn begin_write(&mut self) -> Observations {
+        self.writing = 0;
+        self.bytes = self.entries.iter().map(size::stored).sum();
+        self.merge();
+        (self.writing, self.bytes) = (self.entries.len(), 0);
+        Observations {
+            entries: self.entries.clone(),
+            merged: self.merged,
+        }
+    }
+
+    /// Removes observations that the history has.
+    pub fn written(&mut self, written: &Observations) {
+        let ids: HashSet<_> = written.entries.iter().map(|entry| &entry.id).collect();
+        self.entries.retain(|entry| !ids.contains(&entry.id));
+        if self.entries.is_empty() {
+            // The capacity would stay allocated while nothing changes.
+            self.entries = Vec::new();
+        }
+        self.writing = 0;
+        self.merged = self.merged.saturating_sub(written.merged);
+    }
+
+    fn merge(&mut self) {
         if self
-            .waiting
-            .last()
-            .is_some_and(|newest| newest.state.is_unchanged(&observation.state))
+            .limits
+            .allows(self.entries.len() - self.writing, self.bytes)
         {
-            return 0;
+            return;
         }
-        self.bytes += observation.size();
-        self.waiting.push(observation);
-        self.coalesce()
-    }
-
-    /// Removes and returns all observations, oldest first.
-    pub fn drain(&mut self) -> Vec<Observation> {
-        self.bytes = 0;
-        mem::take(&mut self.waiting)
-    }
-
-    /// Puts drained observations back that a failed write did not record, before the later ones. Returns the same as
-    /// [`push`](Self::push).
-    pub fn restore(&mut self, drained: Vec<Observation>) -> usize {
-        let since = mem::replace(&mut self.waiting, drained);
-        let known = |newest: &Observation| {
-            since
-                .first()
-                .is_some_and(|first| newest.state.is_unchanged(&first.state))
-        };
-        let repeated = usize::from(self.waiting.last().is_some_and(known));
-        self.waiting.extend(since.into_iter().skip(repeated));
-        self.bytes = self.waiting.iter().map(Observation::size).sum();
-        self.coalesce()
-    }
-
-    fn coalesce(&mut self) -> usize {
-        if self.limits.allows(self.waiting.len(), self.bytes) {
-            return 0;
-        }
-        let slot = |item: Observation| Slot {
-            bytes: item.size(),
-            changes: item.changes(),
-            item,
-        };
-        let mut slots = mem::take(&mut self.waiting).into_iter().map(slot).collect();
-        let merged = coalesce(
-            &mut slots,
-            self.limits,
-            |_, _| true,
-            |a, b| slot(a.merge(b)),
-        );
-        self.bytes = slots.iter().map(|slot| slot.bytes).sum();
-        self.waiting = slots.into_iter().map(|slot| slot.item).collect();
-        merged
+        let mut later = self.entries.split_off(self.writing);
+        let ids = || Uuid::now_v7().to_string();
+        self.merged += merge_pending(&mut later, self.limits, |_| false, ids);
+        self.bytes = later.iter().map(size::stored).sum();
+        self.entries.append(&mut later);
     }
 }

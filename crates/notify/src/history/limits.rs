@@ -4,9 +4,31 @@ use std::mem;
 
 use qm_api::tracked_field::{Entry, History};
 
-use super::coalesce::{ListLimits, Slot, coalesce};
 use super::record::merge_entries;
 use super::size;
+
+/// Limits of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListLimits {
+    /// Number of items.
+    pub items: usize,
+    /// Size of all items, in bytes.
+    pub bytes: usize,
+}
+
+impl ListLimits {
+    pub(super) fn allows(self, items: usize, bytes: usize) -> bool {
+        items <= self.items && bytes <= self.bytes
+    }
+
+    /// Returns limits that are an eighth lower, so that a full list is not merged again for each new item.
+    fn with_slack(self) -> Self {
+        Self {
+            items: self.items - self.items / 8,
+            bytes: self.bytes - self.bytes / 8,
+        }
+    }
+}
 
 /// Limits of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,40 +59,29 @@ impl HistoryLimits {
     }
 }
 
-/// Result of [`apply_limits`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LimitResult {
-    /// Number of Pending entries that were merged into a neighbour. Every change still counts.
-    pub merged: usize,
-    /// Number of dropped finished entries.
-    pub dropped: usize,
-}
-
-/// Enforces the limits of a history.
+/// Enforces the limits of a history. Returns the number of Pending entries that were merged into a neighbour: every
+/// change still counts.
 ///
 /// The oldest finished entries go first. The entry before the oldest Pending one stays, because it has the previous
-/// value, and so does the newest entry, which the next observation is compared with. Neighbouring Pending entries in
-/// the middle that are not in flight merge; entries of two subjects merge only when all entries of one subject already
-/// have. Entries in flight never change, so they must be fewer than the limits allow.
+/// value, and so does the newest entry, which the next observation is compared with.
 pub fn apply_limits(
     history: &mut History,
     limits: HistoryLimits,
     in_flight: impl Fn(&str) -> bool,
-    mut ids: impl FnMut() -> String,
-) -> LimitResult {
-    let dropped = drop_finished(history, limits.finished);
-    let merged = merge_pending(history, limits.pending, in_flight, &mut ids);
-    LimitResult { merged, dropped }
+    ids: impl FnMut() -> String,
+) -> usize {
+    drop_finished(history, limits.finished);
+    merge_pending(history, limits.pending, in_flight, ids)
 }
 
-fn drop_finished(history: &mut History, limits: ListLimits) -> usize {
+fn drop_finished(history: &mut History, limits: ListLimits) {
     let (mut items, mut bytes) = (0, 0);
     for entry in history.iter().filter(|entry| !entry.is_pending()) {
         items += 1;
         bytes += size::stored(entry);
     }
     if limits.allows(items, bytes) {
-        return 0;
+        return;
     }
     let before = history.len();
     let oldest_pending = history.iter().position(Entry::is_pending);
@@ -85,43 +96,108 @@ fn drop_finished(history: &mut History, limits: ListLimits) -> usize {
         bytes -= size::stored(entry);
         false
     });
-    before - history.len()
 }
 
-fn merge_pending(
-    history: &mut History,
+/// Merges neighbouring Pending entries in the middle of a list that exceeds its limits. Entries in flight never change,
+/// so they must be fewer than the limits allow. Entries of two subjects merge only when all entries of one subject
+/// already have. Returns the number of entries that were merged into a neighbour.
+pub(super) fn merge_pending(
+    entries: &mut Vec<Entry>,
     limits: ListLimits,
     in_flight: impl Fn(&str) -> bool,
-    ids: &mut impl FnMut() -> String,
+    mut ids: impl FnMut() -> String,
 ) -> usize {
-    let pending = || history.iter().filter(|entry| entry.is_pending());
+    let pending = || entries.iter().filter(|entry| entry.is_pending());
     if limits.allows(pending().count(), pending().map(size::stored).sum()) {
         return 0;
     }
-    let slot = |at: usize, entry: Entry| Slot {
-        bytes: size::stored(&entry),
-        changes: entry.changes(),
-        item: (at, entry),
-    };
-    let (mut waiting, mut rest) = (Vec::new(), Vec::new());
-    for (at, entry) in mem::take(history).into_iter().enumerate() {
+    let (mut slots, mut rest) = (Vec::new(), Vec::new());
+    for (at, entry) in mem::take(entries).into_iter().enumerate() {
         if entry.is_pending() {
-            waiting.push(slot(at, entry));
+            slots.push(Slot::new(at, entry, &in_flight));
         } else {
             rest.push((at, entry));
         }
     }
-    let is_free = |entry: &Entry| entry.id.as_deref().is_none_or(|id| !in_flight(id));
-    let mut merge = |(_, a), (at, b)| slot(at, merge_entries(a, b, ids()));
-    let same_subject = |(_, a): &(usize, Entry), (_, b): &(usize, Entry)| {
-        is_free(a) && is_free(b) && a.subject == b.subject
-    };
-    let any_subject = |(_, a): &(usize, Entry), (_, b): &(usize, Entry)| is_free(a) && is_free(b);
-    let merged = coalesce(&mut waiting, limits, same_subject, &mut merge)
-        + coalesce(&mut waiting, limits, any_subject, &mut merge);
+    let before = slots.len();
+    merge_slots(&mut slots, limits, |a, b| a.subject == b.subject, &mut ids);
+    merge_slots(&mut slots, limits, |_, _| true, &mut ids);
+    let merged = before - slots.len();
 
-    rest.extend(waiting.into_iter().map(|slot| slot.item));
+    rest.extend(slots.into_iter().map(|slot| (slot.at, slot.entry)));
     rest.sort_by_key(|(at, _)| *at);
-    history.extend(rest.into_iter().map(|(_, entry)| entry));
+    entries.extend(rest.into_iter().map(|(_, entry)| entry));
     merged
+}
+
+/// Pending entry, with its place in the list and what merging compares.
+struct Slot {
+    at: usize,
+    entry: Entry,
+    bytes: usize,
+    in_flight: bool,
+}
+
+impl Slot {
+    fn new(at: usize, entry: Entry, in_flight: impl Fn(&str) -> bool) -> Self {
+        Self {
+            at,
+            bytes: size::stored(&entry),
+            in_flight: entry.id.as_deref().is_some_and(in_flight),
+            entry,
+        }
+    }
+}
+
+/// Merges neighbours, those with the fewest changes first, until the list is within `limits` and some slack, or nothing
+/// can merge any more. The first and the last entry stay.
+fn merge_slots(
+    slots: &mut Vec<Slot>,
+    limits: ListLimits,
+    may_merge: impl Fn(&Entry, &Entry) -> bool,
+    ids: &mut impl FnMut() -> String,
+) {
+    let mut bytes: usize = slots.iter().map(|slot| slot.bytes).sum();
+    if limits.allows(slots.len(), bytes) {
+        return;
+    }
+    let changes = |a: &Slot, b: &Slot| a.entry.changes().saturating_add(b.entry.changes());
+    let may_merge =
+        |a: &Slot, b: &Slot| !a.in_flight && !b.in_flight && may_merge(&a.entry, &b.entry);
+    let target = limits.with_slack();
+    while !target.allows(slots.len(), bytes) {
+        let middle = slots
+            .get(1..slots.len().saturating_sub(1))
+            .unwrap_or_default();
+        let pairs = middle.windows(2).filter_map(|pair| match pair {
+            [a, b] if may_merge(a, b) => Some(changes(a, b)),
+            _ => None,
+        });
+        let Some(lightest) = pairs.min() else { break };
+        let heaviest = lightest.checked_next_power_of_two().unwrap_or(u64::MAX);
+
+        let last = slots.len() - 1;
+        let mut items = slots.len();
+        let mut kept: Vec<Slot> = Vec::with_capacity(slots.len());
+        for (at, slot) in mem::take(slots).into_iter().enumerate() {
+            let merges = at > 1
+                && at < last
+                && !target.allows(items, bytes)
+                && kept.last().is_some_and(|before| {
+                    changes(before, &slot) <= heaviest && may_merge(before, &slot)
+                });
+            match if merges { kept.pop() } else { None } {
+                Some(before) => {
+                    bytes -= before.bytes + slot.bytes;
+                    let merged = merge_entries(before.entry, slot.entry, ids());
+                    let merged = Slot::new(slot.at, merged, |_: &str| false);
+                    bytes += merged.bytes;
+                    items -= 1;
+                    kept.push(merged);
+                }
+                None => kept.push(slot),
+            }
+        }
+        *slots = kept;
+    }
 }

@@ -1,13 +1,12 @@
 //! Changes of the history: pure functions without client and clock.
 //!
-//! [`next`] computes one reconcile. It takes the observations ([`ObservationBuffer`]), appends changes as Pending
-//! entries ([`record`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time
-//! ([`hold`]) and enforces the limits ([`apply_limits`]). The queue gets the Pending entries ([`pending`]).
+//! [`next`] computes one reconcile. It appends the observed changes ([`ObservationBuffer`]) as Pending entries
+//! ([`record()`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time ([`hold`])
+//! and enforces the limits ([`apply_limits`]). The queue gets the Pending entries ([`pending`]).
 
 use qm_api::tracked_field::{Delivery, Entry};
 
 mod buffer;
-mod coalesce;
 mod expiry;
 mod limits;
 mod next;
@@ -16,15 +15,12 @@ mod record;
 mod size;
 mod value;
 
-pub use buffer::ObservationBuffer;
-pub use coalesce::ListLimits;
+pub use buffer::{ObservationBuffer, Observations};
 pub use expiry::{Ages, Now, expired, hold, waiting_since};
-pub use limits::{HistoryLimits, LimitResult, apply_limits};
+pub use limits::{HistoryLimits, ListLimits, apply_limits};
 pub use next::{Changes, Inputs, next};
-pub use outcome::{DeliveryOutcome, mark};
-pub use record::{
-    NewestState, Observation, ObservationSeries, Recorded, TargetState, record, record_newest,
-};
+pub use outcome::{DeliveryOutcome, FailedEntries, mark};
+pub use record::{NewestState, observation, record, record_newest};
 pub use value::{KEPT_BYTES, ObservedValue};
 
 /// Returns the entries to send, oldest first, each with the entry that has the previous value: the preceding one, if it

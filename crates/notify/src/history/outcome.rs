@@ -21,14 +21,21 @@ pub enum DeliveryOutcome {
     },
 }
 
-/// Marks entries with their outcomes by id; returns the number of changed entries. Ignores ids that were merged into
-/// other entries or dropped. A Delivered entry stays Delivered; a Failed one may become Delivered.
-pub fn mark(
-    history: &mut History,
-    outcomes: impl IntoIterator<Item = (String, DeliveryOutcome)>,
-) -> usize {
-    let outcomes: HashMap<String, DeliveryOutcome> = outcomes.into_iter().collect();
-    let mut marked = 0;
+/// Entries that an outcome has failed.
+#[derive(Debug, Default)]
+pub struct FailedEntries {
+    /// The entries, oldest first.
+    pub entries: Vec<Entry>,
+    /// Number of those that expired.
+    pub expired: usize,
+}
+
+/// Marks entries with their outcomes by id. Ignores ids that were merged into other entries or dropped. A Delivered
+/// entry stays Delivered; a Failed one may become Delivered. Returns the newly failed entries.
+pub fn mark(history: &mut History, outcomes: &[(String, DeliveryOutcome)]) -> FailedEntries {
+    let outcomes: HashMap<&String, &DeliveryOutcome> =
+        outcomes.iter().map(|(id, outcome)| (id, outcome)).collect();
+    let mut failed = FailedEntries::default();
     for entry in history.iter_mut() {
         let Some(outcome) = entry.id.as_ref().and_then(|id| outcomes.get(id)) else {
             continue;
@@ -42,12 +49,14 @@ pub fn mark(
                 DeliveryOutcome::Failed { reason } | DeliveryOutcome::Expired { reason },
             ) => {
                 finish(entry, Delivery::Failed, Some(reason.clone()));
+                failed.entries.push(entry.clone());
+                let is_expired = matches!(outcome, DeliveryOutcome::Expired { .. });
+                failed.expired += usize::from(is_expired);
             }
-            _ => continue,
+            _ => {}
         }
-        marked += 1;
     }
-    marked
+    failed
 }
 
 fn finish(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {

@@ -1,7 +1,7 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`queues`] chooses the next request, [`outcome`] interprets responses, [`worker`] waits and sends, one request at a
-//! time for each contact point. The entries are in the status of the `TrackedField`s, whose reconciles enqueue Pending
+//! [`queues`] chooses the next request and interprets the response, [`worker`] waits and sends, one request at a time
+//! for each contact point. The entries are in the status of the `TrackedField`s, whose reconciles enqueue Pending
 //! entries, fetch the outcomes and record them. A queue sends its next request only after every outcome of the last one
 //! is recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting
 //! an object's status, the queue continues without that object, and sends nothing more of it until its outcomes are
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-pub use self::contact_point_queue::PendingEntries;
+pub use self::entries::PendingEntries;
 pub use self::state::{
     AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage,
 };
@@ -28,10 +28,11 @@ use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
 
-mod contact_point_queue;
-mod in_flight;
-mod outcome;
+mod entries;
 mod queues;
+mod receiver;
+mod refusals;
+mod rejected_writes;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -229,7 +230,7 @@ impl<T: Transport> Outbox<T> {
 
     /// Returns the cause if the queues continue without `field`.
     pub fn left_out(&self, field: &ObjectKey) -> Option<String> {
-        self.queues().left_out(field)
+        self.queues().left_out(field).map(str::to_owned)
     }
 
     /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.

@@ -1,7 +1,12 @@
-//! Pending entries of all queues, and the choice of the next request: no clock, no network.
+//! Queues of pending entries: the next request of each, and what its response changes. No clock, no network.
+//!
+//! A queue has at most one request: it chooses the entries ([`Queues::next`]), sends them ([`Queues::start_request`]),
+//! sends the same request again if it fails ([`Queues::on_response`]), and waits until the statuses have the outcomes
+//! ([`Queues::recorded`]). While entries of a `TrackedField` are in flight, no queue sends others of it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, hash_map};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,17 +14,15 @@ use jiff::Timestamp;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Entry;
 use qm_runtime::ObjectKey;
-use qm_runtime::telemetry::traces::Origin;
-use serde::de::Error as _;
 use tokio::sync::Notify;
 
-use super::contact_point_queue::{
-    Batch, BatchEntry, ContactPointQueue, EntryState, FAILING_FROM, PendingEntries, QueueState,
-};
-use super::in_flight::InFlight;
+use super::entries::{BatchEntry, DeliveryRequest, EntryKey, PendingEntries};
+use super::receiver::{FAILING_FROM, QueueState, Receiver};
+use super::refusals::{AfterRefusal, EntryState, Refusals};
+use super::rejected_writes::RejectedWrites;
 use super::{AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage};
 use crate::history::{self, Ages, DeliveryOutcome, Now};
-use crate::{Endpoint, OutgoingEntry};
+use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
 /// Maximum number of entries in a batch. A full outbox cannot merge entries in flight, so the number must stay well
 /// below its limit of 500.
@@ -27,73 +30,52 @@ const MAX_BATCH: usize = 100;
 
 /// Queues of all contact points.
 pub struct Queues {
-    pub(super) retry_policy: RetryPolicy,
+    retry_policy: RetryPolicy,
     pub(super) by_contact_point: HashMap<ObjectKey, ContactPointQueue>,
-    /// Queue that has the entries of each `TrackedField`.
+    /// Queue that has the pending entries of each `TrackedField`.
     queue_by_field: HashMap<ObjectKey, ObjectKey>,
-    pub(super) in_flight: InFlight,
+    /// Queue that has entries of a `TrackedField` in flight: in its request, or with an unrecorded outcome.
+    in_flight: HashMap<ObjectKey, ObjectKey>,
     /// Ages of the Pending entries of each `TrackedField`.
-    pub(super) ages: HashMap<ObjectKey, Ages>,
+    ages: HashMap<ObjectKey, Ages>,
+    /// `TrackedField`s whose status the apiserver rejects.
+    rejected: HashMap<ObjectKey, RejectedWrites>,
     /// Number of configurations so far.
     revisions: u64,
 }
 
-/// Request to a receiver.
-pub struct DeliveryRequest {
-    pub endpoint: Endpoint,
-    /// Entries of the request; none for the test message.
-    pub(super) entries: Vec<BatchEntry>,
-    /// Id of the test message.
-    pub test_id: String,
-    /// Start of the attempt.
-    pub(super) started: Instant,
-    /// Whether the request uses no template of a `TrackedField`.
-    pub plain: bool,
-    pub(super) revision: u64,
+/// Queue of one contact point.
+#[derive(Default)]
+pub(super) struct ContactPointQueue {
+    /// The receiver of the last configuration; none without a contact point.
+    pub(super) receiver: Option<Receiver>,
+    /// Pending entries of each `TrackedField`.
+    waiting: BTreeMap<ObjectKey, PendingEntries>,
+    request: RequestState,
+    /// Outcomes of the last request that statuses do not have yet, by `TrackedField`. The queue waits for all of them,
+    /// except for those of objects whose status the apiserver keeps rejecting.
+    unrecorded: BTreeMap<ObjectKey, Vec<(Arc<str>, DeliveryOutcome)>>,
+    /// Wakes the worker; none before the first configuration.
+    worker: Option<Arc<Notify>>,
 }
 
-impl DeliveryRequest {
-    /// Returns whether this is the test message.
-    pub fn is_test(&self) -> bool {
-        self.entries.is_empty()
-    }
+/// Request of a queue.
+#[derive(Default)]
+enum RequestState {
+    #[default]
+    Idle,
+    /// The response will come whatever happens to the queue.
+    InFlight(Batch),
+    /// The same request goes again, so that the receiver recognises it.
+    Retrying(Batch),
+}
 
-    /// Returns the ids of the entries.
-    pub fn ids(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().map(|entry| &*entry.id)
-    }
-
-    /// Returns the traces of the reconciles that enqueued the entries.
-    pub fn origins(&self) -> impl Iterator<Item = &Origin> {
-        self.entries
-            .iter()
-            .filter_map(|entry| entry.origin.as_ref())
-    }
-
-    /// Returns the entries with the context that their messages need.
-    ///
-    /// # Errors
-    /// Errors of [`TrackedField::history`].
-    pub fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
-        let (mut outgoing, mut opened) = (Vec::with_capacity(self.entries.len()), HashMap::new());
-        for BatchEntry {
-            field, object, id, ..
-        } in &self.entries
-        {
-            let (template, history) = match opened.entry(field) {
-                hash_map::Entry::Occupied(known) => known.into_mut(),
-                hash_map::Entry::Vacant(new) => new.insert((
-                    object.spec.template.as_deref().map(Arc::<str>::from),
-                    object.history()?,
-                )),
-            };
-            let (entry, previous) = history::pending(history)
-                .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
-                .ok_or_else(|| serde_json::Error::custom(format!("entry {id} is not pending")))?;
-            outgoing.push(OutgoingEntry::of(object, template.clone(), entry, previous));
-        }
-        Ok(outgoing)
-    }
+/// Entries of one request; none for the test message.
+#[derive(Clone, Default)]
+struct Batch {
+    entries: Vec<EntryKey>,
+    /// Whether the request uses no template of a `TrackedField`.
+    plain: bool,
 }
 
 /// Next step of a queue.
@@ -108,13 +90,32 @@ pub enum QueueStep {
 
 /// Choice of the next request.
 enum Choice {
-    Entries(Batch),
-    Test,
-    Nothing,
+    Send(Batch),
+    Wait(Option<Instant>),
     /// Entries wait, but since the last accepted message the receiver has rejected an entry of each `TrackedField`.
     NoneLeft,
 }
 
+/// Request that its receiver did not accept.
+#[derive(Clone, Copy)]
+struct Failed<'a> {
+    point: &'a ObjectKey,
+    request: &'a DeliveryRequest,
+    /// Entries that the request carried.
+    carried: &'a [BatchEntry],
+    now: Instant,
+}
+
+/// Objects whose status a response changes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct AffectedObjects {
+    /// `TrackedField`s with a new outcome or message.
+    pub fields: Vec<ObjectKey>,
+    /// Whether the contact point's status changes.
+    pub point: bool,
+}
+
+/// Contact points: their configurations, and what their reconciles report.
 impl Queues {
     /// Creates an empty set of queues.
     pub fn new(retry_policy: RetryPolicy) -> Self {
@@ -122,8 +123,9 @@ impl Queues {
             retry_policy,
             by_contact_point: HashMap::new(),
             queue_by_field: HashMap::new(),
-            in_flight: InFlight::default(),
+            in_flight: HashMap::new(),
             ages: HashMap::new(),
+            rejected: HashMap::new(),
             revisions: 0,
         }
     }
@@ -136,168 +138,155 @@ impl Queues {
         initial_state: InitialState,
         mut test: TestMessage,
     ) -> Option<Arc<Notify>> {
-        self.abort(point);
-        let queue = self.by_contact_point.entry(point.clone()).or_default();
-        queue.endpoint = Some(endpoint);
-        let known = queue.test.take();
-        // The status may lag behind.
-        test.accepted.count = known
-            .as_ref()
-            .map_or(0, |known| known.accepted.count)
-            .max(test.accepted.count);
-        if known.is_none_or(|known| known.configuration != test.configuration) {
-            self.revisions += 1;
-            queue.revision = self.revisions;
-            queue.receiver = None;
-            queue.state = match initial_state {
-                InitialState::Test => QueueState::Test,
-                InitialState::Open => QueueState::Open,
-                InitialState::Probe => QueueState::Stopped,
-            };
-            queue.reset();
-            queue.responses.resume(test.accepted);
-        }
-        queue.test = Some(test);
-        queue.changed.notify_one();
-        (!std::mem::replace(&mut queue.has_worker, true)).then(|| Arc::clone(&queue.changed))
-    }
-
-    pub fn open(&mut self, point: &ObjectKey) {
-        let Some(queue) = self.by_contact_point.get_mut(point) else {
-            return;
-        };
-        if queue.state == QueueState::Tested {
-            queue.state = QueueState::Open;
-            queue.changed.notify_one();
-        }
-    }
-
-    /// Closes the queue. Knowledge of the receiver stays, because the same configuration may return.
-    pub fn close(&mut self, point: &ObjectKey) {
-        self.abort(point);
-        let Some(queue) = self.by_contact_point.get_mut(point) else {
-            return;
-        };
-        queue.endpoint = None;
-        queue.batch = None;
-        queue.changed.notify_one();
-    }
-
-    pub fn remove(&mut self, point: &ObjectKey) {
         self.close(point);
-        if let Some(queue) = self.by_contact_point.get_mut(point) {
-            self.revisions += 1;
-            queue.revision = self.revisions;
-            queue.state = QueueState::Closed;
-            queue.receiver = None;
-            queue.test = None;
-            queue.reset();
+        let queue = self.by_contact_point.entry(point.clone()).or_default();
+        let known = queue.receiver.take();
+        if let Some(known) = &known {
+            // The status may lag behind.
+            test.accepted.count = test.accepted.count.max(known.test.accepted.count);
         }
+        let receiver = match known {
+            Some(mut known) if known.test.configuration == test.configuration => {
+                known.endpoint = Some(endpoint);
+                known.test.accepted.count = test.accepted.count;
+                known
+            }
+            _ => {
+                self.revisions += 1;
+                Receiver::new(endpoint, self.revisions, initial_state, test)
+            }
+        };
+        queue.receiver = Some(receiver);
+        queue.notify();
+        if queue.worker.is_some() {
+            return None;
+        }
+        queue.worker = Some(Arc::default());
+        queue.worker.clone()
+    }
+
+    /// Opens the queue, because the contact point's status says ready.
+    pub fn open(&mut self, point: &ObjectKey) {
+        if let Some(receiver) = self.receiver_mut(point)
+            && receiver.state == QueueState::Tested
+        {
+            receiver.state = QueueState::Open;
+            self.notify(point);
+        }
+    }
+
+    /// Closes the queue until its next configuration.
+    pub fn close(&mut self, point: &ObjectKey) {
+        if let Some(receiver) = self.receiver_mut(point) {
+            receiver.endpoint = None;
+        }
+        self.drop_stale_retry(point);
+        self.notify(point);
+    }
+
+    /// Forgets the receiver of a deleted contact point.
+    pub fn remove(&mut self, point: &ObjectKey) {
+        if let Some(queue) = self.by_contact_point.get_mut(point) {
+            queue.receiver = None;
+        }
+        self.drop_stale_retry(point);
+        self.notify(point);
         self.drop_if_idle(point);
     }
 
-    /// Removes the queue of a deleted contact point, unless entries are pending or a request is in flight.
-    pub(super) fn drop_if_idle(&mut self, point: &ObjectKey) {
-        let idle = |queue: &ContactPointQueue| {
-            queue.test.is_none() && queue.pending.is_empty() && !queue.sending
-        };
-        if self.by_contact_point.get(point).is_some_and(idle)
-            && let Some(queue) = self.by_contact_point.remove(point)
-        {
-            queue.changed.notify_one();
-        }
-    }
-
+    /// Retries the request of `point` now.
     pub fn retry_now(&mut self, point: &ObjectKey, now: Instant) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
-        queue.backoff = None;
-        queue.not_before = queue.not_before.map(|_| now);
-        if queue.pending.is_empty() {
-            queue.responses.allow_test();
+        let is_empty = queue.waiting.is_empty();
+        if let Some(receiver) = &mut queue.receiver {
+            receiver.retry_now(now);
+            if is_empty {
+                // Somebody requested an attempt, and only the test message can make it.
+                receiver.test.accepted.while_stopped = false;
+            }
         }
-        queue.changed.notify_one();
+        self.notify(point);
     }
 
+    /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
+    pub fn endpoint(&self, point: &ObjectKey) -> Option<(Endpoint, u64)> {
+        let receiver = self.receiver(point)?;
+        Some((receiver.endpoint.clone()?, receiver.revision))
+    }
+
+    /// Returns whether the queue of `point` still has the configuration of that revision.
+    pub fn is_configured(&self, point: &ObjectKey, revision: u64) -> bool {
+        self.receiver(point)
+            .is_some_and(|receiver| receiver.revision == revision)
+    }
+
+    /// Returns the state of the receiver of `point`.
     pub fn receiver_state(&self, point: &ObjectKey) -> ReceiverState {
-        self.by_contact_point
-            .get(point)
-            .and_then(|queue| queue.receiver.clone())
-            .unwrap_or(ReceiverState::Untried)
+        self.receiver(point)
+            .map_or(ReceiverState::Untried, |receiver| receiver.reported.clone())
     }
 
     /// Returns the test messages that receivers of `point` accepted.
     pub fn tests_accepted(&self, point: &ObjectKey) -> AcceptedTests {
-        let Some(queue) = self.by_contact_point.get(point) else {
-            return AcceptedTests::default();
-        };
-        let count = queue.test.as_ref().map_or(0, |test| test.accepted.count);
-        AcceptedTests {
-            count,
-            while_stopped: !queue.responses.may_test(),
-        }
+        self.receiver(point)
+            .map_or_else(AcceptedTests::default, |receiver| receiver.test.accepted)
     }
 
     /// Returns why messages to `point` have failed more than once in a row, if any wait.
     pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         let queue = self.by_contact_point.get(point)?;
-        match &queue.receiver {
-            Some(ReceiverState::Retrying(message))
-                if queue.failures >= FAILING_FROM && self.has_messages(queue) =>
-            {
-                Some(message.clone())
-            }
+        match queue.receiver.as_ref()? {
+            Receiver {
+                reported: ReceiverState::Retrying(message),
+                failures: FAILING_FROM..,
+                ..
+            } if self.has_messages(queue) => Some(message.clone()),
             _ => None,
         }
     }
 
-    /// Returns whether messages wait to be sent, or are retried.
-    pub(super) fn has_messages(&self, queue: &ContactPointQueue) -> bool {
-        queue.batch.is_some()
-            || queue
-                .pending
-                .keys()
-                .any(|field| self.in_flight.left_out(field).is_none())
+    /// Returns whether messages wait to be sent, or are being sent.
+    fn has_messages(&self, queue: &ContactPointQueue) -> bool {
+        !queue.request.entries().is_empty()
+            || queue.waiting.keys().any(|field| !self.is_left_out(field))
     }
 
-    /// Returns the contact point whose queue holds entries of `field`.
-    pub fn queue_of(&self, field: &ObjectKey) -> Option<&ObjectKey> {
-        self.queue_by_field.get(field)
+    fn receiver(&self, point: &ObjectKey) -> Option<&Receiver> {
+        self.by_contact_point.get(point)?.receiver.as_ref()
     }
 
-    /// Returns the time since when the oldest unsuspended entry is pending.
-    pub fn oldest_since(&self) -> Option<Timestamp> {
-        self.by_contact_point
-            .values()
-            .flat_map(|queue| queue.pending.values())
-            .filter_map(|pending| pending.since)
-            .min()
+    fn receiver_mut(&mut self, point: &ObjectKey) -> Option<&mut Receiver> {
+        self.by_contact_point.get_mut(point)?.receiver.as_mut()
     }
+}
 
-    /// Returns the change of the number of pending entries.
+/// `TrackedField`s: their pending entries, and the outcomes that their reconciles record.
+impl Queues {
+    /// Enqueues the pending entries of an object in the queue of `point`, in place of its earlier ones. Returns the
+    /// change of the number of pending entries.
     pub fn enqueue(&mut self, point: &ObjectKey, pending: PendingEntries) -> i64 {
         let field = ObjectKey::of(pending.object.as_ref());
         let before = self.remove_pending(&field);
-        let before = before.map_or(0, |(queue_key, waited)| {
-            if queue_key != *point {
-                self.forget(&queue_key, &field);
-                self.drop_stale_batch(&queue_key);
-                self.drop_if_idle(&queue_key);
+        let before = before.map_or(0, |(former, count)| {
+            if former != *point {
+                self.forget_refusals(&former, &field);
+                self.drop_stale_retry(&former);
+                self.drop_if_idle(&former);
             }
-            waited
+            count
         });
         let count = pending.ids.len();
-        if let Some(queue) = self.by_contact_point.get_mut(point) {
-            queue.responses.renew(&field, &pending.ids);
+        if let Some(receiver) = self.receiver_mut(point) {
+            receiver.refusals.retain(&field, &pending.ids);
         }
         if count > 0 {
             let queue = self.by_contact_point.entry(point.clone()).or_default();
-            queue.update_batch(&field, &pending.object);
-            queue.pending.insert(field.clone(), pending);
+            queue.waiting.insert(field.clone(), pending);
             self.queue_by_field.insert(field, point.clone());
         }
-        self.drop_stale_batch(point);
+        self.drop_stale_retry(point);
         self.drop_if_idle(point);
         self.notify(point);
         signed(count) - signed(before)
@@ -309,14 +298,50 @@ impl Queues {
         let queue = self
             .queue_by_field
             .get(&field)
-            .and_then(|queue_key| self.by_contact_point.get_mut(queue_key));
-        let Some(queue) = queue else { return };
-        if let Some(pending) = queue.pending.get_mut(&field)
+            .and_then(|point| self.by_contact_point.get_mut(point));
+        if let Some(pending) = queue.and_then(|queue| queue.waiting.get_mut(&field))
             && pending.object.metadata == object.metadata
         {
             pending.object = Arc::clone(object);
-            queue.update_batch(&field, object);
         }
+    }
+
+    /// Removes the pending entries of `field`, which is suspended or `deleted`. Returns the change of the number of
+    /// pending entries.
+    pub fn dequeue(&mut self, field: &ObjectKey, deleted: bool) -> i64 {
+        let before = self.remove_pending(field);
+        if deleted {
+            self.ages.remove(field);
+            for receiver in self
+                .by_contact_point
+                .values_mut()
+                .filter_map(|queue| queue.receiver.as_mut())
+            {
+                receiver.refusals.forget(field);
+            }
+            if let Some(point) = self.in_flight.remove(field)
+                && let Some(queue) = self.by_contact_point.get_mut(&point)
+            {
+                queue.unrecorded.remove(field);
+                queue.notify();
+                self.drop_if_idle(&point);
+            }
+        }
+        let Some((point, count)) = before else {
+            return 0;
+        };
+        self.drop_stale_retry(&point);
+        self.drop_if_idle(&point);
+        -signed(count)
+    }
+
+    /// Removes the pending entries of `field`; returns their queue and number.
+    fn remove_pending(&mut self, field: &ObjectKey) -> Option<(ObjectKey, usize)> {
+        let point = self.queue_by_field.remove(field)?;
+        let queue = self.by_contact_point.get_mut(&point)?;
+        let pending = queue.waiting.remove(field)?;
+        queue.notify();
+        Some((point, pending.ids.len()))
     }
 
     /// Returns whether entries of `field` are enqueued.
@@ -324,48 +349,18 @@ impl Queues {
         self.queue_by_field.contains_key(field)
     }
 
-    /// Forgets `field`, which was deleted; returns the contact point whose queue continued without it.
-    pub fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
-        self.in_flight.write_accepted(field)
+    /// Returns the contact point whose queue holds entries of `field`.
+    pub fn queue_of(&self, field: &ObjectKey) -> Option<&ObjectKey> {
+        self.queue_by_field.get(field)
     }
 
-    /// Returns the change of the number of pending entries.
-    pub fn dequeue(&mut self, field: &ObjectKey, deleted: bool) -> i64 {
-        let before = self.remove_pending(field);
-        if deleted {
-            self.ages.remove(field);
-            for queue in self.by_contact_point.values_mut() {
-                queue.responses.forget(field);
-            }
-            for queue in self.in_flight.forget(field) {
-                self.notify(&queue);
-            }
-        }
-        let Some((queue_key, waited)) = before else {
-            return 0;
-        };
-        self.drop_stale_batch(&queue_key);
-        self.drop_if_idle(&queue_key);
-        -signed(waited)
-    }
-
-    /// Returns the `TrackedField`s of these entries that were deleted or moved away from `point`.
-    pub(super) fn departed(&self, point: &ObjectKey, entries: &[BatchEntry]) -> Vec<ObjectKey> {
-        let moved = |field: &ObjectKey| {
-            self.queue_by_field
-                .get(field)
-                .is_some_and(|queue_key| queue_key != point)
-        };
-        let departed = entries
-            .iter()
-            .filter(|entry| !self.in_flight.contains(entry) || moved(&entry.field));
-        departed.map(|entry| entry.field.clone()).collect()
-    }
-
-    pub(super) fn forget(&mut self, point: &ObjectKey, field: &ObjectKey) {
-        if let Some(queue) = self.by_contact_point.get_mut(point) {
-            queue.responses.forget(field);
-        }
+    /// Returns the time since when the oldest unsuspended entry is pending.
+    pub fn oldest_since(&self) -> Option<Timestamp> {
+        self.by_contact_point
+            .values()
+            .flat_map(|queue| queue.waiting.values())
+            .filter_map(|pending| pending.since)
+            .min()
     }
 
     /// Updates the ages of the entries of `field` from its status. `held`: the entries are suspended from now on.
@@ -386,23 +381,56 @@ impl Queues {
         held_for
     }
 
+    /// Returns the queue that has entries of `field` in flight.
+    fn in_flight_queue(&self, field: &ObjectKey) -> Option<&ContactPointQueue> {
+        self.by_contact_point.get(self.in_flight.get(field)?)
+    }
+
+    /// Returns the ids of entries of `field` that are in flight.
+    pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
+        let Some(queue) = self.in_flight_queue(field) else {
+            return HashSet::new();
+        };
+        if let Some(outcomes) = queue.unrecorded.get(field) {
+            return outcomes.iter().map(|(id, _)| id.to_string()).collect();
+        }
+        let entries = queue.request.entries().iter();
+        let of_field = entries.filter(|entry| entry.field == *field);
+        of_field.map(|entry| entry.id.to_string()).collect()
+    }
+
+    /// Returns the outcomes of entries of `field` that its status does not have yet, by entry id.
     pub fn outcomes(&self, field: &ObjectKey) -> Vec<(String, DeliveryOutcome)> {
-        self.in_flight.outcomes(field)
+        let queue = self.in_flight_queue(field);
+        let outcomes = queue.and_then(|queue| queue.unrecorded.get(field));
+        let outcomes = outcomes.into_iter().flatten();
+        outcomes
+            .map(|(id, outcome)| (id.to_string(), outcome.clone()))
+            .collect()
     }
 
     /// Removes recorded outcomes. Returns the contact point whose queue continued without `field`, and no longer does.
     pub fn recorded(
         &mut self,
         field: &ObjectKey,
-        outcomes: &[(String, DeliveryOutcome)],
+        recorded: &[(String, DeliveryOutcome)],
     ) -> Option<ObjectKey> {
-        for queue in self.in_flight.recorded(field, outcomes) {
-            self.notify(&queue);
+        if let Some(point) = self.in_flight.get(field).cloned()
+            && let Some(queue) = self.by_contact_point.get_mut(&point)
+            && let Some(outcomes) = queue.unrecorded.get_mut(field)
+        {
+            outcomes.retain(|(id, _)| recorded.iter().all(|(other, _)| **other != **id));
+            if outcomes.is_empty() {
+                queue.unrecorded.remove(field);
+                self.in_flight.remove(field);
+            }
+            self.notify(&point);
+            self.drop_if_idle(&point);
         }
-        if let Some(queue_key) = self.queue_by_field.get(field) {
-            self.notify(queue_key);
+        if let Some(point) = self.queue_by_field.get(field) {
+            self.notify(point);
         }
-        self.in_flight.write_accepted(field)
+        self.no_longer_left_out(field)
     }
 
     /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message.
@@ -415,18 +443,15 @@ impl Queues {
         circumstances: Circumstances,
         now: Instant,
     ) -> bool {
-        let is_newly_left_out = self.in_flight.write_rejected(
-            field,
-            point,
-            response,
-            circumstances,
-            self.retry_policy.backoff,
-            now,
-        );
+        let known = self.rejected.remove(field);
+        let backoff = self.retry_policy.backoff;
+        let (writes, is_newly_left_out) =
+            RejectedWrites::add(known, point, response, circumstances, backoff, now);
+        self.rejected.insert(field.clone(), writes);
         if is_newly_left_out {
             // The unrecorded outcome may belong to another contact point.
             for queue in self.by_contact_point.values() {
-                queue.changed.notify_one();
+                queue.notify();
             }
         }
         is_newly_left_out
@@ -440,82 +465,71 @@ impl Queues {
         circumstances: &Circumstances,
         now: Instant,
     ) -> Option<Duration> {
-        self.in_flight.rejected_write_due(field, circumstances, now)
+        self.rejected.get(field)?.due(circumstances, now)
+    }
+
+    /// Forgets the rejected writes of `field`, whose status was written, or which was deleted. Returns the contact
+    /// point whose queue continued without it.
+    pub fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
+        let writes = self.rejected.remove(field)?;
+        writes.left_out().is_some().then_some(writes.point)
     }
 
     /// Returns the cause if the queues continue without `field`.
-    pub fn left_out(&self, field: &ObjectKey) -> Option<String> {
-        self.in_flight.left_out(field).map(str::to_owned)
+    pub fn left_out(&self, field: &ObjectKey) -> Option<&str> {
+        self.rejected.get(field)?.left_out()
+    }
+
+    fn is_left_out(&self, field: &ObjectKey) -> bool {
+        self.left_out(field).is_some()
     }
 
     /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.
     pub fn left_out_of(&self, point: &ObjectKey) -> Vec<(ObjectKey, String)> {
-        let mut left_out = self.in_flight.left_out_of(point);
+        let of_point = self
+            .rejected
+            .iter()
+            .filter(|(_, writes)| writes.point == *point);
+        let mut left_out: Vec<_> = of_point
+            .filter_map(|(field, writes)| Some((field.clone(), writes.left_out()?.to_owned())))
+            .collect();
         left_out.sort();
         left_out
     }
 
-    pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
-        self.in_flight.ids(field)
-    }
-
     /// Returns whether no request is in flight and every outcome is recorded.
     pub fn is_idle(&self) -> bool {
-        let sending = self.by_contact_point.values().any(|queue| queue.sending);
-        !sending && self.in_flight.all_recorded()
+        self.by_contact_point.values().all(|queue| {
+            !matches!(queue.request, RequestState::InFlight(_)) && !self.is_recording(queue)
+        })
     }
 
+    /// Returns whether the queue waits until statuses have the outcomes of its last request.
+    fn is_recording(&self, queue: &ContactPointQueue) -> bool {
+        queue
+            .unrecorded
+            .keys()
+            .any(|field| !self.is_left_out(field))
+    }
+}
+
+/// The next request.
+impl Queues {
     /// Returns whether `changed` belongs to the queue of `point`: a new queue of that name has a new worker.
     pub fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
-        self.by_contact_point
-            .get(point)
-            .is_some_and(|queue| Arc::ptr_eq(&queue.changed, changed))
-    }
-
-    /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
-    pub fn endpoint(&self, point: &ObjectKey) -> Option<(Endpoint, u64)> {
-        let queue = self.by_contact_point.get(point)?;
-        Some((queue.endpoint.clone()?, queue.revision))
-    }
-
-    /// Returns whether the queue of `point` still has the configuration of that revision.
-    pub fn is_configured(&self, point: &ObjectKey, revision: u64) -> bool {
-        self.by_contact_point
-            .get(point)
-            .is_some_and(|queue| queue.revision == revision)
+        let queue = self.by_contact_point.get(point);
+        let worker = queue.and_then(|queue| queue.worker.as_ref());
+        worker.is_some_and(|worker| Arc::ptr_eq(worker, changed))
     }
 
     /// Returns the next step of the queue of `point` at `now`.
     pub fn next(&mut self, point: &ObjectKey, now: Instant) -> QueueStep {
         loop {
-            let Some(queue) = self.by_contact_point.get(point) else {
-                return QueueStep::Wait(None);
-            };
-            if queue.sending || queue.endpoint.is_none() || self.in_flight.has_unrecorded(point) {
-                return QueueStep::Wait(None);
-            }
-            if let Some(instant) = queue.not_before.filter(|instant| *instant > now) {
-                let has_request = match queue.state {
-                    QueueState::Closed | QueueState::Tested => false,
-                    QueueState::Test => true,
-                    QueueState::Stopped if queue.responses.may_test() => true,
-                    QueueState::Stopped | QueueState::Open => {
-                        queue.batch.is_some() || self.sendable(queue).next().is_some()
-                    }
-                };
-                return QueueStep::Wait(has_request.then_some(instant));
-            }
-            match self.choose(queue) {
-                Choice::Entries(_) | Choice::Test => return QueueStep::Send,
-                Choice::Nothing => return QueueStep::Wait(None),
+            match self.choose(point, now) {
+                Choice::Send(_) => return QueueStep::Send,
+                Choice::Wait(until) => return QueueStep::Wait(until),
                 Choice::NoneLeft => {
-                    let (alternates, retry_policy) = (self.alternates(point), self.retry_policy);
-                    let Some(queue) = self.by_contact_point.get_mut(point) else {
-                        return QueueStep::Wait(None);
-                    };
-                    if alternates {
-                        queue.stop_silently();
-                    } else if queue.stop(retry_policy, now) {
+                    if self.stop(point, true, now) {
                         return QueueStep::Stopped;
                     }
                 }
@@ -523,90 +537,116 @@ impl Queues {
         }
     }
 
-    /// Returns the pending entries of each `TrackedField` without entries in flight.
-    pub(super) fn sendable<'a>(
-        &'a self,
-        queue: &'a ContactPointQueue,
-    ) -> impl Iterator<Item = (&'a ObjectKey, &'a PendingEntries)> {
-        queue
-            .pending
-            .iter()
-            .filter(|(field, _)| !self.in_flight.has(field))
-    }
-
-    /// Returns whether the test message alternates with the oldest entry, because only one `TrackedField` has pending
-    /// entries.
-    pub(super) fn alternates(&self, point: &ObjectKey) -> bool {
-        let queue = self.by_contact_point.get(point);
-        queue.is_some_and(|queue| queue.responses.may_test() && self.sendable(queue).count() == 1)
-    }
-
-    fn choose(&self, queue: &ContactPointQueue) -> Choice {
-        match (&queue.batch, queue.state) {
-            (_, QueueState::Closed | QueueState::Tested) => Choice::Nothing,
-            (_, QueueState::Test) => Choice::Test,
-            (Some(batch), QueueState::Open | QueueState::Stopped) => Choice::Entries(batch.clone()),
-            (None, QueueState::Open) => self.choose_when_open(queue),
-            (None, QueueState::Stopped) => self.choose_when_stopped(queue),
+    fn choose(&self, point: &ObjectKey, now: Instant) -> Choice {
+        let Some((queue, receiver)) = self
+            .by_contact_point
+            .get(point)
+            .and_then(|queue| Some((queue, queue.receiver.as_ref()?)))
+            .filter(|(_, receiver)| receiver.endpoint.is_some())
+        else {
+            return Choice::Wait(None);
+        };
+        if self.is_recording(queue) {
+            return Choice::Wait(None);
+        }
+        let due = receiver.not_before.filter(|instant| *instant > now);
+        match (&queue.request, receiver.state) {
+            (RequestState::InFlight(_), _) | (_, QueueState::Tested) => Choice::Wait(None),
+            _ if due.is_some() => Choice::Wait(due),
+            (RequestState::Retrying(batch), _) => Choice::Send(batch.clone()),
+            (RequestState::Idle, QueueState::Testing) => Choice::Send(Batch::default()),
+            (RequestState::Idle, QueueState::Open) => self.choose_when_open(queue, receiver),
+            (RequestState::Idle, QueueState::Stopped) => self.choose_when_stopped(queue, receiver),
         }
     }
 
     /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message; all
     /// others go oldest first.
-    fn choose_when_open(&self, queue: &ContactPointQueue) -> Choice {
+    fn choose_when_open(&self, queue: &ContactPointQueue, receiver: &Receiver) -> Choice {
+        let refusals = &receiver.refusals;
         let (mut fresh, mut last, mut has_refused) = (Vec::new(), Vec::new(), false);
         for (field, pending) in self.sendable(queue) {
             let Some(head) = pending.ids.first() else {
                 continue;
             };
-            match queue.responses.entry_state(field, head) {
+            match refusals.entry_state(field, head) {
                 EntryState::Fresh => fresh.push((field, pending)),
                 EntryState::LastAttempt => last.push((field, pending)),
                 EntryState::Refused => has_refused = true,
             }
         }
-        let is_waiting = has_refused || !last.is_empty();
-        let fresh = |count| Self::oldest(queue, &fresh, count);
-        let last = || Self::oldest(queue, &last, 1);
-        let entries = if queue.responses.is_rejecting() {
-            fresh(1)
-        } else if queue.responses.has_just_failed() {
-            Some(fresh(MAX_BATCH))
-                .filter(|entries| !entries.is_empty())
-                .unwrap_or_else(last)
+        let entries = if refusals.is_rejecting() {
+            oldest(refusals, &fresh, 1)
+        } else if !last.is_empty() && (fresh.is_empty() || !refusals.has_just_failed()) {
+            oldest(refusals, &last, 1)
         } else {
-            Some(last())
-                .filter(|entries| !entries.is_empty())
-                .unwrap_or_else(|| fresh(MAX_BATCH))
+            oldest(refusals, &fresh, MAX_BATCH)
         };
         match entries.is_empty() {
-            false => Choice::Entries(Batch {
+            false => Choice::Send(Batch {
                 entries,
                 plain: false,
             }),
-            true if is_waiting => Choice::NoneLeft,
-            true => Choice::Nothing,
+            true if has_refused || !last.is_empty() => Choice::NoneLeft,
+            true => Choice::Wait(None),
         }
     }
 
     /// Chooses the next request of a stopped queue: the oldest entry of each `TrackedField` in turn, alone; the test
     /// message if no entry is pending, and alternately if only one `TrackedField` has entries.
-    fn choose_when_stopped(&self, queue: &ContactPointQueue) -> Choice {
+    fn choose_when_stopped(&self, queue: &ContactPointQueue, receiver: &Receiver) -> Choice {
+        let refusals = &receiver.refusals;
         let waiting: Vec<_> = self.sendable(queue).collect();
-        match waiting.as_slice() {
-            [] if queue.responses.may_test() => return Choice::Test,
-            [] => return Choice::Nothing,
-            [(field, _)] if queue.responses.test_is_next(field) => return Choice::Test,
-            _ => {}
+        let is_test = match waiting.as_slice() {
+            [] if !receiver.may_test() => return Choice::Wait(None),
+            [] => true,
+            [(field, _)] => receiver.may_test() && refusals.refused_since_test(field),
+            _ => false,
+        };
+        if is_test {
+            return Choice::Send(Batch::default());
         }
-        let next = waiting.into_iter().min_by_key(|(field, pending)| {
-            (queue.responses.last_refusal(field), pending.ids.first())
-        });
-        let entries = Self::oldest(queue, next.as_slice(), 1);
-        Choice::Entries(Batch {
+        let next = waiting
+            .into_iter()
+            .min_by_key(|(field, pending)| (refusals.last_refusal(field), pending.ids.first()));
+        let entries = oldest(refusals, next.as_slice(), 1);
+        Choice::Send(Batch {
             entries,
             plain: false,
         })
+    }
+
+    /// Returns the pending entries of each `TrackedField` that has none in flight, neither in another queue nor with an
+    /// unrecorded outcome.
+    fn sendable<'a>(
+        &'a self,
+        queue: &'a ContactPointQueue,
+    ) -> impl Iterator<Item = (&'a ObjectKey, &'a PendingEntries)> {
+        queue
+            .waiting
+            .iter()
+            .filter(|(field, _)| !self.in_flight.contains_key(*field))
+    }
+
+    /// Stops the receiver of `point`; returns whether the contact point's status changes. If only one `TrackedField`
+    /// has pending entries, a stop that `may_alternate` is not reported: the test message goes next, at once, and shows
+    /// whether the receiver accepts anything, so that single rejected messages do not change the status.
+    fn stop(&mut self, point: &ObjectKey, may_alternate: bool, now: Instant) -> bool {
+        let alternates = may_alternate
+            && self.receiver(point).is_some_and(Receiver::may_test)
+            && self
+                .by_contact_point
+                .get(point)
+                .is_some_and(|queue| self.sendable(queue).count() == 1);
+        let retry_at = now + self.retry_policy.stopped;
+        let Some(receiver) = self.receiver_mut(point) else {
+            return false;
+        };
+        if alternates {
+            receiver.stop_silently();
+            return false;
+        }
+        receiver.stop(retry_at)
     }
 
     /// Returns the next request, if there is one and the queue still has the configuration of that revision. The
@@ -617,141 +657,406 @@ impl Queues {
         revision: u64,
         now: Instant,
     ) -> Option<DeliveryRequest> {
-        if !self.is_configured(point, revision) || !matches!(self.next(point, now), QueueStep::Send)
-        {
+        let Choice::Send(batch) = self.choose(point, now) else {
+            return None;
+        };
+        let queue = self.by_contact_point.get_mut(point)?;
+        let receiver = queue.receiver.as_ref()?;
+        if receiver.revision != revision {
             return None;
         }
-        self.abort(point);
-        let batch = match self.choose(self.by_contact_point.get(point)?) {
-            Choice::Entries(batch) => Some(batch),
-            Choice::Test => None,
-            Choice::Nothing | Choice::NoneLeft => return None,
+        let entry = |key: &EntryKey| {
+            let PendingEntries { object, origin, .. } = queue.waiting.get(&key.field)?;
+            Some(BatchEntry {
+                key: key.clone(),
+                object: Arc::clone(object),
+                origin: origin.clone(),
+            })
         };
-        for entry in batch.iter().flat_map(|batch| &batch.entries) {
-            self.in_flight.insert(point, entry);
-        }
-        let queue = self.by_contact_point.get_mut(point)?;
-        let endpoint = queue.endpoint.clone()?;
-        let (entries, plain) = batch
-            .as_ref()
-            .map(|batch| (batch.entries.clone(), batch.plain))
-            .unwrap_or_default();
-        let test_id = queue.test.as_ref().map(TestMessage::id).unwrap_or_default();
         let request = DeliveryRequest {
-            endpoint,
-            entries,
-            test_id,
+            endpoint: receiver.endpoint.clone()?,
+            entries: batch.entries.iter().map(entry).collect::<Option<_>>()?,
+            test_id: receiver.test.id(),
             started: now,
-            plain,
-            revision: queue.revision,
+            plain: batch.plain,
+            revision,
         };
-        queue.batch = batch;
-        queue.sending = true;
+        for entry in &batch.entries {
+            self.in_flight.insert(entry.field.clone(), point.clone());
+        }
+        queue.request = RequestState::InFlight(batch);
         Some(request)
     }
+}
 
-    /// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, which sort by
-    /// time.
-    fn oldest(
-        queue: &ContactPointQueue,
-        pending: &[(&ObjectKey, &PendingEntries)],
-        count: usize,
-    ) -> Vec<BatchEntry> {
-        let head = |object: usize, at: usize| {
-            pending[object]
-                .1
-                .ids
-                .get(at)
-                .map(|id| Reverse((id, object, at)))
-        };
-        let mut heads: BinaryHeap<_> = (0..pending.len())
-            .filter_map(|object| head(object, 0))
-            .collect();
-        let mut oldest = Vec::new();
-        while oldest.len() < count
-            && let Some(Reverse((id, index, at))) = heads.pop()
-        {
-            let (field, PendingEntries { object, origin, .. }) = pending[index];
-            let goes_alone = queue.responses.goes_alone(field, id);
-            if goes_alone && !oldest.is_empty() {
-                break;
+/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, which sort by time.
+fn oldest(
+    refusals: &Refusals,
+    pending: &[(&ObjectKey, &PendingEntries)],
+    count: usize,
+) -> Vec<EntryKey> {
+    let head = |object: usize, at: usize| {
+        pending[object]
+            .1
+            .ids
+            .get(at)
+            .map(|id| Reverse((id, object, at)))
+    };
+    let mut heads: BinaryHeap<_> = (0..pending.len())
+        .filter_map(|object| head(object, 0))
+        .collect();
+    let mut oldest = Vec::new();
+    while oldest.len() < count
+        && let Some(Reverse((id, object, at))) = heads.pop()
+    {
+        let (field, _) = pending[object];
+        let goes_alone = refusals.goes_alone(field, id);
+        if goes_alone && !oldest.is_empty() {
+            break;
+        }
+        let (field, id) = (field.clone(), Arc::clone(id));
+        oldest.push(EntryKey { field, id });
+        if goes_alone {
+            break;
+        }
+        heads.extend(head(object, at + 1));
+    }
+    oldest
+}
+
+/// The response.
+impl Queues {
+    /// Handles the response to a request.
+    pub fn on_response(
+        &mut self,
+        point: &ObjectKey,
+        request: &DeliveryRequest,
+        response: Result<SendReceipt, SendFailure>,
+        now: Instant,
+    ) -> AffectedObjects {
+        let mut affected = AffectedObjects::default();
+        let was_failing = self.failing(point).is_some();
+        let departed = self.departed(point, request);
+        let is_current = self.is_configured(point, request.revision);
+        let mut retry = None;
+        match response {
+            Ok(receipt) => {
+                let accepted = first(&request.entries, receipt.accepted);
+                // A delivered entry counts even if the endpoint has changed since.
+                for entry in accepted {
+                    self.set_outcome(point, &entry.key, DeliveryOutcome::Delivered);
+                    affected.fields.push(entry.key.field.clone());
+                }
+                if is_current && let Some(receiver) = self.receiver_mut(point) {
+                    affected.point |= receiver.accept(&receipt, accepted);
+                }
             }
-            let (object, id) = (Arc::clone(object), Arc::clone(id));
-            oldest.push(BatchEntry {
-                field: field.clone(),
-                object,
-                id,
-                origin: origin.clone(),
+            Err(SendFailure { error, carried }) if is_current => {
+                let mut failed = Failed {
+                    point,
+                    request,
+                    carried: first(&request.entries, carried),
+                    now,
+                };
+                retry = match error {
+                    SendError::Retry { message, after } => {
+                        self.on_error(&failed, &message, after, &mut affected)
+                    }
+                    SendError::Unsent { message } => {
+                        failed.carried = &[];
+                        self.on_error(&failed, &message, None, &mut affected)
+                    }
+                    SendError::Refused { reason, message } => {
+                        self.on_refusal(&failed, reason, &message, &mut affected)
+                    }
+                };
+            }
+            Err(_) => {}
+        }
+        // The receiver's response to an object that was deleted or moved meanwhile affects nothing here.
+        for field in &departed {
+            self.forget_refusals(point, field);
+        }
+        self.end_request(point, retry);
+        // The messages may have been deleted while the request was in flight.
+        affected.point |= was_failing
+            && self
+                .by_contact_point
+                .get(point)
+                .is_some_and(|queue| !self.has_messages(queue));
+        affected.fields.sort();
+        affected.fields.dedup();
+        self.notify(point);
+        self.drop_if_idle(point);
+        affected
+    }
+
+    /// Returns the `TrackedField`s of the request that were deleted or moved away from `point`.
+    fn departed(&self, point: &ObjectKey, request: &DeliveryRequest) -> Vec<ObjectKey> {
+        let fields = request.entries.iter().map(|entry| &entry.key.field);
+        let is_departed = |field: &&ObjectKey| {
+            let is_deleted = self.in_flight.get(*field) != Some(point);
+            is_deleted || self.queue_of(field).is_some_and(|queue| queue != point)
+        };
+        fields.filter(is_departed).cloned().collect()
+    }
+
+    /// Sets the outcome of an entry in flight, unless its object was deleted meanwhile.
+    fn set_outcome(&mut self, point: &ObjectKey, entry: &EntryKey, outcome: DeliveryOutcome) {
+        if self.in_flight.get(&entry.field) == Some(point)
+            && let Some(queue) = self.by_contact_point.get_mut(point)
+        {
+            let outcomes = queue.unrecorded.entry(entry.field.clone()).or_default();
+            outcomes.push((Arc::clone(&entry.id), outcome));
+        }
+    }
+
+    /// Handles an error after which the receiver may accept the request later. Returns the request to retry.
+    fn on_error(
+        &mut self,
+        failed: &Failed<'_>,
+        message: &str,
+        after: Option<Duration>,
+        affected: &mut AffectedObjects,
+    ) -> Option<Batch> {
+        let is_expired = self.expire(failed, message, affected);
+        let retry_policy = self.retry_policy;
+        let queue = self.by_contact_point.get_mut(failed.point)?;
+        let receiver = queue.receiver.as_mut()?;
+        affected.point |= receiver.retry(message, after, retry_policy, failed.now);
+        if receiver.failures == FAILING_FROM {
+            // The contact point stays ready, and its message says that messages wait.
+            affected.point |= receiver.state == QueueState::Open;
+            affected.fields.extend(queue.waiting.keys().cloned());
+        }
+        queue.in_flight().filter(|_| !is_expired)
+    }
+
+    /// Expires the entries that were too old when this failed attempt started; returns whether there are any.
+    fn expire(
+        &mut self,
+        failed: &Failed<'_>,
+        message: &str,
+        affected: &mut AffectedObjects,
+    ) -> bool {
+        let (max_age, started) = (self.retry_policy.max_age, failed.request.started);
+        let is_expired = |entry: &&BatchEntry| {
+            let ages = self.ages.get(&entry.key.field);
+            ages.is_some_and(|ages| ages.waited(&entry.key.id, started) > max_age)
+        };
+        let expired: Vec<_> = failed.carried.iter().filter(is_expired).collect();
+        for entry in &expired {
+            let reason = history::expired(max_age, message);
+            self.set_outcome(
+                failed.point,
+                &entry.key,
+                DeliveryOutcome::Expired { reason },
+            );
+            affected.fields.push(entry.key.field.clone());
+        }
+        !expired.is_empty()
+    }
+
+    /// Handles a refused request. Returns the request to send instead.
+    fn on_refusal(
+        &mut self,
+        failed: &Failed<'_>,
+        reason: Refusal,
+        message: &str,
+        affected: &mut AffectedObjects,
+    ) -> Option<Batch> {
+        let Failed {
+            point,
+            request,
+            carried,
+            now,
+        } = *failed;
+        let receiver = self.receiver_mut(point)?;
+        let Some(BatchEntry { key, object, .. }) =
+            request.entries.first().filter(|_| reason.may_be_message())
+        else {
+            // No entry can be the cause of this refusal.
+            receiver.refusals.refuse_any(reason, message);
+            affected.point |= self.stop(point, false, now);
+            self.expire(failed, message, affected);
+            return None;
+        };
+        if carried.len() > 1 {
+            let entries = carried.iter().map(|entry| &entry.key);
+            receiver.refusals.refuse_digest(reason, message, entries);
+            receiver.clear_backoff();
+            return None;
+        }
+        let is_open = receiver.state == QueueState::Open;
+        let is_last_attempt = is_open
+            && receiver.refusals.entry_state(&key.field, &key.id) == EntryState::LastAttempt;
+        if !request.plain
+            && object.spec.template.is_some()
+            && (is_last_attempt || reason.suggests_message())
+        {
+            receiver.clear_backoff();
+            return Some(Batch {
+                entries: vec![key.clone()],
+                plain: true,
             });
-            if goes_alone {
-                break;
-            }
-            heads.extend(head(index, at + 1));
         }
-        oldest
+        if is_last_attempt {
+            receiver.refusals.fail_entry(key);
+            receiver.clear_backoff();
+            let reason = message.to_owned();
+            self.set_outcome(point, key, DeliveryOutcome::Failed { reason });
+            affected.fields.push(key.field.clone());
+            return None;
+        }
+        let is_expired = self.expire(failed, message, affected);
+        let receiver = self.receiver_mut(point)?;
+        let refusals = &mut receiver.refusals;
+        let after = refusals.refuse_entry(reason, message, key, !is_expired);
+        if after == AfterRefusal::Continue && is_open {
+            receiver.clear_backoff();
+            return None;
+        }
+        let may_alternate = reason.suggests_message() && receiver.state == QueueState::Stopped;
+        // The refused entry is no longer in flight, so the queue may send it again.
+        self.end_request(point, None);
+        affected.point |= self.stop(point, may_alternate, now);
+        None
     }
 
-    /// Removes entries without an outcome from the in-flight entries of `point`, unless a response is still to come.
-    pub(super) fn abort(&mut self, point: &ObjectKey) {
-        if self
-            .by_contact_point
-            .get(point)
-            .is_some_and(|queue| queue.sending)
-        {
-            return;
-        }
-        for field in self.in_flight.abort(point) {
-            // The other entries of the field may be in another queue now.
-            if let Some(queue_key) = self.queue_by_field.get(&field) {
-                self.notify(queue_key);
-            }
-        }
+    /// Ends the request in flight; the `retry` goes next.
+    fn end_request(&mut self, point: &ObjectKey, retry: Option<Batch>) {
+        self.set_request(
+            point,
+            retry.map_or(RequestState::Idle, RequestState::Retrying),
+        );
+        self.drop_stale_retry(point);
     }
 
-    /// Removes the pending entries of `field`; returns their queue and number.
-    fn remove_pending(&mut self, field: &ObjectKey) -> Option<(ObjectKey, usize)> {
-        let queue_key = self.queue_by_field.remove(field)?;
-        let queue = self.by_contact_point.get_mut(&queue_key)?;
-        let waited = queue
-            .pending
-            .remove(field)
-            .map_or(0, |pending| pending.ids.len());
-        queue.changed.notify_one();
-        Some((queue_key, waited))
-    }
-
-    /// Drops the batch to retry if one of its entries is no longer pending here: the request would differ.
-    pub(super) fn drop_stale_batch(&mut self, point: &ObjectKey) {
-        let Some(queue) = self.by_contact_point.get_mut(point) else {
-            return;
+    /// Drops the request to retry if the queue was closed, or if one of the entries is no longer pending here: the
+    /// request would differ.
+    fn drop_stale_retry(&mut self, point: &ObjectKey) {
+        let is_stale = |queue: &ContactPointQueue| match &queue.request {
+            RequestState::Retrying(batch) => queue.endpoint().is_none() || !queue.is_pending(batch),
+            RequestState::Idle | RequestState::InFlight(_) => false,
         };
-        if !queue.sending
-            && queue
-                .batch
-                .as_ref()
-                .is_some_and(|batch| !queue.is_pending(batch))
-        {
-            queue.batch = None;
-            self.abort(point);
+        if self.by_contact_point.get(point).is_some_and(is_stale) {
+            self.set_request(point, RequestState::Idle);
         }
     }
 
-    /// Aborts the request of `point`, whose worker panicked: no response will come.
+    /// Ends the request of `point`, whose worker panicked: no response will come.
     pub fn abort_request(&mut self, point: &ObjectKey) {
-        if let Some(queue) = self.by_contact_point.get_mut(point) {
-            queue.sending = false;
-        }
-        self.abort(point);
+        let queue = self.by_contact_point.get(point);
+        let retry = queue.and_then(ContactPointQueue::in_flight);
+        self.end_request(point, retry);
         self.drop_if_idle(point);
     }
 
-    pub(super) fn notify(&self, point: &ObjectKey) {
+    /// Replaces the request of `point`. Entries of the former one that have no outcome and are not in the `next` one
+    /// are no longer in flight.
+    fn set_request(&mut self, point: &ObjectKey, next: RequestState) {
+        let Some(queue) = self.by_contact_point.get_mut(point) else {
+            return;
+        };
+        let former = mem::replace(&mut queue.request, next);
+        let (RequestState::InFlight(former) | RequestState::Retrying(former)) = former else {
+            return;
+        };
+        let mut released = Vec::new();
+        for EntryKey { field, .. } in former.entries {
+            let is_kept = queue.unrecorded.contains_key(&field)
+                || queue
+                    .request
+                    .entries()
+                    .iter()
+                    .any(|next| next.field == field);
+            if !is_kept && self.in_flight.get(&field) == Some(point) {
+                self.in_flight.remove(&field);
+                released.push(field);
+            }
+        }
+        for field in released {
+            // The other entries of the field may be in another queue now.
+            if let Some(point) = self.queue_by_field.get(&field) {
+                self.notify(point);
+            }
+        }
+    }
+
+    fn forget_refusals(&mut self, point: &ObjectKey, field: &ObjectKey) {
+        if let Some(receiver) = self.receiver_mut(point) {
+            receiver.refusals.forget(field);
+        }
+    }
+
+    /// Removes the queue of a deleted contact point, unless it has entries or a request.
+    fn drop_if_idle(&mut self, point: &ObjectKey) {
+        let is_idle = |queue: &ContactPointQueue| {
+            queue.receiver.is_none()
+                && queue.waiting.is_empty()
+                && queue.unrecorded.is_empty()
+                && matches!(queue.request, RequestState::Idle)
+        };
+        if self.by_contact_point.get(point).is_some_and(is_idle)
+            && let Some(queue) = self.by_contact_point.remove(point)
+        {
+            queue.notify();
+        }
+    }
+
+    fn notify(&self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get(point) {
-            queue.changed.notify_one();
+            queue.notify();
         }
     }
 }
 
+fn first(entries: &[BatchEntry], count: usize) -> &[BatchEntry] {
+    &entries[..count.min(entries.len())]
+}
+
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+impl RequestState {
+    fn entries(&self) -> &[EntryKey] {
+        match self {
+            Self::Idle => &[],
+            Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
+        }
+    }
+}
+
+impl ContactPointQueue {
+    /// Returns the endpoint, if the queue may send.
+    fn endpoint(&self) -> Option<&Endpoint> {
+        self.receiver.as_ref()?.endpoint.as_ref()
+    }
+
+    /// Returns the entries of the request in flight, to send them again; none for the test message, which the next
+    /// choice may replace.
+    fn in_flight(&self) -> Option<Batch> {
+        match &self.request {
+            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(batch.clone()),
+            _ => None,
+        }
+    }
+
+    /// Wakes the worker.
+    fn notify(&self) {
+        if let Some(worker) = &self.worker {
+            worker.notify_one();
+        }
+    }
+
+    /// Returns whether every entry of the batch is still pending.
+    fn is_pending(&self, batch: &Batch) -> bool {
+        let is_pending = |EntryKey { field, id }: &EntryKey| {
+            self.waiting
+                .get(field)
+                .is_some_and(|pending| pending.ids.contains(id))
+        };
+        batch.entries.iter().all(is_pending)
+    }
 }

@@ -11,7 +11,8 @@ use qm_runtime::ObjectKey;
 use qm_runtime::backoff::BackoffPolicy;
 use serde_json::json;
 
-use super::queues::{DeliveryRequest, QueueStep, Queues};
+use super::entries::DeliveryRequest;
+use super::queues::{QueueStep, Queues};
 use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};
 use crate::history::DeliveryOutcome;
 use crate::telegram::TelegramChat;
@@ -66,7 +67,11 @@ fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
 }
 
 fn pending(name: &str, entries: &[&str]) -> PendingEntries {
-    PendingEntries::of(&field(name, entries)).unwrap()
+    pending_of(&field(name, entries))
+}
+
+fn pending_of(object: &Arc<TrackedField>) -> PendingEntries {
+    PendingEntries::of(object, &object.history().unwrap())
 }
 
 fn another() -> TestMessage {
@@ -114,7 +119,11 @@ impl TestQueue {
         self.start_of("p")
     }
 
+    /// Starts the next request, as the worker does.
     fn start_of(&mut self, point: &str) -> Option<DeliveryRequest> {
+        if !matches!(self.queues.next(&key(point), self.now), QueueStep::Send) {
+            return None;
+        }
         let (_, revision) = self.queues.endpoint(&key(point))?;
         self.queues.start_request(&key(point), revision, self.now)
     }
@@ -124,7 +133,7 @@ impl TestQueue {
         &mut self,
         request: &DeliveryRequest,
         response: Result<SendReceipt, SendError>,
-    ) -> super::outcome::AffectedObjects {
+    ) -> super::queues::AffectedObjects {
         let response = response.map_err(|error| SendFailure::new(error, request.entries.len()));
         self.queues
             .on_response(&key("p"), request, response, self.now)
@@ -134,7 +143,7 @@ impl TestQueue {
         &mut self,
         request: &DeliveryRequest,
         reason: Refusal,
-    ) -> super::outcome::AffectedObjects {
+    ) -> super::queues::AffectedObjects {
         self.respond(request, Err(refusal(reason)))
     }
 
@@ -142,7 +151,7 @@ impl TestQueue {
         &mut self,
         request: &DeliveryRequest,
         accepted: usize,
-    ) -> super::outcome::AffectedObjects {
+    ) -> super::queues::AffectedObjects {
         self.respond(
             request,
             Ok(SendReceipt {
@@ -416,8 +425,9 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
             queue.refuse(&request, Refusal::Rejected);
             assert!(
                 !queue.queues.by_contact_point[&key("p")]
-                    .responses
-                    .knows(&key("a")),
+                    .receiver
+                    .as_ref()
+                    .is_some_and(|receiver| receiver.refusals.knows(&key("a"))),
                 "{digest}"
             );
         }
@@ -540,9 +550,7 @@ fn queue_shares_the_cached_object() {
         "the batch may wait for another change"
     );
     queue.respond(&request, Err(retry("refused")));
-    queue
-        .queues
-        .enqueue(&key("p"), PendingEntries::of(&newer).unwrap());
+    queue.queues.enqueue(&key("p"), pending_of(&newer));
     queue.now += Duration::from_hours(1);
     assert!(Arc::ptr_eq(
         &queue.start().unwrap().entries[0].object,
@@ -563,7 +571,7 @@ fn entry_without_id_is_not_counted() {
     assert_eq!(
         queue
             .queues
-            .enqueue(&key("p"), PendingEntries::of(&Arc::new(nameless)).unwrap()),
+            .enqueue(&key("p"), pending_of(&Arc::new(nameless))),
         0
     );
     assert!(queue.is_waiting());
@@ -634,7 +642,7 @@ fn oldest_pending_time_leaves_out_suspended_time() {
     let waits = |name: &str, entry: serde_json::Value| {
         let object = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField", "spec": {},
             "metadata": { "namespace": "n", "name": name }, "status": [entry] });
-        PendingEntries::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
+        pending_of(&Arc::new(serde_json::from_value(object).unwrap()))
     };
     let pending = |second: u8, suspended_since: Option<&str>, suspended_seconds: Option<u64>| {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",

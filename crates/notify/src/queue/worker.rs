@@ -14,8 +14,8 @@ use tracing::field::Empty;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
-use super::outcome::AffectedObjects;
-use super::queues::{DeliveryRequest, QueueStep};
+use super::entries::DeliveryRequest;
+use super::queues::{AffectedObjects, QueueStep};
 use super::{InitialState, Outbox, TestMessage};
 use crate::metrics::{DeliveryResult, Receiver};
 use crate::{Endpoint, MessageContent, SendError, SendFailure, SendReceipt, Transport};

@@ -76,11 +76,13 @@ impl Follower {
 
     /// Removes and returns the buffered values; `None` is a deletion.
     fn take_values(&mut self) -> Vec<Option<String>> {
-        let value = |observation: Observation| match observation.state {
-            TargetState::Present { value, .. } => value.text().map(str::to_owned),
-            TargetState::Absent => None,
-        };
-        self.buffer.drain().into_iter().map(value).collect()
+        let observations = self.buffer.begin_write();
+        self.buffer.written(&observations);
+        observations
+            .entries
+            .into_iter()
+            .map(|entry| entry.value)
+            .collect()
     }
 }
 

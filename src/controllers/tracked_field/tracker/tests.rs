@@ -1,10 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use kube::runtime::watcher;
-use qm_api::tracked_field::{Subject, TargetReference};
-use qm_notify::history::{HistoryLimits, TargetState};
+use qm_api::tracked_field::{Entry, Subject, TargetReference};
+use qm_notify::history::HistoryLimits;
+use qm_runtime::nesting::OBJECT_LEVELS;
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -59,17 +60,10 @@ fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
 
 /// Records the pending observations, and returns their values.
 fn taken(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity) -> Vec<Option<String>> {
-    let pending = tracker.pending(key, identity);
-    let values = pending
-        .observations
-        .iter()
-        .map(|observation| match &observation.state {
-            TargetState::Present { value, .. } => value.text().map(str::to_owned),
-            TargetState::Absent => None,
-        });
-    let values = values.collect();
-    pending.recorded();
-    values
+    let (observations, _) = tracker.pending(key, identity);
+    tracker.recorded(key, identity, &observations);
+    let entries = observations.entries.into_iter();
+    entries.map(|entry| entry.value).collect()
 }
 
 /// Creates a tracker whose watch began before the field was followed: a read is needed.
@@ -111,23 +105,17 @@ fn unrecorded_observations_stay_bounded_and_counted() {
             made += 1;
             tracker.on_applied(&resource(), object("web", made, &made.to_string()));
         }
-        assert!(
-            tracker.pending(&key, &identity).observations.len() <= HistoryLimits::PENDING.items
-        );
+        let (observations, _) = tracker.pending(&key, &identity);
+        assert!(observations.entries.len() <= HistoryLimits::PENDING.items);
     }
-    let pending = tracker.pending(&key, &identity);
-    assert_eq!(
-        pending
-            .observations
-            .iter()
-            .map(Observation::changes)
-            .sum::<u64>(),
-        made
-    );
-    assert_eq!((pending.observations.len() + pending.merged) as u64, made);
-    pending.recorded();
-    let pending = tracker.pending(&key, &identity);
-    assert!(pending.observations.is_empty() && pending.merged == 0);
+    let (observations, _) = tracker.pending(&key, &identity);
+    let changes = observations.entries.iter().map(Entry::changes);
+    assert_eq!(changes.sum::<u64>(), made);
+    let count = observations.entries.len() + observations.merged;
+    assert_eq!(count as u64, made);
+    tracker.recorded(&key, &identity, &observations);
+    let (observations, _) = tracker.pending(&key, &identity);
+    assert!(observations.entries.is_empty() && observations.merged == 0);
 }
 
 /// During the read, the spec changes or the object is recreated.
@@ -197,16 +185,15 @@ fn unrecorded_observations_return_only_to_their_identity() {
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
     tracker.on_applied(&resource(), object("a", 5, "old"));
-    drop(tracker.pending(&key, &old));
-    assert_eq!(
-        tracker.pending(&key, &old).observations.len(),
-        1,
-        "unrecorded observations are restored"
-    );
-    let pending = tracker.pending(&key, &old);
+    for _ in 0..2 {
+        let (observations, _) = tracker.pending(&key, &old);
+        assert_eq!(observations.entries.len(), 1, "nothing was recorded");
+    }
+    let (former, _) = tracker.pending(&key, &old);
     assert!(follow(&tracker, &key, &new, &target("a")));
-    drop(pending);
-    assert_eq!(taken(&tracker, &key, &new), []);
+    tracker.on_applied(&resource(), object("a", 6, "new"));
+    tracker.recorded(&key, &old, &former);
+    assert_eq!(taken(&tracker, &key, &new), [Some("new".to_owned())]);
 }
 
 fn problem(code: u16) -> WatchProblem {
@@ -302,39 +289,33 @@ fn observations_of_the_former_target_are_still_recorded() {
         identity("1", "c"),
     );
     let tracker = Tracker::new(Trigger::default(), true);
-    let former = |identity| {
-        tracker
-            .pending(&key, identity)
-            .former
-            .as_ref()
-            .map(|former| (former.subject.clone(), former.observations.len()))
+    let pending = |identity| {
+        let (observations, _) = tracker.pending(&key, identity);
+        let entry = |entry: Entry| (entry.subject.unwrap(), entry.value.unwrap());
+        let entries = observations.entries.into_iter();
+        entries.map(entry).collect::<Vec<_>>()
     };
+    let entry = |identity: &FollowIdentity, value: &str| (identity.subject.clone(), value.into());
     follow(&tracker, &key, &first, &target("a"));
     tracker.on_applied(&resource(), object("a", 5, "x"));
-    let pending = tracker.pending(&key, &first);
+    let (writing, _) = tracker.pending(&key, &first);
     tracker.on_applied(&resource(), object("a", 6, "y"));
     assert!(follow(&tracker, &key, &second, &target("b")));
-    drop(pending);
-    assert_eq!(former(&second), Some((first.subject.clone(), 2)));
-    assert_eq!(
-        former(&second),
-        Some((first.subject.clone(), 2)),
-        "a failed reconcile restores the observations"
-    );
+    for _ in 0..2 {
+        // A failed reconcile removes nothing.
+        assert_eq!(pending(&second), [entry(&first, "x"), entry(&first, "y")]);
+    }
+    tracker.recorded(&key, &first, &writing);
+    assert_eq!(pending(&second), [entry(&first, "y")]);
     tracker.on_applied(&resource(), object("b", 7, "z"));
     assert!(follow(&tracker, &key, &third, &target("c")));
-    assert_eq!(former(&third), Some((second.subject.clone(), 1)));
-    assert_eq!(
-        tracker.pending(&key, &third).merged,
-        2,
-        "the oldest observations are counted"
-    );
+    assert_eq!(pending(&third), [entry(&first, "y"), entry(&second, "z")]);
 
     assert!(
         follow(&tracker, &key, &identity("2", "a"), &target("a")),
         "a recreated object keeps nothing"
     );
-    assert_eq!(former(&identity("2", "a")), None);
+    assert_eq!(pending(&identity("2", "a")), []);
 }
 
 /// A standby's events, and a leader's events before the relist, may be stale.
@@ -349,12 +330,9 @@ fn new_leader_keeps_no_earlier_observation() {
         tracker.on_list_done(&resource(), None);
     };
     let seen = || {
-        let newest = tracker
-            .pending(&key, &identity)
-            .newest
-            .as_ref()
-            .and_then(|newest| newest.observation.version);
-        (newest, taken(&tracker, &key, &identity))
+        let (_, newest) = tracker.pending(&key, &identity);
+        let version = newest.and_then(|newest| newest.observation.resource_version);
+        (version, taken(&tracker, &key, &identity))
     };
     list(0, 5, "x");
     assert_eq!((seen(), tracker.exists(&key)), ((None, vec![]), None));
@@ -373,9 +351,9 @@ fn new_leader_keeps_no_earlier_observation() {
     tracker.on_list_done(&resource(), None);
     assert_eq!(seen(), (None, vec![]), "the former watch does not count");
     list(1, 5, "x");
-    assert_eq!(seen(), (Some(5), vec![Some("x".to_owned())]));
+    assert_eq!(seen(), (Some("5".into()), vec![Some("x".to_owned())]));
     tracker.on_applied(&resource(), object("a", 7, "z"));
-    assert_eq!(seen(), (Some(7), vec![Some("z".to_owned())]));
+    assert_eq!(seen(), (Some("7".into()), vec![Some("z".to_owned())]));
 }
 
 #[test]

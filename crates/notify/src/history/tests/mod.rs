@@ -29,6 +29,67 @@ fn subject(field: &str) -> Subject {
     Subject::new(&target, field)
 }
 
+/// State of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum TargetState {
+    Present {
+        uid: Option<String>,
+        value: ObservedValue,
+    },
+    Absent,
+}
+
+/// Returns an observation without an id.
+fn observed(at: Timestamp, state: TargetState, version: Option<u64>) -> Entry {
+    let (uid, value) = match state {
+        TargetState::Present { uid, value } => (uid, Some(value)),
+        TargetState::Absent => (None, None),
+    };
+    observation(&subject("replicas"), at, uid, value.as_ref(), version, None)
+}
+
+/// Result of [`record`].
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Recorded {
+    /// Number of new entries.
+    entries: usize,
+    /// Number of changes that the new entries stand for.
+    changes: u64,
+    /// Whether the previously last entry got fields that the original program had not written.
+    completed: bool,
+}
+
+/// Records observations of a subject; new entries without an id get one of `ids`.
+fn record(
+    history: &mut History,
+    subject: &Subject,
+    observations: impl IntoIterator<Item = Entry>,
+    mut ids: impl FnMut() -> String,
+) -> Recorded {
+    let (before, last) = (history.len(), history.last().cloned());
+    let of_subject = |observation| Entry {
+        subject: Some(subject.clone()),
+        ..observation
+    };
+    let observations: Vec<_> = observations.into_iter().map(of_subject).collect();
+    super::record(history, subject, &observations);
+    let (known, new) = history.split_at_mut(before);
+    for entry in &mut *new {
+        entry.id.get_or_insert_with(&mut ids);
+    }
+    Recorded {
+        entries: new.len(),
+        changes: changes_saturating(new),
+        completed: known.last() != last.as_ref(),
+    }
+}
+
+fn changes_saturating(history: &[Entry]) -> u64 {
+    history
+        .iter()
+        .fold(0, |sum, entry| sum.saturating_add(entry.changes()))
+}
+
 fn present(uid: &str, value: &str) -> TargetState {
     TargetState::Present {
         uid: Some(uid.into()),
@@ -59,7 +120,7 @@ fn recorded(states: impl IntoIterator<Item = TargetState>) -> History {
         record(
             &mut history,
             &subject("replicas"),
-            [Observation::new(at(second), state, None)],
+            [observed(at(second), state, None)],
             &mut ids,
         );
     }
@@ -95,7 +156,7 @@ fn outcomes_are_marked_once_and_unknown_ids_are_ignored() {
         ("id-2".into(), failed.clone()),
         ("deleted".into(), failed),
     ];
-    assert_eq!(mark(&mut history, outcomes.clone()), 2);
+    assert_eq!(mark(&mut history, &outcomes).entries.len(), 1);
     let marks: Vec<_> = history
         .iter()
         .map(|entry| (entry.delivery.unwrap(), entry.reason.as_deref()))
@@ -108,60 +169,39 @@ fn outcomes_are_marked_once_and_unknown_ids_are_ignored() {
     assert_eq!(marks, expected);
     assert_eq!(history[0].suspended_since, None);
     let before = history.clone();
-    assert_eq!(mark(&mut history, outcomes), 0);
+    assert!(mark(&mut history, &outcomes).entries.is_empty());
     assert_eq!(history, before);
 }
 
 #[test]
 fn failed_entry_may_become_delivered_but_not_vice_versa() {
     let mut history = recorded([present("a", "1")]);
-    assert_eq!(
-        mark(
-            &mut history,
-            [(
-                "id-1".into(),
-                DeliveryOutcome::Expired {
-                    reason: "too old".into()
-                }
-            )]
-        ),
-        1
-    );
-    assert_eq!(
-        (history[0].delivery, history[0].reason.as_deref()),
-        (Some(Delivery::Failed), Some("too old"))
-    );
-    assert_eq!(
-        mark(&mut history, [("id-1".into(), DeliveryOutcome::Delivered)]),
-        1
-    );
-    assert_eq!(
-        (history[0].delivery, history[0].reason.as_ref()),
-        (Some(Delivery::Delivered), None)
-    );
-    assert_eq!(
-        mark(
-            &mut history,
-            [(
-                "id-1".into(),
-                DeliveryOutcome::Failed {
-                    reason: "late".into()
-                }
-            )]
-        ),
-        0
-    );
-    assert_eq!(history[0].delivery, Some(Delivery::Delivered));
+    let mut mark = |outcome| {
+        let failed = mark(&mut history, &[("id-1".to_owned(), outcome)]);
+        let entry = &history[0];
+        (failed.entries.len(), entry.delivery, entry.reason.clone())
+    };
+    let expired = DeliveryOutcome::Expired {
+        reason: "too old".into(),
+    };
+    let late = DeliveryOutcome::Failed {
+        reason: "late".into(),
+    };
+    let failed = (1, Some(Delivery::Failed), Some("too old".to_owned()));
+    assert_eq!(mark(expired), failed);
+    let delivered = (0, Some(Delivery::Delivered), None);
+    assert_eq!(mark(DeliveryOutcome::Delivered), delivered);
+    assert_eq!(mark(late), delivered);
 }
 
 #[test]
 fn pending_returns_entries_with_their_previous_value() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
-    mark(&mut history, [("id-1".into(), DeliveryOutcome::Delivered)]);
+    mark(&mut history, &[("id-1".into(), DeliveryOutcome::Delivered)]);
     record(
         &mut history,
         &subject("image"),
-        [Observation::new(at(9), present("a", "nginx"), None)],
+        [observed(at(9), present("a", "nginx"), None)],
         || "other".into(),
     );
     let items: Vec<_> = pending(&history)
@@ -185,7 +225,7 @@ fn entry_of_the_original_program_has_a_previous_value() {
     record(
         &mut history,
         &subject("replicas"),
-        [Observation::new(at(0), present("a", "3"), None)],
+        [observed(at(0), present("a", "3"), None)],
         ids(),
     );
     let (entry, previous) = pending(&history).next().unwrap();
@@ -217,7 +257,6 @@ fn only_expired_entries_are_counted_as_expired() {
         subject: &subject,
         observations: &[],
         newest: None,
-        former: None,
         outcomes: &outcomes,
         in_flight: &HashSet::new(),
         held: false,
@@ -226,7 +265,8 @@ fn only_expired_entries_are_counted_as_expired() {
         now: at(10),
     };
     let changes = next(&history, &inputs, ids());
-    assert_eq!((changes.failed.len(), changes.expired), (2, 1));
+    let FailedEntries { entries, expired } = changes.failed;
+    assert_eq!((entries.len(), expired), (2, 1));
 }
 
 #[test]
@@ -329,7 +369,7 @@ fn ages_of_finished_entries_are_forgotten() {
     assert!(!ages.is_empty());
     mark(
         &mut history,
-        [("id-1".to_owned(), DeliveryOutcome::Delivered)],
+        &[("id-1".to_owned(), DeliveryOutcome::Delivered)],
     );
     ages.observe(&history, false, clocks(0, 0));
     assert!(ages.is_empty());

@@ -121,7 +121,7 @@ impl Model {
         object.spec.template = of.templated.then(|| "{{ value }}".into());
         self.queue
             .queues
-            .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
+            .enqueue(&key("p"), pending_of(&Arc::new(object)));
     }
 
     fn is_poisonous(&self, id: &str) -> bool {
@@ -162,8 +162,8 @@ impl Model {
             let picked: Vec<_> = request
                 .entries
                 .iter()
-                .filter(|entry| entry.field == name)
-                .map(|entry| &*entry.id)
+                .filter(|entry| entry.key.field == name)
+                .map(|entry| &*entry.key.id)
                 .collect();
             let expected: Vec<_> = of
                 .pending
@@ -206,23 +206,23 @@ impl Model {
                     let failed = self
                         .queue
                         .queues
-                        .outcomes(&entry.field)
+                        .outcomes(&entry.key.field)
                         .iter()
-                        .any(|(id, _)| *id == *entry.id);
+                        .any(|(id, _)| *id == *entry.key.id);
                     if failed {
                         prop_assert!(!template, "the default text was not tried");
-                        let before = self.refused.get(&*entry.id).copied();
+                        let before = self.refused.get(&*entry.key.id).copied();
                         prop_assert!(
                             before.is_some_and(|before| before < self.accepted),
                             "the entry was refused only once"
                         );
                     }
                     self.refused
-                        .entry(entry.id.to_string())
+                        .entry(entry.key.id.to_string())
                         .or_insert(self.accepted);
                     // The default text goes next. An entry that is suspended before then was not refused itself.
                     if !(template && matches!(reason, Refusal::Rejected)) {
-                        self.alone.insert(entry.id.to_string());
+                        self.alone.insert(entry.key.id.to_string());
                     }
                 }
             }

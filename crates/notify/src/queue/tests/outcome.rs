@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::metrics::DeliveryMetrics;
-use crate::queue::contact_point_queue::FAILING_FROM;
-use crate::queue::in_flight::MAX_REJECTED_WRITES;
+use crate::queue::receiver::FAILING_FROM;
+use crate::queue::rejected_writes::MAX_REJECTED_WRITES;
 use crate::queue::{Circumstances, Outbox};
 use crate::{MessageContent, Transport};
 
@@ -92,7 +92,7 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
     object.spec.template = Some("{{ value }}".into());
     queue
         .queues
-        .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
+        .enqueue(&key("p"), pending_of(&Arc::new(object)));
     let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"), false);
     queue.refuse(&request, Refusal::Rejected);

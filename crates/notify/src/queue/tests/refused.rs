@@ -50,7 +50,7 @@ impl TestQueue {
         let mut object = field(name, entries).as_ref().clone();
         object.spec.template = Some("{{ value }}".into());
         self.queues
-            .enqueue(&key("p"), PendingEntries::of(&Arc::new(object)).unwrap());
+            .enqueue(&key("p"), pending_of(&Arc::new(object)));
     }
 }
 
@@ -77,7 +77,7 @@ fn receiver_that_refuses_everything_and_recovers_loses_nothing() {
             };
             queue.accept(&request, request.entries.len());
             for entry in &request.entries {
-                let outcomes = queue.record(&entry.field.name, &[]);
+                let outcomes = queue.record(&entry.key.field.name, &[]);
                 assert!(
                     outcomes
                         .iter()

@@ -1,0 +1,112 @@
+//! Pending entries, and the requests that send them.
+
+use std::collections::{HashMap, hash_map};
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use qm_api::TrackedField;
+use qm_api::tracked_field::Entry;
+use qm_runtime::ObjectKey;
+use qm_runtime::telemetry::traces::{self, Origin};
+use serde::de::Error as _;
+
+use crate::{Endpoint, OutgoingEntry, history};
+
+/// Pending entries of one `TrackedField`.
+pub struct PendingEntries {
+    pub(super) object: Arc<TrackedField>,
+    /// Ids of the entries, oldest first.
+    pub(super) ids: Vec<Arc<str>>,
+    /// Trace of the reconcile that enqueued the entries.
+    pub(super) origin: Option<Origin>,
+    /// Time since when the oldest entry is pending, plus its suspended time; `None` while suspended.
+    pub(super) since: Option<Timestamp>,
+}
+
+impl PendingEntries {
+    /// Returns the pending entries of `object`, whose status has this history.
+    pub fn of(object: &Arc<TrackedField>, history: &[Entry]) -> Self {
+        let ids = history::pending(history)
+            .filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from))
+            .collect();
+        Self {
+            object: Arc::clone(object),
+            ids,
+            since: history::waiting_since(history),
+            origin: traces::current(),
+        }
+    }
+}
+
+/// Key of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EntryKey {
+    pub(super) field: ObjectKey,
+    pub(super) id: Arc<str>,
+}
+
+/// Entry of a request.
+#[derive(Clone, Debug)]
+pub(super) struct BatchEntry {
+    pub(super) key: EntryKey,
+    pub(super) object: Arc<TrackedField>,
+    pub(super) origin: Option<Origin>,
+}
+
+/// Request to a receiver.
+pub struct DeliveryRequest {
+    pub endpoint: Endpoint,
+    /// Entries of the request; none for the test message.
+    pub(super) entries: Vec<BatchEntry>,
+    /// Id of the test message.
+    pub test_id: String,
+    /// Start of the attempt.
+    pub(super) started: Instant,
+    /// Whether the request uses no template of a `TrackedField`.
+    pub plain: bool,
+    /// Revision of the receiver's configuration.
+    pub(super) revision: u64,
+}
+
+impl DeliveryRequest {
+    /// Returns whether this is the test message.
+    pub fn is_test(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns the ids of the entries.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.key.id)
+    }
+
+    /// Returns the traces of the reconciles that enqueued the entries.
+    pub fn origins(&self) -> impl Iterator<Item = &Origin> {
+        self.entries
+            .iter()
+            .filter_map(|entry| entry.origin.as_ref())
+    }
+
+    /// Returns the entries with the context that their messages need.
+    ///
+    /// # Errors
+    /// Errors of [`TrackedField::history`].
+    pub fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
+        let (mut outgoing, mut opened) = (Vec::with_capacity(self.entries.len()), HashMap::new());
+        for BatchEntry { key, object, .. } in &self.entries {
+            let EntryKey { field, id } = key;
+            let (template, history) = match opened.entry(field) {
+                hash_map::Entry::Occupied(known) => known.into_mut(),
+                hash_map::Entry::Vacant(new) => new.insert((
+                    object.spec.template.as_deref().map(Arc::<str>::from),
+                    object.history()?,
+                )),
+            };
+            let (entry, previous) = history::pending(history)
+                .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
+                .ok_or_else(|| serde_json::Error::custom(format!("entry {id} is not pending")))?;
+            outgoing.push(OutgoingEntry::of(object, template.clone(), entry, previous));
+        }
+        Ok(outgoing)
+    }
+}

@@ -1,0 +1,321 @@
+//! Requests about targets, which run outside reconciles: the answers that reconciles await, and the requests that run
+//! at once.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use qm_api::TrackedField;
+use qm_api::tracked_field::TargetReference;
+use qm_runtime::ObjectKey;
+use qm_runtime::error::{Class, Error};
+use qm_runtime::watch::ResourceName;
+use tokio::sync::Semaphore;
+
+use super::follower::FollowIdentity;
+use super::target::{TargetError, TargetKey};
+use super::waiting::{TARGET_UNREADABLE, WaitingReason};
+
+/// Why a `TrackedField` tracks nothing.
+#[derive(Debug)]
+pub(super) struct TrackError {
+    pub(super) waiting: WaitingReason,
+    /// The failure of the reconcile, if retrying helps.
+    pub(super) error: Option<Box<Error>>,
+}
+
+impl From<WaitingReason> for TrackError {
+    fn from(waiting: WaitingReason) -> Self {
+        Self {
+            waiting,
+            error: None,
+        }
+    }
+}
+
+impl From<Error> for TrackError {
+    fn from(error: Error) -> Self {
+        Self {
+            waiting: WaitingReason::TargetUnreadable(error.to_string()),
+            error: Some(Box::new(error)),
+        }
+    }
+}
+
+impl From<TargetError> for TrackError {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Discovery(_) => unreadable(error).into(),
+            _ => WaitingReason::ResourceMismatch(error.to_string()).into(),
+        }
+    }
+}
+
+/// Returns the failure of a request about a target.
+pub(super) fn unreadable(message: impl Display) -> Error {
+    Error::Other {
+        class: Class::Transient,
+        reason: TARGET_UNREADABLE.into(),
+        message: message.to_string(),
+    }
+}
+
+/// Concurrent requests per group.
+pub(super) const PER_GROUP: usize = 4;
+
+/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
+const OBJECTS: usize = 4;
+
+/// Pause after such reads. Others may change the object many times a second.
+pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Concurrent requests over all groups: a spec can name any number of resources that do not exist.
+const ALL_GROUPS: usize = 64;
+
+/// A group of requests that are likely to hang together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RequestGroup {
+    /// Discovery of an API version.
+    Discovery(String),
+    /// Reads of a resource's objects.
+    Reads(ResourceName),
+    /// Reads of one object whose metadata alone is watched.
+    Object(TargetKey),
+    /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
+    Background(TargetKey),
+}
+
+impl RequestGroup {
+    /// Returns the group for discovery of `target`.
+    pub fn discovery(target: &TargetReference) -> Self {
+        Self::Discovery(target.api_version.clone().unwrap_or_default())
+    }
+
+    /// Returns the group for reads of `target`; `is_deferred`: the lookup waits for a read in the background.
+    pub fn read(target: &TargetKey, is_deferred: bool) -> Self {
+        if is_deferred {
+            Self::Background(target.clone())
+        } else if target.resource.is_watched_by_metadata() {
+            Self::Object(target.clone())
+        } else {
+            Self::Reads(target.resource.clone())
+        }
+    }
+
+    /// Returns the number of concurrent requests.
+    fn width(&self) -> usize {
+        match self {
+            Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
+            // A single read returns the newest state.
+            Self::Object(_) | Self::Background(_) => 1,
+        }
+    }
+}
+
+/// Kind of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The target's resource is known, or needs discovery.
+    Discovered,
+    /// The target's state was read.
+    Read,
+}
+
+/// Result of a request: the outer error is a panic, the inner error says why nothing is tracked.
+pub(super) type Answered = Result<Result<Answer, TrackError>, Box<dyn Any + Send>>;
+
+/// Requests about targets, at most one for each `TrackedField`.
+pub struct Reads {
+    state: Mutex<ReadsState>,
+    all: Arc<Semaphore>,
+    objects: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct ReadsState {
+    tickets: HashMap<ObjectKey, Ticket>,
+    /// Causes of failed last requests, until a request succeeds or none is needed.
+    failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
+    groups: HashMap<RequestGroup, GroupQueue>,
+    /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
+    /// of their object, and an apiserver that hangs mostly hangs for one resource.
+    background: HashMap<ResourceName, Arc<Semaphore>>,
+    /// Number of the last ticket.
+    last: u64,
+}
+
+struct Ticket {
+    number: u64,
+    identity: FollowIdentity,
+    answer: Option<Answered>,
+}
+
+#[derive(Default)]
+struct GroupQueue {
+    waiting: VecDeque<(u64, Arc<TrackedField>)>,
+    running: usize,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            all: Arc::new(Semaphore::new(ALL_GROUPS)),
+            objects: Arc::new(Semaphore::new(OBJECTS)),
+        }
+    }
+}
+
+impl Reads {
+    fn state(&self) -> MutexGuard<'_, ReadsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests an answer for `object`, unless a request is already in flight. Returns whether the group needs another
+    /// task that runs its requests.
+    pub(super) fn request(&self, object: &Arc<TrackedField>, group: RequestGroup) -> bool {
+        let (key, identity) = (ObjectKey::of(object.as_ref()), FollowIdentity::of(object));
+        let mut state = self.state();
+        if state
+            .tickets
+            .get(&key)
+            .is_some_and(|ticket| ticket.identity == identity)
+        {
+            return false;
+        }
+        state.last += 1;
+        let number = state.last;
+        state.tickets.insert(
+            key,
+            Ticket {
+                number,
+                identity,
+                answer: None,
+            },
+        );
+        let width = group.width();
+        let queue = state.groups.entry(group).or_default();
+        queue.waiting.push_back((number, Arc::clone(object)));
+        let needs_task = queue.running < width;
+        queue.running += usize::from(needs_task);
+        needs_task
+    }
+
+    /// Returns the semaphore for the next request of a group; `reads_object`: the request reads an object that may be
+    /// large.
+    pub(super) fn permits(&self, group: &RequestGroup, reads_object: bool) -> Arc<Semaphore> {
+        match group {
+            RequestGroup::Object(_) if reads_object => Arc::clone(&self.objects),
+            RequestGroup::Background(target) if reads_object => {
+                let mut state = self.state();
+                let of_resource = state.background.entry(target.resource.clone());
+                Arc::clone(of_resource.or_insert_with(|| Arc::new(Semaphore::new(1))))
+            }
+            _ => Arc::clone(&self.all),
+        }
+    }
+
+    /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
+    pub(super) fn take(&self, key: &ObjectKey, identity: &FollowIdentity) -> Option<Answered> {
+        let mut state = self.state();
+        if state
+            .tickets
+            .get(key)
+            .is_some_and(|ticket| ticket.identity == *identity && ticket.answer.is_none())
+        {
+            return None;
+        }
+        let answer = state
+            .tickets
+            .remove(key)
+            .filter(|ticket| ticket.identity == *identity)?
+            .answer;
+        if let Some(Ok(Err(untracked))) = &answer {
+            state
+                .failures
+                .insert(key.clone(), (identity.clone(), untracked.waiting.clone()));
+        } else {
+            state.failures.remove(key);
+        }
+        answer
+    }
+
+    /// Returns why the last request for this `TrackedField` failed.
+    pub(super) fn failure(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> Option<WaitingReason> {
+        let state = self.state();
+        state
+            .failures
+            .get(key)
+            .filter(|(of, _)| of == identity)
+            .map(|(_, waiting)| waiting.clone())
+    }
+
+    /// Records that this `TrackedField` needs no request.
+    pub(super) fn not_needed(&self, key: &ObjectKey) {
+        self.state().failures.remove(key);
+    }
+
+    /// Forgets a deleted `TrackedField`.
+    pub(super) fn forget(&self, key: &ObjectKey) {
+        let mut state = self.state();
+        state.tickets.remove(key);
+        state.failures.remove(key);
+    }
+
+    /// Returns the next `TrackedField` of a group whose answer is still awaited.
+    pub(super) fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
+        let mut state = self.state();
+        let ReadsState {
+            tickets, groups, ..
+        } = &mut *state;
+        let queue = groups.get_mut(group)?;
+        while let Some((number, object)) = queue.waiting.pop_front() {
+            if tickets
+                .get(&ObjectKey::of(object.as_ref()))
+                .is_some_and(|ticket| ticket.number == number)
+            {
+                return Some((number, object));
+            }
+        }
+        queue.running -= 1;
+        if queue.running == 0 {
+            groups.remove(group);
+        }
+        None
+    }
+
+    /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
+    pub(super) fn answered(
+        &self,
+        key: &ObjectKey,
+        number: u64,
+        answer: Answered,
+        leads: bool,
+    ) -> bool {
+        let mut state = self.state();
+        let Some(ticket) = state
+            .tickets
+            .get_mut(key)
+            .filter(|ticket| ticket.number == number)
+        else {
+            return false;
+        };
+        ticket.answer = Some(answer);
+        if !leads {
+            state.tickets.remove(key);
+        }
+        true
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.groups.is_empty() && state.tickets.is_empty()
+    }
+}
