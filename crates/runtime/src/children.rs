@@ -81,11 +81,6 @@ pub enum Ensured<S> {
 }
 
 impl<K: ChildKind, S: ChildSummary> Children<K, S> {
-    /// Returns the child of this name that has the ownership label, as far as the cache knows.
-    pub fn child(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
-        self.cache.known(key)
-    }
-
     /// Returns the summary of the child of this name, if `owner` owns it.
     pub fn summary(&self, key: &ObjectKey, owner: &Owner) -> Option<S> {
         self.cache
@@ -228,7 +223,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             }
             let action = match &object {
                 Some(object) => desired.plan(object, &ownership, matched),
-                None => desired.plan_cached(&child.summary, &ownership),
+                None => desired.plan_cached(&child.summary),
             };
             let object = object.as_ref();
             let Some(action) = action else {

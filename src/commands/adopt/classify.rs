@@ -106,7 +106,7 @@ pub(super) fn pod(
         )),
         Ok(desired) => {
             let plan = PodPlan { owner, desired };
-            match plan.plan_cached(&pod, &Ownership::Adoptable) {
+            match plan.plan_cached(&pod) {
                 Some(ChildAction::Delete(why)) => replaced(&why),
                 _ if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
                 _ => Adoptability::Adoptable("keeps running as it is".into()),

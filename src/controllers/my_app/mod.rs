@@ -22,7 +22,6 @@ use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::ownership::Ownership;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -162,8 +161,7 @@ impl Controller for MyApps {
     }
 
     fn observe(&self, cx: &mut Context<MyApp>) {
-        let pod = self.pods.child(&pod_of(&cx.key)).map(|pod| pod.summary);
-        let pod = pod.filter(|pod| cx.ownership(&pod.metadata) == Ownership::Owned);
+        let pod = self.pods.summary(&pod_of(&cx.key), &cx.owner);
         cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
         let phase = pod.map(|pod| pod.phase);
         cx.status.phase = phase.filter(|phase| !phase.is_empty());

@@ -64,20 +64,15 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod(self.owner, &self.desired)
     }
 
-    fn plan(
-        &self,
-        live: &Pod,
-        ownership: &Ownership,
-        _: Option<&Match>,
-    ) -> Option<ChildAction<'_, Pod>> {
-        self.plan_cached(&PodState::of(live), ownership)
+    fn plan(&self, live: &Pod, _: &Ownership, _: Option<&Match>) -> Option<ChildAction<'_, Pod>> {
+        self.plan_cached(&PodState::of(live))
     }
 
     fn cached_metadata<'s>(&self, pod: &'s PodState) -> Option<&'s ObjectMeta> {
         Some(&pod.metadata)
     }
 
-    fn plan_cached(&self, pod: &PodState, _: &Ownership) -> Option<ChildAction<'_, Pod>> {
+    fn plan_cached(&self, pod: &PodState) -> Option<ChildAction<'_, Pod>> {
         if let Some(difference) = pod.difference(&self.desired) {
             return Some(ChildAction::Delete(difference));
         }

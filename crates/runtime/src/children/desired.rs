@@ -38,7 +38,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
     }
 
     /// Returns the write that a cached child needs, if any.
-    fn plan_cached(&self, _summary: &S, _ownership: &Ownership) -> Option<ChildAction<'_, K>> {
+    fn plan_cached(&self, _summary: &S) -> Option<ChildAction<'_, K>> {
         None
     }
 

@@ -280,21 +280,17 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
     fn plan(
         &self,
         live: &ConfigMap,
-        ownership: &Ownership,
+        _: &Ownership,
         _: Option<&Match>,
     ) -> Option<ChildAction<'_, ConfigMap>> {
-        self.plan_cached(&state(live), ownership)
+        self.plan_cached(&state(live))
     }
 
     fn cached_metadata<'s>(&self, state: &'s (ObjectMeta, String)) -> Option<&'s ObjectMeta> {
         Some(&state.0)
     }
 
-    fn plan_cached(
-        &self,
-        (_, data): &(ObjectMeta, String),
-        _: &Ownership,
-    ) -> Option<ChildAction<'_, ConfigMap>> {
+    fn plan_cached(&self, (_, data): &(ObjectMeta, String)) -> Option<ChildAction<'_, ConfigMap>> {
         (data != "new").then(|| ChildAction::Delete(data.clone()))
     }
 
