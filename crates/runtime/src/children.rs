@@ -18,11 +18,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
 use tokio::sync::SetOnce;
 
-use self::applied::Applied;
-pub use self::applied::Quirks;
-pub use self::child::{ChildKind, ChildSummary};
-use self::child::{classified, content, managed, what};
-pub use self::desired::{ChildAction, DesiredChild};
+use self::desired::{Applied, classified, content, managed, what};
+pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
 use self::pacer::Basis;
 pub(super) use self::pacer::Pacer;
 use super::child_cache::{ChildCache, KnownChild};
@@ -36,8 +33,6 @@ use super::raw_object::BoundedObject;
 use super::watch::{Index, SyncState};
 use super::{ObjectKey, apply, finalizer, version};
 
-mod applied;
-mod child;
 mod desired;
 mod pacer;
 

@@ -1,14 +1,53 @@
-//! Desired state of a child, and the pure decision about a live one.
+//! Desired state of a child: the pure decision about a live one, and the writes of a child that is applied server-side.
 
-use kube::core::ObjectMeta;
-use serde_json::Value;
+use std::fmt::Debug;
 
-use super::applied::Applied;
-use super::child::ChildKind;
-use crate::ObjectKey;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
 use crate::child_cache::Match;
-use crate::fields::Projection;
-use crate::ownership::Ownership;
+use crate::drift::Drift;
+use crate::error::{Error, QUOTA_EXCEEDED, Result};
+use crate::fields::{self, Projection};
+use crate::ownership::{Owner, Ownership};
+use crate::raw_object::BoundedObject;
+use crate::{ObjectKey, apply, managed_fields, short_digest};
+
+/// A kind of children.
+pub trait ChildKind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + Default
+    + Serialize
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> ChildKind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Default
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// Summary of a child for its owner's status.
+pub trait ChildSummary: Clone + PartialEq + Send + Sync + 'static {}
+
+impl<S: Clone + PartialEq + Send + Sync + 'static> ChildSummary for S {}
 
 /// Desired state of one child. `S` is the summary that the cache has of a live child.
 pub trait DesiredChild<K, S>: Send + Sync {
@@ -79,6 +118,258 @@ pub enum ChildAction<'a, K> {
     Delete(String),
 }
 
+/// Exceptions to server-side apply, which the code of a kind knows.
+pub struct Quirks<'a, K> {
+    /// Fields that are released and keep their values, as paths in the form of `managedFields`.
+    pub released: &'a [&'a [&'a str]],
+    /// Returns whether the apiserver answered an apply of the first object with other values, the second object. The
+    /// object is then applied again.
+    pub lost: fn(&K, &K) -> bool,
+    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
+    /// run.
+    pub release: fn(&mut K, &K),
+}
+
+impl<K> Default for Quirks<'_, K> {
+    fn default() -> Self {
+        Self {
+            released: &[],
+            lost: |_, _| false,
+            release: |_, _| (),
+        }
+    }
+}
+
+/// Desired state of a child that is applied server-side.
+pub struct Applied<'a, K> {
+    owner: &'a Owner,
+    manager: &'static str,
+    drift: &'a Drift,
+    quirks: Quirks<'a, K>,
+    pub(super) key: ObjectKey,
+    object: K,
+    /// The object as sent.
+    sent: Value,
+    /// The [content](fields::content) of the object.
+    content: Value,
+    /// Digest of the object without the annotation that contains the digest.
+    digest: String,
+}
+
+impl<'a, K: ChildKind> Applied<'a, K> {
+    /// Sets the ownership of `object` and completes it.
+    pub(super) fn new(
+        owner: &'a Owner,
+        manager: &'static str,
+        drift: &'a Drift,
+        mut object: K,
+        quirks: Quirks<'a, K>,
+    ) -> Result<Self> {
+        let key = ObjectKey::of(&object);
+        owner.set_ownership(object.meta_mut());
+        let value = |object: &K| -> Result<Value> {
+            let mut value = serde_json::to_value(object)
+                .map_err(kube::Error::SerdeError)
+                .map_err(Error::api(what::<K>(&key)))?;
+            value["apiVersion"] = K::api_version(&()).into();
+            Ok(value)
+        };
+        let digest = short_digest(value(&object)?.to_string());
+        object
+            .annotations_mut()
+            .insert(owner.names().applied_digest.into(), digest.clone());
+        let sent = value(&object)?;
+        Ok(Self {
+            owner,
+            manager,
+            drift,
+            quirks,
+            object,
+            key,
+            content: fields::content(&sent),
+            sent,
+            digest,
+        })
+    }
+
+    /// Returns the live child's values at the desired fields.
+    fn values(&self, live: &K) -> Projection {
+        fields::project(&content(live), &self.content, managed(live))
+    }
+
+    /// Returns whether the live child needs no write.
+    fn is_current(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> bool {
+        *ownership == Ownership::Owned
+            && self.matches(live, matched)
+            && !(self.quirks.lost)(&self.object, live)
+            // The apply that follows removes these fields.
+            && !self.drift.has_taken(&self.key)
+    }
+
+    /// Returns whether another client has changed a child that was written or confirmed in the desired form.
+    fn has_drifted(&self, live: &K, matched: Option<&Match>) -> bool {
+        let was_confirmed = matched.is_some_and(|matched| matched.desired == self.digest);
+        let applied_digest = live.annotations().get(self.owner.names().applied_digest);
+        !self.matches(live, matched) && (was_confirmed || applied_digest == Some(&self.digest))
+    }
+
+    fn matches(&self, live: &K, matched: Option<&Match>) -> bool {
+        match matched.filter(|matched| matched.desired == self.digest) {
+            Some(matched) => matched.values == self.values(live).digest(),
+            None => fields::matches(&content(live), &self.content, managed(live), self.manager),
+        }
+    }
+
+    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child; `None`
+    /// if the child must be read and applied again. The write that `is_last` is final.
+    pub(super) async fn write(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&Match>,
+        has_drifted: bool,
+        is_last: bool,
+    ) -> Result<Option<K>> {
+        let mut object = self.object.clone();
+        object.meta_mut().uid = live.uid();
+        // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
+        if *ownership == Ownership::Adoptable
+            && let Err(kube::Error::Api(status)) =
+                apply::try_apply(api, self.manager, &object).await
+            && apply::is_immutable(&status)
+        {
+            let what = what::<K>(&self.key);
+            return Err(Error::Rejected { what, status });
+        }
+        let owned = self
+            .take_ownership(api, live, ownership, matched, has_drifted)
+            .await?;
+        let owned = owned.as_ref().unwrap_or(live);
+        let applied = apply::apply(api, self.manager, &object).await;
+        match classified::<K, _>(&self.key, applied) {
+            Ok(applied) if !is_last && (self.quirks.lost)(&self.object, &applied) => Ok(None),
+            Err(error) if !is_last => {
+                let Some(transfer) = self.rivals(api, owned, &error).await? else {
+                    if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
+                        return Ok(None);
+                    }
+                    return Err(error);
+                };
+                self.write_managed_fields(api, owned, json!({}), &transfer.entries)
+                    .await?;
+                self.drift.took(&self.key, transfer.taken);
+                Ok(None)
+            }
+            answer => answer.map(Some),
+        }
+    }
+
+    /// Takes ownership of a live child's desired fields before the apply; returns the child if it was written.
+    async fn take_ownership(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&Match>,
+        has_drifted: bool,
+    ) -> Result<Option<K>> {
+        let (manager, released) = (self.manager, self.quirks.released);
+        let is_owned = *ownership == Ownership::Owned;
+        let mut entries = None;
+        let mut patch = json!({});
+        if !is_owned {
+            // This patch must include the ownership label: if killed before the apply that follows, the operator would
+            // otherwise have neither label nor consent.
+            patch = self.owner.ownership_patch(live.meta());
+        }
+        if !is_owned || managed_fields::needs_upgrade(managed(live), manager, released) {
+            let upgraded = managed_fields::upgraded(managed(live), manager, &self.sent, released);
+            entries = Some(upgraded);
+        }
+        if has_drifted {
+            let now = entries.as_deref().unwrap_or_else(|| managed(live));
+            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
+            let renumbered =
+                managed_fields::renumbered(now, manager, &content(live), &self.sent, is_alone);
+            if let Some(taken) = managed_fields::transfer(now, manager, &renumbered) {
+                entries = Some(taken.entries);
+            }
+        }
+        match entries {
+            Some(entries) => {
+                let written = self.write_managed_fields(api, live, patch, &entries);
+                written.await.map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Merges `patch` and these `managedFields` into the metadata of the child; returns the written child.
+    async fn write_managed_fields(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        live: &K,
+        mut patch: Value,
+        entries: &[ManagedFieldsEntry],
+    ) -> Result<K> {
+        patch["managedFields"] = json!(entries);
+        let written = apply::metadata(api, self.manager, live.meta(), patch).await;
+        classified::<K, _>(&self.key, written)
+    }
+
+    /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
+    /// rejects the desired state alone.
+    async fn rivals(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        live: &K,
+        error: &Error,
+    ) -> Result<Option<managed_fields::Transfer>> {
+        let Some(rejected) = error.fields() else {
+            return Ok(None);
+        };
+        let object = content(live);
+        let rivals = |field: &String| {
+            managed_fields::rivals(managed(live), self.manager, &object, &self.sent, field)
+        };
+        let rivals = rejected.iter().flat_map(rivals).collect();
+        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &rivals) else {
+            return Ok(None);
+        };
+        let mut alone = self.object.clone();
+        (self.quirks.release)(&mut alone, live);
+        let tried = apply::try_create(api, self.manager, alone).await;
+        match classified::<K, _>(&self.key, tried) {
+            Ok(()) => Ok(Some(taken)),
+            // Quota is checked after validation, so the object alone is valid.
+            Err(error) if error.classify().1 == QUOTA_EXCEEDED => Ok(Some(taken)),
+            // The object alone may have another problem, such as a node port that another Service holds.
+            Err(error @ Error::Rejected { .. })
+                if error.status().is_some_and(|it| it.code == 422) =>
+            {
+                let alone = error.fields().unwrap_or_default();
+                Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
+            }
+            // No other error says anything about the object alone, such as that of a webhook without support for dry
+            // runs.
+            Err(Error::Rejected { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Returns whether another client has written the child since it was read: the fields of that client are not known
+/// yet.
+async fn has_changed<K: ChildKind>(
+    api: &Api<BoundedObject<K>>,
+    key: &ObjectKey,
+    read: &K,
+) -> Result<bool> {
+    let newest = classified::<K, _>(key, api.get_opt(&key.name).await)?;
+    Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
+}
+
 impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     fn key(&self) -> ObjectKey {
         self.key.clone()
@@ -117,4 +408,27 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     fn values(&self, live: &K) -> Projection {
         self.values(live)
     }
+}
+
+/// Returns kind and name, such as `Deployment shop/web`.
+pub(crate) fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
+    format!("{} {key}", K::kind(&()))
+}
+
+/// Converts the error of a request for the child.
+pub(crate) fn classified<K: Resource<DynamicType = ()>, T>(
+    key: &ObjectKey,
+    answer: kube::Result<T>,
+) -> Result<T> {
+    answer.map_err(|error| Error::of_child(what::<K>(key), error))
+}
+
+pub(crate) fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
+    object.meta().managed_fields.as_deref().unwrap_or_default()
+}
+
+/// Returns the object's [content](fields::content).
+pub(crate) fn content(object: &impl Serialize) -> Value {
+    // Serialization cannot fail: the object came from JSON.
+    fields::content(&serde_json::to_value(object).unwrap_or_default())
 }
