@@ -37,8 +37,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of readiness checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Limit of running control planes: two that tests share, and two of a test's own, as many as a small machine can run.
-static SLOTS: Semaphore = Semaphore::const_new(4);
+/// Limit of running control planes: two that tests share, and six of a test's own. An idle one costs half a gigabyte and
+/// little CPU.
+static SLOTS: Semaphore = Semaphore::const_new(8);
 
 /// Components to run.
 #[derive(Debug, Clone)]
@@ -112,7 +113,7 @@ impl Running {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. At most four control planes run in this process; a fifth waits until another
+    /// `default` has its `ServiceAccount`. At most eight control planes run in this process; a ninth waits until another
     /// stops.
     ///
     /// # Errors
