@@ -15,7 +15,7 @@ use super::parse;
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON and the message below the table tell why), Delivering (messages are Pending), Suspended,
-Terminating, or NotObserved: the operator has not reported on the object's present spec.
+Terminating, or NotObserved: the operator has not reported on the object's current spec.
 
 Examples:
   quartermaster status

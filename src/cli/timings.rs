@@ -48,7 +48,7 @@ pub struct Timings {
     /// Limit one request to a receiver to this time, unless the contact point sets its own
     #[arg(long, env = "QUARTERMASTER_SEND_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
     pub send_timeout: Duration,
-    /// Read a Secret in use again at this interval
+    /// Reread each Secret in use at this interval
     #[arg(long, env = "QUARTERMASTER_SECRET_REFRESH_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
     pub secret_refresh_period: Duration,
     /// Check the admission policies at this interval

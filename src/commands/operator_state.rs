@@ -73,9 +73,9 @@ impl OperatorState {
                 format!("The operator may have stopped: {why}")
             }),
             Self::Gone { message } => Some(format!("The operator does not run: {message}")),
-            Self::Unknown { message } => {
-                Some(format!("Whether the operator runs is not known: {message}"))
-            }
+            Self::Unknown { message } => Some(format!(
+                "Cannot tell whether the operator is running: {message}"
+            )),
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
         Some("may have stopped: a has not renewed its Lease since 1970-01-01 00:00:00Z")
     )]
     #[case::gone(gone("why"), Some("The operator does not run: why"))]
-    #[case::unknown(OperatorState::Unknown { message: "why".into() }, Some("not known: why"))]
+    #[case::unknown(OperatorState::Unknown { message: "why".into() }, Some("is running: why"))]
     fn problem_is_described(#[case] state: OperatorState, #[case] problem: Option<&str>) {
         let described = state.problem();
         assert_eq!(described.is_some(), problem.is_some(), "{described:?}");

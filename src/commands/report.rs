@@ -109,7 +109,7 @@ impl StatusReport {
             OperatorState::Running { holder, overdue } => {
                 let overdue = overdue.map(|at| format!(", last renewed {} ago", format_age(at)));
                 let overdue = overdue.unwrap_or_default();
-                format!("The operator runs: {holder} leads{overdue}")
+                format!("The operator is running: {holder} is the leader{overdue}")
             }
             state => state.problem().unwrap_or_default(),
         })?;
@@ -208,7 +208,7 @@ impl StatusReport {
         if unchecked.len() > MAX_UNCHECKED {
             out.line("  ... (-o json lists them all)")?;
         }
-        out.line("  To have one checked, have its author change its spec, such as suspend, and back; it stays in this list.")?;
+        out.line("  To have an object checked, ask its author to change its spec, such as suspend, and change it back; the object stays in this list.")?;
         out.line("  Delete what you do not trust. That also deletes its children, copies and undelivered messages.")
     }
 }

@@ -454,12 +454,16 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     };
     delivered(&expected_reasons).await;
     let faults = [
-        ("bad JSON", Fault::bad_json(), "no answer of a Bot API"),
+        (
+            "bad JSON",
+            Fault::bad_json(),
+            "the response does not come from a Bot API",
+        ),
         ("not ok", Fault::not_ok(), "Internal Server Error"),
         (
             "junk",
             Fault::Instead(Reply::junk(10 * 1024 * 1024)),
-            "no answer of a Bot API",
+            "the response does not come from a Bot API",
         ),
         (
             "reset",

@@ -235,7 +235,7 @@ async fn name_with_a_denied_address_is_rejected() {
     bed.webhook("none", "http://none.test/").await;
     let (_, message) = condition(&bed.not_ready("none", "Unreachable").await);
     assert!(
-        message.contains("DNS has no address of this name"),
+        message.contains("DNS has no address for this name"),
         "{message}"
     );
 }

@@ -317,7 +317,7 @@ async fn tls_material_is_trusted_and_presented() {
         (
             "no-pem",
             json!({ "ca.crt": "PRIVATE" }),
-            "ca.crt holds no PEM certificate",
+            "ca.crt contains no PEM certificate",
         ),
         (
             "mixed",

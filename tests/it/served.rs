@@ -23,7 +23,7 @@ fn ready(off: impl Fn(&str) -> bool) -> String {
     kinds.sort_unstable();
     let state = |kind: &str| {
         if off(kind) {
-            "absent: switched off by --controllers"
+            "absent: disabled by --controllers"
         } else {
             "synced"
         }

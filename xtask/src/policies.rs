@@ -202,7 +202,7 @@ impl Check<'_> {
             expression: unless
                 .map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
             // Fallback, if the evaluation of `message_expression` fails.
-            message: Some(format!("the right to {verb} is missing: {because}")),
+            message: Some(format!("the permission to {verb} is missing: {because}")),
             message_expression: Some(self.message()),
             reason: Some("Forbidden".into()),
         }
@@ -255,7 +255,7 @@ fn config_map_sync() -> Vec<Check<'static>> {
     let copy = Check {
         namespace: "variables.destination",
         because: "a ConfigMapSync writes only where its author may: in the one namespace that it names, in every namespace if it \
-                  names several or selects them. Ask for that right, or name another destination",
+                  names several or selects them. Ask for that permission, or name another destination",
         ..map
     };
     vec![
@@ -263,7 +263,7 @@ fn config_map_sync() -> Vec<Check<'static>> {
             verb: "get",
             namespace: "variables.spec.?sourceNamespace.orValue('')",
             name: Some("variables.spec.?configMapName.orValue('')"),
-            because: "a ConfigMapSync copies only what its author may read. Ask for that right, or name another source",
+            because: "a ConfigMapSync copies only what its author may read. Ask for that permission, or name another source",
             ..map
         },
         Check {
@@ -311,7 +311,7 @@ fn tracked_field() -> Vec<Check<'static>> {
         what: "variables.resource + (variables.group == '' ? '' : '.' + variables.group)",
         namespace: "variables.target.?namespace.orValue('')",
         name: Some("variables.target.?name.orValue('')"),
-        because: "a TrackedField tells only what its author may read. Ask for that right, or name another target",
+        because: "a TrackedField reports only what its author may read. Ask for that permission, or name another target",
         ..CHECK
     }]
 }
@@ -423,7 +423,7 @@ fn children(kind: &KindInfo, optional: &[(&str, &str)]) -> Vec<Validation> {
             resource: &format!("'{resource}'"),
             what: &format!("'{}'", what.trim_end_matches('.')),
             because: &format!(
-                "{article} {kind_name} makes only what its author may make. Ask for that right{or_without}"
+                "{article} {kind_name} creates only what its author may create. Ask for that permission{or_without}"
             ),
             ..CHECK
         }
@@ -515,7 +515,7 @@ const PODS: &[(&str, &str)] = &[
     ),
     (
         "request.resource.resource != 'pods' || variables.pod.?serviceAccountName.orValue('default') == 'default'",
-        "it makes a Pod with the ServiceAccount default only",
+        "it creates Pods only with the ServiceAccount default",
     ),
 ];
 

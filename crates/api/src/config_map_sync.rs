@@ -99,7 +99,7 @@ pub struct ConfigMapSyncSpec {
     /// Quartermaster, and no others. Defaults to false: the operator changes no other annotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_annotations: Option<bool>,
-    /// Policy for copies that the sync no longer needs. `Delete` deletes them; `Orphan` keeps them without ownership label.
+    /// Policy for copies that the sync no longer needs. `Delete` deletes them; `Orphan` keeps them without the ownership label.
     /// Defaults to `Delete`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
@@ -122,7 +122,7 @@ impl ConfigMapSyncSpec {
             .unwrap_or(&self.config_map_name)
     }
 
-    /// Returns whether copies that the sync no longer needs are kept without ownership label. True for a spec that was not
+    /// Returns whether copies that the sync no longer needs are kept without the ownership label. True for a spec that was not
     /// read, because that may say `Orphan`.
     pub fn orphans(&self) -> bool {
         self.oversized.is_some() || self.deletion_policy.as_deref() == Some("Orphan")
@@ -208,7 +208,7 @@ fn not_itself() -> Rule {
         "(has(self.destinationName) && self.destinationName != self.configMapName) \
          || ((!has(self.destinationNamespace) || self.destinationNamespace != self.sourceNamespace) \
          && (!has(self.destinationNamespaces) || !(self.sourceNamespace in self.destinationNamespaces)))",
-        "a ConfigMap cannot be copied onto itself: name another namespace than sourceNamespace, or give the copy another \
+        "a ConfigMap cannot be copied onto itself: name a namespace other than sourceNamespace, or give the copy another \
          destinationName",
     )
 }

@@ -225,7 +225,7 @@ impl JsonSchema for ChatId {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContactPointStatus {
-    /// Completion of the first attempt to send: true after it, successful or not.
+    /// True after the first attempt to send, successful or not.
     #[serde(default)]
     pub initialized: bool,
     /// Readiness: true if messages can be sent.

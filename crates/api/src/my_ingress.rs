@@ -19,7 +19,7 @@ pub const NAME: &str = "choose a name of at most 28 lower-case letters, digits a
     and does not start with internal-: the load balancer is called NAME-alb, and AWS accepts at most 32 characters";
 /// Message for too few subnets.
 pub const SUBNETS: &str =
-    "give at least two subnets, each in another availability zone: AWS requires two";
+    "give at least two subnets, each in a different availability zone: AWS requires two";
 /// Message for an invalid subnet ID.
 pub const BAD_SUBNET: &str = "write the IDs of subnets, such as subnet-0123456789abcdef0";
 /// Message for a duplicate subnet or security group.
@@ -91,7 +91,7 @@ pub const BAD_SERVICE: &str = "write the name of a Service: lower-case letters, 
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = two_subnets(), validation = fixed_scheme(), validation = public_addresses())]
 pub struct MyIngressSpec {
-    /// IDs of the subnets of the load balancer: 2 to 16, each in another availability zone, all in one VPC.
+    /// IDs of the subnets of the load balancer: 2 to 16, each in a different availability zone, all in one VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 16, "items" = { "type": "string", "maxLength": 64 }))]
     #[x_kube(
@@ -271,7 +271,7 @@ pub struct ListenerStatus {
     /// Number of targets: one for each node that receives traffic.
     #[serde(default)]
     pub total: u32,
-    /// Reason why no traffic reaches the Service, or why that is unknown. Empty while traffic does.
+    /// Reason why no traffic reaches the Service, or why that is unknown. Empty while traffic reaches the Service.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// Time of the last creation request for the listener or its target group. For a while afterwards, AWS may not show an

@@ -201,8 +201,8 @@ impl AwsError {
         // AWS's message may quote a whole policy, and the advice after it must stay readable.
         let cause = &cause[..cause.floor_char_boundary(400)];
         let message = match code {
-            Some(code) => format!("AWS says {code}: {cause}"),
-            None => format!("AWS says HTTP {status}: {cause}"),
+            Some(code) => format!("AWS returned {code}: {cause}"),
+            None => format!("AWS returned HTTP {status}: {cause}"),
         };
         let message = Self::advised(reason, message);
         Self {
@@ -272,7 +272,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
             let first = causes.lines().next().unwrap_or_default();
             let message = format!(
                 "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
-                 (docs/my-ingress.md, \"Region and credentials\"); the SDK says: {first}"
+                 (docs/my-ingress.md, \"Region and credentials\"); the SDK reports: {first}"
             );
             return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
         }

@@ -133,7 +133,7 @@ impl AddressPolicy {
             return denied("loopback needs --webhook-allow-loopback");
         }
         match self.deny.iter().find(|net| net.contains(&address)) {
-            Some(net) => denied(&format!("it lies in --webhook-deny-cidr={net}")),
+            Some(net) => denied(&format!("it is in --webhook-deny-cidr={net}")),
             None => Ok(()),
         }
     }

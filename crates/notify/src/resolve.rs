@@ -180,7 +180,7 @@ fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
 /// Returns the error message without the name, which may be a secret.
 fn error_message(error: &NetError) -> String {
     match error {
-        NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address of this name".into(),
+        NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address for this name".into(),
         NetError::Timeout => "no answer from DNS".into(),
         error => format!("cannot look up the name: {error}"),
     }

@@ -301,7 +301,9 @@ fn interpret(
         {
             refused(
                 Refusal::Forbidden,
-                format!("the bot may not write to this chat ({code} {quote}); grant it the right"),
+                format!(
+                    "the bot may not write to this chat ({code} {quote}); grant the bot the permission"
+                ),
             )
         }
         400 if TOPIC_PHRASES.iter().any(|phrase| lower.contains(phrase)) => refused(
@@ -331,7 +333,7 @@ fn interpret(
             ),
         ),
         200 => SendMessageReply::Failed(SendError::Retry {
-            message: format!("no answer of a Bot API (200 {quote})"),
+            message: format!("the response does not come from a Bot API (200 {quote})"),
             after: None,
         }),
         _ => SendMessageReply::Failed(SendError::Retry {

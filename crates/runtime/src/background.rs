@@ -68,14 +68,14 @@ impl Permit {
 fn lower_priority() {
     // On Linux, 0 means the calling thread, not its process (setpriority(2)).
     if let Err(error) = rustix::process::setpriority_process(None, 19) {
-        debug!(%error, "cannot lower the priority of a thread; will go on");
+        debug!(%error, "cannot lower the priority of a thread; will run jobs at normal priority");
     }
 }
 
 /// Keeps the priority: on other platforms the call would concern the whole process.
 #[cfg(not(target_os = "linux"))]
 fn lower_priority() {
-    debug!("threads have no priority of their own on this platform; will go on");
+    debug!("cannot set a thread's priority on this platform; will run jobs at normal priority");
 }
 
 #[cfg(test)]

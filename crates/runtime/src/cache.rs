@@ -96,7 +96,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
                     warn!(
                         kind = self.name,
                         ?denied,
-                        "kind is served only where the apiserver allows its list"
+                        "kind is served only in namespaces where the operator may list it"
                     );
                 }
                 KindState::Synced => info!(kind = self.name, "kind is served"),

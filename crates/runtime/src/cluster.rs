@@ -15,9 +15,9 @@ pub async fn current() -> anyhow::Result<Config> {
     if let Some(kubeconfig) = existing_files()? {
         return of(kubeconfig).await;
     }
-    let config = Config::infer()
-        .await
-        .context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    let config = Config::infer().await.context(
+        "no cluster is configured: set KUBECONFIG, or run in a Pod with a ServiceAccount token",
+    )?;
     without_proxy(config, || {
         Kubeconfig::read().is_ok_and(|kubeconfig| has_proxy(&kubeconfig))
     })

@@ -249,7 +249,7 @@ impl Drift {
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
             let message = format!(
-                "{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}"
+                "{by} keeps changing {fields} of {what}, so the operator corrects it less often: {advice}"
             );
             episode.contest = Some(Contest {
                 message,
@@ -298,7 +298,7 @@ impl Drift {
         if is_news {
             let kind = owner.kind();
             let note = format!(
-                "{what} was deleted by another client and is created again: change the {kind} instead"
+                "another client deleted {what}, so the operator recreates it: change the {kind} instead"
             );
             self.events
                 .normal(owner.object_ref(), "Create", RECREATED, note);

@@ -67,7 +67,7 @@ pub enum Error {
     #[error("{0} is being deleted; the operator recreates it afterwards")]
     Terminating(String),
     /// The apiserver rejects the child.
-    #[error("the apiserver refuses {what}: {}", .status.message)]
+    #[error("the apiserver rejected {what}: {}", .status.message)]
     Rejected {
         /// The child, such as `Deployment shop/web`.
         what: String,
@@ -392,7 +392,7 @@ mod tests {
         rejected("a"),
         rejected("c"),
         WRITE_REJECTED,
-        "the apiserver refuses Service shop/web: a"
+        "the apiserver rejected Service shop/web: a"
     )]
     #[case::not_owned(not_owned("a"), not_owned("b"), CONFLICT, "a; b")]
     fn choose_the_failure_to_report(

@@ -134,7 +134,7 @@ impl Events {
             ..Event::default()
         };
         if self.queue.try_send(Box::new(event)).is_err() {
-            warn!(reason, "an Event was dropped: too many wait to be written");
+            warn!(reason, "dropped an Event; too many Events are waiting");
         }
     }
 }

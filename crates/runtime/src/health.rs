@@ -90,7 +90,7 @@ impl Probes {
                     report.line(
                         false,
                         name,
-                        format_args!("stuck in one step for {age:.1}s; {max}s are allowed"),
+                        format_args!("stuck in one step for {age:.1}s (limit {max}s)"),
                     );
                 }
                 Some(_) => report.line(true, name, format_args!("busy")),
@@ -286,7 +286,7 @@ mod tests {
         let new = watchdog.busy();
         assert_eq!(probes.live(), (true, "[+]widget busy\nlive\n".into()));
         advance(Duration::from_secs(11)).await;
-        let body = "[-]widget stuck in one step for 61.0s; 60s are allowed\nnot live\n";
+        let body = "[-]widget stuck in one step for 61.0s (limit 60s)\nnot live\n";
         assert_eq!(probes.live(), (false, body.into()));
         drop(old);
         assert!(probes.live().0, "the remaining step is 11 s old");

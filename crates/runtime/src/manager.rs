@@ -311,7 +311,7 @@ impl Manager {
             self.watch_kind(kind, cache, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
-            let off = KindState::Absent(format!("switched off by {by}"));
+            let off = KindState::Absent(format!("disabled by {by}"));
             self.probes.set(name, off.clone());
             state.send_replace(off);
         }

@@ -145,7 +145,7 @@ impl MetricsInner {
         );
         registry.register(
             "controller_runtime_active_workers",
-            "Reconciles that run now",
+            "Running reconciles",
             self.reconcile_active.clone(),
         );
         registry.register(
@@ -186,7 +186,11 @@ impl MetricsInner {
         build
             .get_or_create(&label([("version", self.program.version)]))
             .set(1);
-        registry.register("build_info", "Version that runs; always 1", build);
+        registry.register(
+            "build_info",
+            "Version of the running program; always 1",
+            build,
+        );
     }
 }
 

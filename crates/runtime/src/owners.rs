@@ -19,7 +19,7 @@ pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
 #[derive(Debug, thiserror::Error)]
 pub enum OwnerError {
     /// The owner no longer exists, or another object has its name: the cache is stale.
-    #[error("the object no longer exists, or another one has its name")]
+    #[error("the object no longer exists, or another object has its name")]
     NotFound,
     /// The owner could not be read.
     #[error("the object could not be read: {0}")]

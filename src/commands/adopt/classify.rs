@@ -59,7 +59,7 @@ pub(super) fn copy(
     exists: impl Fn(&str) -> bool,
 ) -> Adoptability {
     let if_unowned = match source {
-        Ok(None) => Adoptability::Adoptable("stays as it is until its source exists".into()),
+        Ok(None) => Adoptability::Adoptable("stays unchanged until its source exists".into()),
         Ok(Some(source)) => {
             let copy = Copy {
                 key: ObjectKey::of(live),
@@ -102,14 +102,14 @@ pub(super) fn pod(
     };
     let if_unowned = match build::validate(app) {
         Err(invalid) => Adoptability::Adoptable(format!(
-            "stays as it is until its MyApp is fixed: {invalid}"
+            "stays unchanged until its MyApp is fixed: {invalid}"
         )),
         Ok(desired) => {
             let plan = PodPlan { owner, desired };
             match plan.plan_cached(&pod) {
                 Some(ChildAction::Delete(why)) => replaced(&why),
                 _ if pod.lifecycle == PodLifecycle::Ended => replaced("it has terminated"),
-                _ => Adoptability::Adoptable("keeps running as it is".into()),
+                _ => Adoptability::Adoptable("keeps running unchanged".into()),
             }
         }
     };

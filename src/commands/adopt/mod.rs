@@ -62,7 +62,7 @@ pub(crate) async fn run(
                 Ok(()) => out.line(format!("allowed {owner} to adopt {title}"))?,
                 Err(error) => {
                     has_failed = true;
-                    out.line(format!("NOT allowed {owner} to adopt {title}: {error}"))?;
+                    out.line(format!("could not allow {owner} to adopt {title}: {error}"))?;
                 }
             }
         }

@@ -156,7 +156,7 @@ async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
         out.line("Nothing was deleted: there is no terminal to ask on. Add --yes.")?;
         return Ok(false);
     }
-    out.raw("Delete all this? [y/N] ")?;
+    out.raw("Delete all of this? [y/N] ")?;
     // A blocking read on this thread would delay Ctrl-C.
     let answer = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();

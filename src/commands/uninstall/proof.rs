@@ -41,7 +41,7 @@ pub(super) async fn prove_gone(
         Some(lease) => lease.why_gone(),
         None => "it has no Lease".into(),
     };
-    let mut notes = vec![format!("The operator counts as gone ({key}): {why}.")];
+    let mut notes = vec![format!("No operator is running ({key}): {why}.")];
     notes.extend(others.map(|others| {
         format!("Note that {others}: make sure that none of its objects is listed.")
     }));

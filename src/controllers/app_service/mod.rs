@@ -45,7 +45,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
-    &["7711a3f4a56d832c"],
+    &["2c0f60d51c04cbbd"],
     DelegatedAccess::Children(&[
         ("horizontalpodautoscalers", "autoscaling"),
         ("ingresses", "ingress"),

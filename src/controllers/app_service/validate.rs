@@ -223,7 +223,7 @@ mod tests {
     #[case::port(with("ports", json!([{ "port": 0 }])), "spec.ports[0].port: write a number from 1 to 65535")]
     #[case::target(with("ports", json!([{ "port": 1, "targetPort": 65536 }])), "spec.ports[0].targetPort: write a number")]
     #[case::node_port(with("ports", json!([{ "port": 1, "nodePort": -1 }])), "spec.ports[0].nodePort: write a number")]
-    #[case::unnamed(with("ports", json!([{ "port": 1 }, { "port": 2, "name": "b" }])), "spec.ports: several ports need a name each")]
+    #[case::unnamed(with("ports", json!([{ "port": 1 }, { "port": 2, "name": "b" }])), "spec.ports: with several ports, each port needs a name")]
     #[case::one_name(with("ports", json!([{ "port": 1, "name": "b" }, { "port": 2, "name": "b" }])), "spec.ports: two ports have the same name")]
     #[case::one_port(with("ports", json!([{ "port": 1, "name": "a", "protocol": "TCP" }, { "port": 1, "name": "b" }])), "spec.ports: the same port is listed twice")]
     #[case::one_node_port(with("ports", json!([{ "port": 1, "name": "a", "nodePort": 7 }, { "port": 2, "name": "b", "nodePort": 7 }])), "spec.ports: the same nodePort is listed twice")]

@@ -42,7 +42,7 @@ pub const NAME: &str = "configmapsync";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
     NAME,
-    &["13d0d4e727f2df17"],
+    &["b43bdc1f689dc8aa"],
     DelegatedAccess::ConfigMaps,
     &[
         Permission::namespaced(

@@ -144,7 +144,7 @@ impl Plan {
             }
             Some(_) if only.is_some() => {
                 return Err(PlanError::OutOfScope(format!(
-                    "destinationNamespaceSelector selects other namespaces than the ConfigMapSync's own \
+                    "destinationNamespaceSelector selects namespaces other than the ConfigMapSync's own \
                      ({NO_CROSS_NAMESPACE_REFS})"
                 )));
             }

@@ -155,7 +155,7 @@ pub fn report_unwritable(
         format!("; the same for {}", others.join(", "))
     };
     let message = format!(
-        "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}; change \
+        "the apiserver rejects status writes of TrackedField {:?}, so its messages are no longer sent: {why}{others}; change \
          the admission policy or webhook so that it accepts writes of trackedfields/status",
         &*first.name
     );
@@ -563,7 +563,7 @@ mod tests {
             (&*condition.status, &*condition.reason),
             ("False", WRITE_REJECTED)
         );
-        let expected = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
+        let expected = "TrackedField \"a\", so its messages are no longer sent: webhook denied it; the same for \"b\"; change the admission";
         assert!(
             condition.message.contains(expected),
             "{}",

@@ -152,7 +152,7 @@ impl Controller for MyApps {
                 Ok(step::terminating(&child.summary))
             }
             Ensured::Adopted(child) => {
-                let note = format!("{} is adopted as it is", child.summary.name());
+                let note = format!("{} is adopted unchanged", child.summary.name());
                 cx.event("Adopt", "Adopted", note);
                 self.keep(cx, &child).await
             }

@@ -50,7 +50,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["8d846fff14f3b671"],
+    &["8caa0da94aa5df0b"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),

@@ -808,7 +808,7 @@ impl<'a> Walker<'a> {
             return end_rejected(error.clone());
         }
         if let Some(error) = last {
-            let note = format!("Port {port}: AWS does not accept all nodes as targets: {error}");
+            let note = format!("Port {port}: AWS rejected some nodes as targets: {error}");
             self.warning("Update", error.reason, note)?;
         }
         Continue(rejected)

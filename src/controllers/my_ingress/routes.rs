@@ -44,7 +44,7 @@ pub(crate) fn route(
             [] => "none".into(),
             existing => existing.join(", "),
         };
-        let message = format!("Service {name} has no port {port} over TCP: it has {existing}");
+        let message = format!("Service {name} has no TCP port {port}: it has {existing}");
         return problem(SERVICE_PORT_NOT_FOUND, message);
     };
     let node_port = found.node_port.and_then(|it| u16::try_from(it).ok());
@@ -228,11 +228,11 @@ mod tests {
 
     #[rstest]
     #[case::no_service(None, Ok(nodes(&["i-1"])), "ServiceNotFound", "Service web does not exist: create it")]
-    #[case::no_port(Some(json!([])), Ok(nodes(&["i-1"])), "ServicePortNotFound", "Service web has no port 80 over TCP: it has none")]
+    #[case::no_port(Some(json!([])), Ok(nodes(&["i-1"])), "ServicePortNotFound", "Service web has no TCP port 80: it has none")]
     #[case::another_port(Some(json!([{ "port": 81 }, { "port": 82 }])), Ok(nodes(&["i-1"])), "ServicePortNotFound",
-        "Service web has no port 80 over TCP: it has 81, 82")]
+        "Service web has no TCP port 80: it has 81, 82")]
     #[case::udp(Some(json!([{ "port": 80, "protocol": "UDP", "nodePort": 30_001 }])), Ok(nodes(&["i-1"])), "ServicePortNotFound",
-        "Service web has no port 80 over TCP: it has none")]
+        "Service web has no TCP port 80: it has none")]
     #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no node port: write")]
     #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can receive traffic")]
     #[case::unlisted(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnreadable", "the nodes are unknown: no")]

@@ -243,8 +243,8 @@ impl ListenerResult {
                 let node_port = targets.first().map(|target| target.port);
                 let groups: Vec<_> = security_groups.iter().map(String::as_str).collect();
                 message = format!(
-                    "{message}: see that the Service has Pods which answer 200 at the path of the health check, and that a security group of \
-                     the nodes lets TCP {} in from {}",
+                    "{message}: check that the Service has Pods that answer 200 at the health check's path, and that a security group of \
+                     the nodes allows TCP {} from {}",
                     node_port.unwrap_or_default(),
                     groups.join(", ")
                 );
@@ -397,7 +397,7 @@ mod tests {
             (changes, reason.is_empty())
         );
         if reason == TARGETS_UNHEALTHY {
-            let rule = "lets TCP 30001 in from sg-1, sg-2";
+            let rule = "allows TCP 30001 from sg-1, sg-2";
             let message = result.message;
             assert!(
                 message.contains("(Target.Timeout") && message.ends_with(rule),

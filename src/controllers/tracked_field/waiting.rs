@@ -211,7 +211,7 @@ impl WaitingReason {
             Self::ContactPointNotObserved { name } => format!("{name:?}: not observed yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::WriteRejected(message) => format!(
-                "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}; change the \
+                "the apiserver rejects writes of the status, so changes are neither recorded nor sent: {}; change the \
                  admission policy or webhook so that it accepts writes of trackedfields/status, or delete this TrackedField",
                 brief(message)
             ),

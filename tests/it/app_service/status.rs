@@ -189,7 +189,7 @@ async fn status_reports_an_exceeded_quota() {
     app(&bed, "web", one()).await;
     let message = not_ready(&bed, "web", "QuotaExceeded").await;
     assert!(
-        message.contains("the apiserver refuses Service")
+        message.contains("the apiserver rejected Service")
             && message.contains("exceeded quota: small"),
         "{message}"
     );
@@ -247,7 +247,7 @@ async fn forbidden_child_is_logged_once() {
     app(&bed, "web", one()).await;
     let message = not_ready(&bed, "web", "Forbidden").await;
     assert!(
-        message.starts_with("the apiserver refuses Deployment "),
+        message.starts_with("the apiserver rejected Deployment "),
         "{message}"
     );
     until("the operator retries", SOON, async || {
@@ -307,7 +307,7 @@ async fn rejected_child_is_retried_after_a_change_of_the_spec() {
         app(&bed, name, spec).await;
         let message = not_ready(&bed, name, "WriteRejected").await;
         assert!(
-            message.starts_with("the apiserver refuses Deployment ") && message.contains(expected),
+            message.starts_with("the apiserver rejected Deployment ") && message.contains(expected),
             "{message}"
         );
         assert_eq!(bed.event(name, "WriteRejected").await, message);

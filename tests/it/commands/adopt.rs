@@ -17,7 +17,7 @@ fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
 }
 
-/// The original programs leave copies and a Pod without ownership label, and a load balancer with their tag.
+/// The original programs leave copies and a Pod without the ownership label, and a load balancer with their tag.
 #[tokio::test]
 async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     let bed = Bed::shared("adopt").await;
@@ -122,7 +122,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         "{plan}"
     );
     assert!(
-        line("/app-pod").ends_with("keeps running as it is"),
+        line("/app-pod").ends_with("keeps running unchanged"),
         "{plan}"
     );
     let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; only if you name the resource";

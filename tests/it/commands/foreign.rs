@@ -80,7 +80,8 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     ];
     let text = run.ends(0, &runs).await;
     assert!(
-        text.contains("The operator runs: me leads\n") && !text.contains("quartermaster crds"),
+        text.contains("The operator is running: me is the leader\n")
+            && !text.contains("quartermaster crds"),
         "{text}"
     );
     assert!(

@@ -43,7 +43,7 @@ async fn status_shows_every_object_and_its_problem() {
         "{unseen}"
     );
     assert!(
-        unseen.contains("Whether the operator runs is not known: there is no Lease"),
+        unseen.contains("Cannot tell whether the operator is running: there is no Lease"),
         "{unseen}"
     );
 
@@ -216,7 +216,7 @@ async fn status_shows_missing_crds_and_the_leader() {
     .await;
     until("the operator leads", SOON, async || {
         let text = run.ends(0, &["status"]).await;
-        Ok(text.contains("The operator runs: ").then_some(()))
+        Ok(text.contains("The operator is running: ").then_some(()))
     })
     .await
     .unwrap();
@@ -229,10 +229,9 @@ async fn status_shows_missing_crds_and_the_leader() {
     // The operator has died, which shows before it is certain.
     until("the Lease is overdue", SOON, async || {
         let text = run.ends(0, &["status"]).await;
-        Ok(
-            (text.contains("The operator runs: ") && text.contains(" leads, last renewed "))
-                .then_some(()),
-        )
+        Ok((text.contains("The operator is running: ")
+            && text.contains(" is the leader, last renewed "))
+        .then_some(()))
     })
     .await
     .unwrap();

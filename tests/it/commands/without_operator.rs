@@ -53,7 +53,7 @@ async fn uninstall_deletes_the_rest_while_no_operator_runs() {
         "{output}"
     );
     assert!(
-        output.contains("Whether the operator runs is not known: there is no Lease"),
+        output.contains("Cannot tell whether the operator is running: there is no Lease"),
         "{output}"
     );
     assert!(
@@ -146,9 +146,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     drop(operator);
     let output = run.ends(0, &arguments).await;
     assert!(
-        output.contains(
-            "The operator counts as gone (quartermaster-system/alone): it has no Lease.\n"
-        ),
+        output.contains("No operator is running (quartermaster-system/alone): it has no Lease.\n"),
         "{output}"
     );
     let line = output
@@ -509,7 +507,7 @@ async fn without_operator_stops_when_the_operator_is_back(
         )
         .await;
     assert!(
-        output.contains("The operator counts as gone (") && returned.hits() == 1,
+        output.contains("No operator is running (") && returned.hits() == 1,
         "{output}"
     );
     let expected = format!(

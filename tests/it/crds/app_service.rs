@@ -35,7 +35,7 @@ const IMAGE: &str = "spec.image: |write an image without spaces";
 const PORT_NAME: &str = "spec.ports[0].name: |write a port's name";
 const TARGET: &str =
     "spec.ports[0].targetPort: |write targetPort as a number from 1 to 65535, or as a name";
-const NAMED: &str = "spec.ports: |several ports need a name each";
+const NAMED: &str = "spec.ports: |with several ports, each port needs a name";
 const TWICE: &str = "spec.ports: |the same port is listed twice";
 const SECRET: &str = "|write the name of a Secret";
 const HOST: &str = "spec.ingress.host: |write a host name";

@@ -98,7 +98,7 @@ async fn rejected_correction_blocks_no_other() {
     site.respec("web", spec).await;
     let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        message.starts_with("AWS says SubnetNotFound: "),
+        message.starts_with("AWS returned SubnetNotFound: "),
         "{message}"
     );
     assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
@@ -188,7 +188,7 @@ async fn every_change_of_the_spec_applies_and_reverts() {
     site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS }))
         .await;
     let message = site.has_reason("web", "SpecRejected").await;
-    assert!(message.starts_with("AWS says "), "{message}");
+    assert!(message.starts_with("AWS returned "), "{message}");
     assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
     site.respec("web", json!({ "subnets": SUBNETS })).await;
     site.ready("web").await;

@@ -126,7 +126,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.bed.patch::<Service>("shop", ports).await;
     let message = site.has_reason("web", "ServicePortNotFound").await;
     assert!(
-        message.contains("has no port 80 over TCP: it has 81"),
+        message.contains("has no TCP port 80: it has 81"),
         "{message}"
     );
     site.arrives(80, &at(30_081)).await;
@@ -453,7 +453,7 @@ async fn listener_settings_are_corrected_and_no_others() {
     site.respec("web", bad).await;
     let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        message.starts_with("port 443: AWS says CertificateNotFound"),
+        message.starts_with("port 443: AWS returned CertificateNotFound"),
         "{message}"
     );
     site.arrives(82, &[("i-1", 30_080)]).await;
@@ -539,7 +539,7 @@ async fn unhealthy_targets_are_reported_with_the_needed_rule() {
     named.sort();
     assert!(message.contains("(Target.Timeout"), "{message}");
     assert!(
-        message.contains(&format!("lets TCP 30080 in from {}", named.join(", "))),
+        message.contains(&format!("allows TCP 30080 from {}", named.join(", "))),
         "{message}"
     );
     site.has_listener_status(&[(80, 0, 2, "TargetsUnhealthy")])

@@ -75,7 +75,7 @@ async fn error_of_the_spec_is_not_retried() {
         .await;
     let message = site.has_reason("web", "SpecRejected").await;
     assert!(
-        message.starts_with("AWS says InvalidSecurityGroup: "),
+        message.starts_with("AWS returned InvalidSecurityGroup: "),
         "{message}"
     );
     // The operator has handled another object meanwhile.

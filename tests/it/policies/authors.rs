@@ -67,9 +67,9 @@ async fn another(bed: &Bed, name: &str) -> String {
     Bed::on(bed.plane.clone(), name).await.namespace
 }
 
-const SOURCE: &str = "a ConfigMapSync copies only what its author may read. Ask for that right, or name another source";
+const SOURCE: &str = "a ConfigMapSync copies only what its author may read. Ask for that permission, or name another source";
 const DESTINATION: &str = "a ConfigMapSync writes only where its author may: in the one namespace that it names, in every namespace if it \
-    names several or selects them. Ask for that right, or name another destination";
+    names several or selects them. Ask for that permission, or name another destination";
 
 #[tokio::test]
 async fn config_map_sync_needs_permissions_of_its_author() {
@@ -239,7 +239,7 @@ async fn tracked_field_needs_permissions_of_its_author() {
             change: json!({ "historyLimit": 7 }),
             permissions: vec![permission],
             because: &[
-                "a TrackedField tells only what its author may read. Ask for that right, or name another target",
+                "a TrackedField reports only what its author may read. Ask for that permission, or name another target",
             ],
         };
         assert_each_permission_is_needed(&bed, name, case).await;
@@ -299,7 +299,8 @@ async fn contact_point_needs_permissions_of_its_author() {
     .await;
 }
 
-const MAKES: &str = "an AppService makes only what its author may make. Ask for that right";
+const MAKES: &str =
+    "an AppService creates only what its author may create. Ask for that permission";
 
 #[tokio::test]
 async fn app_needs_permissions_of_its_author() {
@@ -326,8 +327,8 @@ async fn app_needs_permissions_of_its_author() {
             because: &[
                 MAKES,
                 MAKES,
-                "an AppService makes only what its author may make. Ask for that right, or leave autoscaling out",
-                "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
+                "an AppService creates only what its author may create. Ask for that permission, or leave autoscaling out",
+                "an AppService creates only what its author may create. Ask for that permission, or leave ingress out",
             ],
         };
         assert_each_permission_is_needed(&bed, name, case).await;
@@ -337,7 +338,7 @@ async fn app_needs_permissions_of_its_author() {
         spec: json!({ "image": "nginx" }),
         change: json!({ "banner": "hello" }),
         permissions: vec![make("pods")],
-        because: &["a MyApp makes only what its author may make. Ask for that right"],
+        because: &["a MyApp creates only what its author may create. Ask for that permission"],
     };
     assert_each_permission_is_needed(&bed, "pod", case).await;
 }

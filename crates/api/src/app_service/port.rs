@@ -125,7 +125,7 @@ pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
 pub const MAX_PORTS: usize = 64;
 
 /// Message of [`named`].
-pub const NAMED: &str = "several ports need a name each: add name, such as name: http";
+pub const NAMED: &str = "with several ports, each port needs a name: add name, such as name: http";
 /// Message of [`names_differ`].
 pub const NAMES_DIFFER: &str = "two ports have the same name: give each its own name";
 /// Message of [`ports_differ`].

@@ -23,7 +23,7 @@ pub struct AppServiceStatus {
     /// Number of available Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i64>,
-    /// Number of Pods that are missing until all are available.
+    /// Number of Pods that are not available yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unavailable_replicas: Option<i64>,
     /// Number of Terminating Pods. Absent if the cluster does not count them.

@@ -83,7 +83,7 @@ fn code_gives_class_and_reason(
         error.is(code)
             && error
                 .message
-                .starts_with(&format!("AWS says {code}: words")),
+                .starts_with(&format!("AWS returned {code}: words")),
         "{error}"
     );
 }
@@ -95,7 +95,7 @@ fn answer_without_a_code_is_classified_by_its_status() {
         (error.class, error.reason),
         (Class::Transient, "AWSUnavailable")
     );
-    assert_eq!(error.to_string(), "AWS says HTTP 503: words");
+    assert_eq!(error.to_string(), "AWS returned HTTP 503: words");
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
     if grown > MAX_REPLACED {
         return Err(Error::new(
             ErrorKind::InvalidOperation,
-            format!("replace gives more than {MAX_REPLACED} bytes"),
+            format!("replace produces more than {MAX_REPLACED} bytes"),
         ));
     }
     Ok(text.replace(from, to))

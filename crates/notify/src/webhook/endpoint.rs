@@ -87,7 +87,7 @@ impl WebhookEndpoint {
             let value = HeaderValue::from_str(value).map_err(|_| {
                 InvalidWebhook::new(
                     "headers",
-                    format!("the value of {name} holds a control character"),
+                    format!("the value of {name} contains a control character"),
                 )
             })?;
             headers.insert(name, value);
@@ -99,7 +99,7 @@ impl WebhookEndpoint {
             let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
                 InvalidWebhook::new(
                     "apiToken",
-                    "the token holds a newline or another control character; make the Secret with `printf` or `echo -n`",
+                    "the token contains a newline or another control character; make the Secret with `printf` or `echo -n`",
                 )
             })?;
             value.set_sensitive(true);
@@ -123,7 +123,7 @@ impl WebhookEndpoint {
         let content_type = HeaderValue::from_str(content_type).map_err(|_| {
             InvalidWebhook::new(
                 "contentType",
-                "holds a control character; write for example text/plain",
+                "contains a control character; write for example text/plain",
             )
         })?;
         Ok(Self {
@@ -166,7 +166,9 @@ pub(super) fn parse_url(text: &str) -> Result<reqwest::Url, String> {
     }
     // The URL parser would remove them or encode them as %20, which changes the path.
     if text.contains(|char: char| char.is_whitespace() || char.is_control()) {
-        return Err("the URL holds a space or a control character; write %20 for a space".into());
+        return Err(
+            "the URL contains a space or a control character; write %20 for a space".into(),
+        );
     }
     let url: reqwest::Url = text
         .parse()

@@ -19,14 +19,14 @@ fn parts(url: &str) -> Parts {
 #[case(parts("https://u:s3cr3t@x/"), "url: credentials")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t\n") }, "urlFrom: the URL begins or ends with")]
 #[case(Parts { url_is_secret: true, ..parts("s3cr3t") }, "urlFrom: not a URL")]
-#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL holds a space")]
-#[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL holds a space or a control")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL contains a space")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL contains a space or a control")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: a URL's fragment")]
 #[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
 #[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
 #[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
-#[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
-#[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
+#[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token contains a newline")]
+#[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x contains")]
 #[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
 fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] expected: &str) {
     let error = WebhookEndpoint::new(parts).unwrap_err().to_string();
@@ -118,12 +118,12 @@ fn debug_output_contains_no_secret() {
 
 #[rstest]
 #[case(Tls::new(None, None, None), "neither")]
-#[case(Tls::new(Some(b"x"), None, None), "ca.crt holds no PEM")]
+#[case(Tls::new(Some(b"x"), None, None), "ca.crt contains no PEM")]
 #[case(Tls::new(None, Some(b"x"), None), "no tls.key")]
 #[case(Tls::new(None, None, Some(b"x")), "no tls.crt")]
 #[case(
     Tls::new(None, Some(b"x"), Some(b"s3cr3t")),
-    "no PEM certificate and key"
+    "not a PEM certificate and key"
 )]
 fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] expected: &str) {
     let error = tls.unwrap_err();

@@ -31,7 +31,7 @@ impl Tls {
             Some(pem) => reqwest::Certificate::from_pem_bundle(pem)
                 .ok()
                 .filter(|roots| !roots.is_empty())
-                .ok_or("ca.crt holds no PEM certificate")?,
+                .ok_or("ca.crt contains no PEM certificate")?,
             None => Vec::new(),
         };
         let identity = match (certificate, key) {
@@ -39,7 +39,7 @@ impl Tls {
                 let pem = [certificate, b"\n", key].concat();
                 Some(
                     reqwest::Identity::from_pem(&pem)
-                        .map_err(|_| "tls.crt and tls.key are no PEM certificate and key")?,
+                        .map_err(|_| "tls.crt and tls.key are not a PEM certificate and key")?,
                 )
             }
             (None, None) if roots.is_empty() => {

@@ -74,7 +74,7 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
     tokio::time::advance(MINUTE).await;
     correct(&drift, "replicas");
     let (message, again) = drift.contested(&child()).unwrap();
-    let expected = "kubectl keeps changing spec.replicas of Deployment shop/web, which is corrected less and less often: \
+    let expected = "kubectl keeps changing spec.replicas of Deployment shop/web, so the operator corrects it less often: \
         scale the owner";
     assert_eq!(message, expected);
     assert!(

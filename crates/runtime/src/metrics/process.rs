@@ -37,7 +37,7 @@ impl Collector for Process {
             ("process_open_fds", "Open file descriptors.", fds),
             (
                 "process_max_fds",
-                "Most file descriptors that may be open.",
+                "Maximum number of open file descriptors.",
                 open_files_limit(&read("/proc/self/limits")),
             ),
             ("process_threads", "Threads.", number(&status, "Threads:")),

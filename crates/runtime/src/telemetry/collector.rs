@@ -124,7 +124,7 @@ impl HttpClient for ExportClient {
         // The error of the SDK does not say why the request failed.
         *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = match &answer {
             Ok(answer) if answer.status().is_success() => None,
-            Ok(answer) => Some(format!("the collector answers {}", answer.status())),
+            Ok(answer) => Some(format!("the collector answered {}", answer.status())),
             Err(error) => Some(causes(error.as_ref())),
         };
         answer

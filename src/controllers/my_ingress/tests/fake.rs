@@ -134,7 +134,7 @@ impl FakeAws {
 pub(super) fn aws_error(class: Class, reason: &'static str, code: &str) -> AwsError {
     AwsError {
         code: Some(code.into()),
-        ..AwsError::unsent(class, reason, format!("AWS says {code}: words"))
+        ..AwsError::unsent(class, reason, format!("AWS returned {code}: words"))
     }
 }
 
@@ -323,7 +323,7 @@ impl Aws for FakeAws {
         let rejected: Vec<_> = state.rejected.intersection(&instances).cloned().collect();
         if !rejected.is_empty() || state.rejected.contains("some") {
             let message = format!(
-                "AWS says {INVALID_TARGET}: not running: '{}'",
+                "AWS returned {INVALID_TARGET}: not running: '{}'",
                 rejected.join("', '")
             );
             let error = aws_error(Class::Transient, "TargetsRejected", INVALID_TARGET);

@@ -554,7 +554,12 @@ async fn rejected_listener_does_not_block_the_others(
     let (_, reconciled) = check(world, |_| {}, &steps, reason).await;
     let report = reconciled.report();
     if reason == "SpecRejected" {
-        assert!(report.readiness.message.starts_with("port 80: AWS says"));
+        assert!(
+            report
+                .readiness
+                .message
+                .starts_with("port 80: AWS returned")
+        );
         let (first, second) = (&report.listeners[0], &report.listeners[1]);
         assert_eq!(
             (first.healthy, &*first.reason),
@@ -719,7 +724,7 @@ async fn protected_load_balancer_follows_its_nodes(
 ) {
     let mut world = World::new();
     world.delete();
-    let message = "AWS says OperationNotPermitted: deletion protection is enabled";
+    let message = "AWS returned OperationNotPermitted: deletion protection is enabled";
     let protected = AwsError {
         message: message.into(),
         ..aws_error(Class::Slow, "NotPermitted", NOT_PERMITTED)

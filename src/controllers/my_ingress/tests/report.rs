@@ -142,7 +142,7 @@ async fn rejected_listener_is_reported(
         (readiness.reason, readiness.message.as_str()),
         (
             "OperationInProgress",
-            "port 81: AWS says Code: words; the targets of port 80 are in initial health checks"
+            "port 81: AWS returned Code: words; the targets of port 80 are in initial health checks"
         )
     );
     // Transient states are checked again soon, unless the error is terminal.

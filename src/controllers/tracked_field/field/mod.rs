@@ -121,7 +121,7 @@ impl FieldSelector {
                 "."
             };
             return Err(invalid(format!(
-                "a JSONPath stands in braces: write {{{dot}{path}}}"
+                "write a JSONPath in braces: {{{dot}{path}}}"
             )));
         }
         let (word, name) = match field.split_once(':') {

@@ -40,7 +40,7 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     }
     if parser.rest.contains('{') {
         return Err(
-            "it holds several expressions: write exactly one, in one pair of braces".into(),
+            "it contains several expressions: write exactly one, in one pair of braces".into(),
         );
     }
     if !parser.rest.is_empty() {
@@ -134,7 +134,10 @@ impl Parser<'_> {
             self.skip_spaces();
             if let Some(rest) = self.rest.strip_prefix("..") {
                 if self.in_filter || self.descended {
-                    return Err("`..` may stand in it once, and not in a filter: write the names in between".into());
+                    return Err(
+                        "`..` may appear once, and not in a filter: write the names in between"
+                            .into(),
+                    );
                 }
                 self.rest = rest;
                 self.descended = true;

@@ -170,15 +170,20 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
     "Deployment",
     ".spec.replicas",
     "PathInvalid",
-    "write {.spec.replicas}"
+    "write a JSONPath in braces: {.spec.replicas}"
 )]
 #[case(
     "Deployment",
     "$.spec.replicas",
     "PathInvalid",
-    "write {.spec.replicas}"
+    "write a JSONPath in braces: {.spec.replicas}"
 )]
-#[case("Deployment", "spec.replicas", "PathInvalid", "write {.spec.replicas}")]
+#[case(
+    "Deployment",
+    "spec.replicas",
+    "PathInvalid",
+    "write a JSONPath in braces: {.spec.replicas}"
+)]
 #[case(
     "X",
     "{range .items[*]}{.name}{end}",
@@ -197,7 +202,7 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
 #[case("X", "{@}", "PathInvalid", "names no field")]
 #[case("X", "{.a.}", "PathInvalid", "name is missing")]
 #[case("X", "{..}", "PathInvalid", "name is missing")]
-#[case("X", "{..a..b}", "PathInvalid", "`..` may stand in it once")]
+#[case("X", "{..a..b}", "PathInvalid", "`..` may appear once")]
 #[case("X", "{\"a\"}", "PathInvalid", "is not understood")]
 #[case("X", "{.a b}", "PathInvalid", "is not understood")]
 #[case("X", "{.a[]}", "PathInvalid", "brackets hold")]
@@ -215,7 +220,7 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
 #[case("X", "{.a[?(@.b=1)]}", "PathInvalid", "a filter is written")]
 #[case("X", "{.a[?(@.b==1 && @.c==2)]}", "PathInvalid", "a filter is written")]
 #[case("X", "{.a[?(@.b[*]==1)]}", "PathInvalid", "compares one value")]
-#[case("X", "{.a[?(@.b[?(@.c)])]}", "PathInvalid", "a filter in a filter")]
+#[case("X", "{.a[?(@.b[?(@.c)])]}", "PathInvalid", "nested filters")]
 #[case(
     "X",
     "{.a[0,1,2,3][0,1,2,3][0,1]}",

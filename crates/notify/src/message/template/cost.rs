@@ -103,7 +103,7 @@ fn check_depth(source: &str) -> Result<(), String> {
         }
         if open > MAX_BRACKETS {
             return Err(format!(
-                "line {}: there are more than {MAX_BRACKETS} brackets in each other",
+                "line {}: there are more than {MAX_BRACKETS} nested brackets",
                 span.start_line
             ));
         }
@@ -238,7 +238,7 @@ impl<'a> Checker<'a> {
             .saturating_add(size.saturating_mul(self.iterations));
         if self.spent > self.budget {
             return Err(format!(
-                "line {}: this can grow beyond all bounds; shorten the template, or use fewer loops",
+                "line {}: the size of this is unbounded; shorten the template, or use fewer loops",
                 span.start_line
             ));
         }

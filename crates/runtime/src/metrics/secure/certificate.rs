@@ -194,7 +194,7 @@ impl Pair {
         let chain = chain
             .ok()
             .filter(|chain| !chain.is_empty())
-            .context("tls.crt holds no PEM certificate")?;
+            .context("tls.crt contains no PEM certificate")?;
         let key = PrivateKeyDer::from_pem_slice(&self.key)
             .ok()
             .context("tls.key holds no PEM private key")?;

@@ -15,7 +15,7 @@ impl Parser<'_> {
         const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
                              for those that have the field";
         if self.in_filter {
-            return Err(format!("a filter in a filter is not supported: {SHAPE}"));
+            return Err("nested filters are not supported".into());
         }
         if !self.eat('(') {
             return Err(SHAPE.into());
