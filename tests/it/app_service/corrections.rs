@@ -502,7 +502,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     }
     let message = bed.event("web", "Recreated").await;
     let what = format!(
-        "Deployment {}/web was deleted by another client",
+        "another client deleted Deployment {}/web",
         bed.namespace
     );
     assert!(

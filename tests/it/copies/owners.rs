@@ -323,7 +323,7 @@ async fn deletion_of_a_copy_is_reported_unless_the_operator_replaces() {
     let message = shop.bed.event("s", "Recreated").await;
     assert!(
         message.starts_with(&format!(
-            "ConfigMap {far}/settings was deleted by another client"
+            "another client deleted ConfigMap {far}/settings"
         )),
         "{message}"
     );

@@ -89,7 +89,8 @@ async fn exceeded_quota_is_retried_with_backoff() {
     assert!(message.contains("exceeded quota: none"), "{message}");
     bed.marker("marker").await;
     let requests = bed.requests(since).await;
-    let most = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
+    // A delay may be half as long, because of its jitter.
+    let most = 2 + usize::try_from(began.elapsed().as_secs()).unwrap();
     assert!(
         requests["create pods web-pod"] <= most && requests["patch myapps/status web"] == 1,
         "{requests:?}"

@@ -128,7 +128,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             &pod(&json!({ "serviceAccountName": "builder" })),
         );
         if kind.plural == "pods" {
-            rejected("a Pod with the ServiceAccount default only", async || {
+            rejected("creates Pods only with the ServiceAccount default", async || {
                 api.create(&DRY, &object).await
             })
             .await;
