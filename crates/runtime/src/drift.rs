@@ -26,6 +26,8 @@ pub const CORRECTED: &str = "DriftCorrected";
 pub const RECREATED: &str = "Recreated";
 /// Reason of an owner whose child others keep changing.
 pub const CONTESTED: &str = "DriftContested";
+/// End of the statement in a contest's message, by which [`Drift::resume`] finds the child that the message is about.
+const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
 const REPEATED: usize = 3;
 /// Maximum number of Events per episode.
@@ -145,8 +147,7 @@ impl Drift {
         digest: &str,
         message: &str,
     ) {
-        let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected"))
-        else {
+        let Some((reported, _)) = message.split_once(&format!(" of {what}{BACKING_OFF}")) else {
             return;
         };
         let now = Instant::now();
@@ -249,7 +250,7 @@ impl Drift {
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
             let message = format!(
-                "{by} keeps changing {fields} of {what}, so the operator corrects it less often: {advice}"
+                "{by} keeps changing {fields} of {what}{BACKING_OFF}: {advice}"
             );
             episode.contest = Some(Contest {
                 message,
