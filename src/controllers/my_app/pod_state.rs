@@ -85,7 +85,7 @@ impl PodReason {
 }
 
 impl PodState {
-    /// Extracts what is kept.
+    /// Extracts the summary.
     pub fn of(pod: &Pod) -> Self {
         let name = pod.name_any();
         let none = PodStatus::default();
