@@ -83,7 +83,7 @@ impl Printer {
         self.is_terminal
     }
 
-    /// Prints one line. A newline in `text` is escaped, because a message from the cluster could otherwise pass for this
+    /// Prints one line. A newline in `text` is escaped: otherwise a message from the cluster could pass for this
     /// program's own.
     ///
     /// # Errors

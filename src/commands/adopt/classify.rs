@@ -22,8 +22,8 @@ use crate::controllers::my_ingress::tags::OwnershipTags;
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Tag of a load balancer that document 003's program created.
 const KOPF: (&str, &str) = ("ManagedBy", "kopf");
-/// Prefixes of the tags by which other programs know their load balancers: `CloudFormation` and other services of AWS, the AWS
-/// Load Balancer Controller, Kubernetes' own cloud controller, and this operator in another cluster.
+/// Prefixes of the tags by which other programs know their load balancers: `CloudFormation` and other services of AWS,
+/// the AWS Load Balancer Controller, Kubernetes' own cloud controller, and this operator in another cluster.
 const FOREIGN_TAGS: [&str; 6] = [
     "aws:",
     "elbv2.k8s.aws/",
@@ -262,7 +262,7 @@ mod tests {
         ));
     }
 
-    /// The controller takes the same step.
+    /// The controller takes the same action.
     #[rstest]
     #[case::the_same(json!({}), json!({}), json!({}), "same as its source")]
     #[case::another_value(json!({ "data": { "a": "c" } }), json!({}), json!({}), "replaces its own")]

@@ -95,8 +95,8 @@ impl Deletion<'_> {
         }
     }
 
-    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
-    /// gone. An error that is no `RequestError` ends the deletion.
+    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns `None`
+    /// if nothing is left. An error that is no `RequestError` ends the deletion.
     async fn round(&self) -> anyhow::Result<Option<Remaining>> {
         let mut is_found = false;
         let mut remaining = Remaining::default();
@@ -131,7 +131,7 @@ impl Deletion<'_> {
                 self.changes.borrow_mut().remove(&target);
                 return None;
             }
-            // Changed meanwhile: the next round reads it again.
+            // The object has changed meanwhile: the next round reads it again.
             Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }
@@ -145,7 +145,7 @@ impl Deletion<'_> {
         field: &'static str,
         value: Value,
     ) -> kube::Result<bool> {
-        // Recorded before the request: the apiserver may carry it out although no answer arrives.
+        // The record precedes the request, which the apiserver may carry out although no response arrives.
         if !target.is_deleting() {
             self.changes.borrow_mut().add(target, field);
         }
