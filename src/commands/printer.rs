@@ -71,7 +71,8 @@ impl Printer {
         }
     }
 
-    /// Ignores write errors: a command that changes a cluster must not end in the middle because its reader is gone.
+    /// Ignores write errors: a command that changes a cluster must not end in the middle because the reader of its
+    /// output has exited.
     pub(crate) fn ignoring_errors(self) -> Self {
         Self {
             ignores_errors: true,

@@ -237,7 +237,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let written = match action {
                 ChildAction::Apply(applied) => {
                     let Some(live) = object else {
-                        // The next round reads the child.
+                        // The next attempt reads the child.
                         continue;
                     };
                     let has_drifted = drifted.is_some();

@@ -117,7 +117,7 @@ impl Deletion<'_> {
         Ok((is_found || !remaining.crds.is_empty()).then_some(remaining))
     }
 
-    /// Takes the next step for an object. Returns the object, unless it is gone.
+    /// Takes the next step for an object. Returns the object, unless the object no longer exists.
     async fn act(&self, mut target: UninstallTarget) -> Option<UninstallTarget> {
         let is_gone = match target.step(self.args) {
             UninstallStep::Wait => Ok(false),
@@ -157,7 +157,7 @@ impl Deletion<'_> {
         changed.map(|()| false)
     }
 
-    /// Removes the operator's finalizers. Returns true if the object is gone at once.
+    /// Removes the operator's finalizers. Returns true if that completes the deletion of the object.
     async fn remove_finalizers(&self, target: &UninstallTarget) -> kube::Result<bool> {
         let mut finalizers = target.object.finalizers.clone();
         finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
@@ -179,7 +179,7 @@ impl Deletion<'_> {
         Ok(())
     }
 
-    /// Deletes the object. Returns true if it is gone at once.
+    /// Deletes the object. Returns true if the object no longer exists afterwards.
     async fn delete(
         &self,
         target: &UninstallTarget,

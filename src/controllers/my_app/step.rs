@@ -92,7 +92,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         None
     }
 
-    /// The status of the `MyApp` tells, also after a restart, whether it had a Pod.
+    /// The status of the `MyApp` shows, also after a restart, whether the app had a Pod.
     fn reports_recreation(&self) -> bool {
         false
     }
