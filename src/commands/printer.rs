@@ -71,8 +71,8 @@ impl Printer {
         }
     }
 
-    /// Ignores write errors: a command that changes a cluster must not end in the middle because the reader of its
-    /// output has exited.
+    /// Ignores write errors: a command that changes a cluster must not stop halfway because the reader of its output
+    /// has exited.
     pub(crate) fn ignoring_errors(self) -> Self {
         Self {
             ignores_errors: true,

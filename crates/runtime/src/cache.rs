@@ -14,8 +14,8 @@ use super::ObjectKey;
 use super::health::{KindState, Probes};
 use super::watch::{Index, SyncState, WatchPhase};
 
-/// Most bytes of memory for an object's finalizers. The apiserver limits the length of each, but not their number; more
-/// than a few are a mistake or an attack.
+/// Maximum memory for an object's finalizers, in bytes. The apiserver limits the length of each, but not their number;
+/// more than a few are a mistake or an attack.
 const MAX_FINALIZERS: usize = 16 * 1024;
 
 /// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and therefore any write of a

@@ -272,7 +272,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     ///
     /// Under load, children come before statuses: due reconciles come before reports, and no report begins while an
     /// object is reconciled for the first time, because its write would compete with the creation of children. Without
-    /// load, the report of an object comes before its next reconcile. A report that has waited for its longest time
+    /// load, the report of an object comes before its next reconcile. A report that has waited for the maximum time
     /// comes first.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
@@ -735,8 +735,8 @@ impl<R: Reconcile> Runner<R> {
             .mul_f64(rand::random_range(1.0..1.2))
     }
 
-    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may
-    /// hide the 429, so with a conflict any new pause counts. `paused` is the earlier pause.
+    /// Returns the time until which the apiserver asked this object to wait, if its reconcile got a 429. A later
+    /// conflict may hide the 429, so with a conflict any new pause counts. `paused` is the earlier pause.
     fn asked_to_wait(
         &self,
         error: &(dyn std::error::Error + 'static),

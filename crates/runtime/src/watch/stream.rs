@@ -213,8 +213,8 @@ fn is_permanent(error: &Error) -> bool {
     }
 }
 
-/// Returns whether the apiserver rejects streaming lists (422): it knows `sendInitialEvents` and has the feature
-/// disabled.
+/// Returns whether the apiserver rejects streaming lists (422): such an apiserver knows `sendInitialEvents` and has the
+/// feature disabled.
 fn is_streaming_rejected(error: &Error) -> bool {
     matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 422)
 }

@@ -18,7 +18,7 @@ const BYTES: u64 = 8;
 const LEVELS: u64 = 16;
 /// Maximum number of nodes that an estimate follows one by one.
 const FOLLOWED: usize = 64;
-/// Number of nodes from which a subtree is counted only once.
+/// Number of nodes above which a subtree is counted only once.
 const LARGE: u64 = 64;
 
 /// Returns the cost of writing a node, without the nodes below.
