@@ -31,7 +31,7 @@ mod uninstall;
 /// Runs a command and returns its exit code, which its `--help` explains.
 ///
 /// # Errors
-/// The cluster does not answer, or refuses.
+/// The cluster does not answer, or rejects a request.
 pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

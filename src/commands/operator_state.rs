@@ -21,7 +21,8 @@ const FIELD_MANAGER: &str = "quartermaster";
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "state")]
 pub(crate) enum OperatorState {
-    /// `holder` leads. `overdue` is the time of the last renewal if the Lease has expired, which differing clocks may explain.
+    /// `holder` leads. `overdue` is the time of the last renewal if the Lease has expired, which differing clocks may
+    /// explain.
     #[serde(rename = "Runs")]
     Running {
         holder: String,
@@ -95,7 +96,7 @@ pub(crate) struct LeaseVersion {
 }
 
 impl LeaseVersion {
-    /// Returns none if there is no Lease.
+    /// Returns `None` if there is no Lease.
     pub(crate) async fn read(client: &Client, lease: &ObjectKey) -> anyhow::Result<Option<Self>> {
         let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
         let lease = api.get_opt(&lease.name).await.map_err(RequestError::from);

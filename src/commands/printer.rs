@@ -71,7 +71,8 @@ impl Printer {
         }
     }
 
-    /// Ignores write errors: a command that changes a cluster must not end in the middle because its reader is gone.
+    /// Ignores write errors: a command that changes a cluster must not stop halfway because the reader of its output
+    /// has exited.
     pub(crate) fn ignoring_errors(self) -> Self {
         Self {
             ignores_errors: true,
@@ -83,7 +84,7 @@ impl Printer {
         self.is_terminal
     }
 
-    /// Prints one line. A newline in `text` is escaped, because a message from the cluster could otherwise pass for this
+    /// Prints one line. A newline in `text` is escaped: otherwise a message from the cluster could pass for this
     /// program's own.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl StatusReport {
         })?;
         self.print_admission(out)?;
         for UnavailableKind { name, message } in &snapshot.incompatible_crds {
-            // The operator may be of the CRD's version. Then it would be wrong to replace the CRD by this program's.
+            // The operator may have the CRD's version; then replacing the CRD with this program's would be wrong.
             if self.operator.is_running() {
                 out.line(format!(
                     "Served only by an operator of its version: {name} {message}"

@@ -50,7 +50,7 @@ pub(crate) fn blockers(
                      (--controllers, --watch-namespace) never will"
                 )
             }
-            // The command removes this finalizer only: the cleanup of another one may not be done.
+            // The command removes this finalizer only: the cleanup for another one may be unfinished.
             foreign => {
                 let path = format!("/metadata/finalizers/{index}");
                 let patch = json!([

@@ -89,8 +89,8 @@ fn of(kind: &KindInfo) -> ControllerPermissions {
     }
 }
 
-/// Returns the permission without the verbs that list: the namespaces are configured, and listeners on nodes need an
-/// operator of the whole cluster.
+/// Returns the permission without the verbs that list: flags name the namespaces, and listeners, which need nodes, need
+/// an operator of the whole cluster.
 fn beside(permission: &Permission) -> Option<PolicyRule> {
     permission.verbs.contains(&"get").then(|| {
         let named = permission

@@ -1,4 +1,4 @@
-//! Files of the source tree, generated YAML, and the errors of making it.
+//! Files of the source tree, generated YAML, and the errors of generating files.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};

@@ -24,7 +24,7 @@ pub fn deploy(root: &Path, kubectl: &OsStr) -> Result<Vec<File>, Error> {
     let mut files = BTreeMap::<String, String>::new();
     for mut object in objects {
         let file = file_of(&object);
-        // Kustomize takes policies for namespaced objects.
+        // Kustomize treats policies as namespaced objects.
         if file == "admission_policies"
             && let Some(metadata) = object["metadata"].as_object_mut()
         {

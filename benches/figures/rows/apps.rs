@@ -1,5 +1,5 @@
-//! `AppService` and `MyApp`: a burst compared with a plain controller that creates the same children and writes no status,
-//! a single object, memory after many objects, and 500 of each kind at rest.
+//! `AppService` and `MyApp`: a burst compared with a plain controller that creates the same children and writes no
+//! status, a single object, memory after many objects, and 500 of each kind at rest.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -222,7 +222,8 @@ impl Scene {
         })
     }
 
-    /// Creates the children of each object as a plain controller does: `AT_ONCE` objects at a time, a child after the other.
+    /// Creates the children of each object as a plain controller does: `AT_ONCE` objects at a time, a child after the
+    /// other.
     async fn plain(&self, made: &Made, events: impl Stream<Item = DynamicObject>) {
         events
             .for_each_concurrent(AT_ONCE, async |object| {
@@ -248,8 +249,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures 500 `AppService`s and 500 `MyApp`s at once, each side on a separate control plane, in turn; and how long the
-/// last status takes from the last child on.
+/// Measures 500 `AppService`s and 500 `MyApp`s at once, each side on a separate control plane, in turn; and the time
+/// from the last child to the last status.
 pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for (made, kind) in [(&APPS, "AppServices"), (&PODS, "MyApps")] {

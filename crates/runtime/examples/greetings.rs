@@ -1,4 +1,4 @@
-//! Operator with one kind: each `Greeting` owns a `ConfigMap` with its text.
+//! Operator with one kind: each `Greeting` owns a `ConfigMap` with the text of the greeting.
 
 use std::sync::Arc;
 

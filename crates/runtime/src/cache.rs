@@ -14,8 +14,8 @@ use super::ObjectKey;
 use super::health::{KindState, Probes};
 use super::watch::{Index, SyncState, WatchPhase};
 
-/// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more
-/// than a few are a mistake or an attack.
+/// Maximum memory for an object's finalizers, in bytes. The apiserver limits the length of each, but not their number;
+/// more than a few are a mistake or an attack.
 const MAX_FINALIZERS: usize = 16 * 1024;
 
 /// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and therefore any write of a
@@ -54,9 +54,10 @@ pub fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
 }
 
 impl<K: Kind + Clone + 'static> Cache<K> {
-    /// Creates a cache that `writer` feeds, of the kind whose controller is `name`. `on` gets each change of the cache,
-    /// and whether all objects have been listed; once they have, it gets each object again. While the watch is stopped,
-    /// the cache is empty: a reconcile of objects that an older CRD has pruned would act on missing fields.
+    /// Creates a cache that fills a store through `writer`, for the kind whose controller is `name`. `on` gets each
+    /// change of the cache, and whether all objects have been listed; after the list, `on` gets each object again.
+    /// While the watch is stopped, the cache is empty: a reconcile of objects that an older CRD has pruned would act on
+    /// missing fields.
     pub fn new(
         name: &'static str,
         writer: Writer<K>,
@@ -108,8 +109,8 @@ impl<K: Kind + Clone + 'static> Cache<K> {
 }
 
 impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
-    /// Inserts an object. An object of its name with another UID was deleted: a watch that was interrupted may never
-    /// have shown that.
+    /// Inserts an object. A cached object of that name with another UID was deleted: an interrupted watch may never
+    /// have shown the deletion.
     fn apply(&self, mut object: K) -> bool {
         strip(&mut object);
         let key = ObjectRef::from_obj(&object);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::ownership::owner_of;
 use crate::{ObjectKey, apply, version};
 
-/// Most deleted children that are remembered until they are created again.
+/// Maximum number of deleted children that the cache remembers until they are created again.
 const MAX_LOST: usize = 10_000;
 
 /// Cache of the children of one kind.
@@ -38,7 +38,7 @@ struct CacheState<S> {
 struct Entry<S> {
     known: KnownChild<S>,
     confirmed: Option<Confirmed>,
-    /// Time from which [`ChildCache::trusted`] requires a read; set by its first call.
+    /// Time from which [`ChildCache::trusted`] requires a read; the first call sets this time.
     read_due: Option<Instant>,
 }
 
@@ -78,7 +78,7 @@ impl<S> KnownChild<S> {
     /// Creates the state of a child with this metadata.
     pub fn of(metadata: &ObjectMeta, names: &MetadataNames, fingerprint: u64, summary: S) -> Self {
         let (owner, uid) = owner_of(metadata, names).unzip();
-        // The label proves the ownership without the annotation, which names the owner.
+        // Without the annotation, which names the owner, the label still proves the ownership.
         let label = || metadata.labels.as_ref()?.get(names.owner_uid);
         let uid = uid.filter(|uid| !uid.is_empty());
         Self {
@@ -165,7 +165,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns the cached state of a child, unless a read must come first: a watch may have missed an event, so the
-    /// state counts for the time `trust`; after a deletion, it counts once the watch has shown the result.
+    /// state counts for the time `trust` after the first call; after a deletion, the state counts once the watch has
+    /// shown the result.
     pub fn trusted(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
         let mut state = self.state();
         let entry = state.known.get_mut(key)?;
@@ -198,8 +199,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// Records that a read found no owned child of this name. If the watch showed one during the read, the watch wins,
-    /// because no event repeats that one.
+    /// Records that a read found no owned child of this name. If the watch showed an owned child during the read, the
+    /// watch wins, because no later event shows that child again.
     pub fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
@@ -247,7 +248,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Records that a read did not find a desired child, perhaps before the watch shows its deletion. If the watch
-    /// showed the child during the read, the watch wins, because no event repeats that one.
+    /// showed the child during the read, the watch wins, because no later event shows the child again.
     pub fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
@@ -272,9 +273,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         }
     }
 
-    /// Records a child that was written or read, and how it matches its desired state, unless newer state is known. Returns
-    /// `false` if the owner must check the child again, because no event will repeat what the watch showed during the
-    /// request: a deletion, a list without the child (which is then not kept), or a later change.
+    /// Records a child that was written or read, and how it matches its desired state, unless newer state is known.
+    /// Returns `false` if the owner must check the child again, because no event will repeat what the watch showed
+    /// during the request: a deletion, a list without the child (which is then not kept), or a later change.
     pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Option<Match>) -> bool {
         let mut state = self.state();
         if state
@@ -298,7 +299,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             Some(newer) if newer.known.version > known.version => {
                 if newer.known.uid == known.uid {
                     newer.confirmed = confirmed;
-                    // A list may have shown a change made meanwhile, which no later event repeats.
+                    // A list may have shown a change made during the request, which no later event repeats.
                     return newer.known.fingerprint == fingerprint;
                 }
             }
@@ -335,7 +336,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             let same =
                 before.fingerprint == known.fingerprint && before.terminating == known.terminating;
             news = !same || before.summary != known.summary;
-            // The first known owner stays, so that it learns of a change of the owner's label.
+            // The first known owner stays, so that a change of the label with the owner's UID wakes that owner.
             known.owner = before.owner.clone().or(known.owner);
             confirmed = entry.confirmed.take();
         }

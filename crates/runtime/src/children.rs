@@ -6,8 +6,8 @@
 //! are watched by their ownership label and never stored; the operator keeps only a fingerprint of each, and a summary
 //! for the owner's status.
 //!
-//! Values decide about drift. The operator keeps a digest of the values that the apiserver returned for the fields of
-//! the desired state, after admission and defaults; a child has drifted when those values differ.
+//! The operator detects drift by values. It keeps a digest of the values that the apiserver returned for the fields of
+//! the desired state, after admission and defaults; a child has drifted when its values at those fields differ.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use super::{ObjectKey, apply, finalizer, version};
 mod desired;
 mod pacer;
 
-/// Most tries in one reconcile, because another client may create, change or delete the child in between.
+/// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
 const TRIES: usize = 3;
 
 /// Children of one kind and controller. `S` is the summary of each for its owner's status.
@@ -47,8 +47,8 @@ pub struct Children<K, S> {
     pub(super) manager: &'static str,
     pub(super) cache: Arc<ChildCache<S>>,
     pub(super) summary: fn(&K) -> S,
-    /// True if the watch shows metadata alone, because the objects may be large. Any new version may be a change then,
-    /// and the caller bounds the memory of the objects that are read at once.
+    /// True if the watch shows metadata alone, because the objects may be large. Any new version may then be a change,
+    /// and the caller limits the memory of objects that are read at once.
     pub(super) watches_metadata: bool,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     pub(super) needs_watch: Arc<SetOnce<()>>,
@@ -94,10 +94,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// Applies `desired` server-side as a child of the context's object.
     ///
     /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
-    /// wait for the rate limit; `wake` gets the owner then.
+    /// wait for the rate limit; `wake` then gets the owner.
     ///
     /// # Errors
-    /// Those of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
+    /// The errors of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
     pub async fn apply<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -140,7 +140,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Box::pin(self.ensure_unconfirmed(cx, desired, &key, may_exist)).await
     }
 
-    /// Creates the child, or reads it and takes the action that it requires.
+    /// Creates the child, or reads the child and takes the action that the plan requires.
     async fn ensure_unconfirmed<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -167,8 +167,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                         return Ok(Ensured::Created(self.known(&created)));
                     }
                     Ok(None) => {}
-                    // The apiserver rejects a second Service because the node port is allocated: to the existing
-                    // Service itself.
+                    // The apiserver rejects the creation because the node port is allocated, although the existing
+                    // Service itself holds the port.
                     Err(error @ Error::Rejected { .. }) => rejected = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -237,7 +237,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let written = match action {
                 ChildAction::Apply(applied) => {
                     let Some(live) = object else {
-                        // The next round reads the child.
+                        // The next attempt reads the child.
                         continue;
                     };
                     let has_drifted = drifted.is_some();
@@ -360,7 +360,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// child that no watch shows may exist without the ownership label, so its name is read once.
     ///
     /// # Errors
-    /// Those of [`Children::release`].
+    /// The errors of [`Children::release`].
     pub async fn ensure_absent<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -373,7 +373,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let _read = self.cache.begin_read(key);
         let known = self.cache.known(key);
         if cx.owner.is_fresh() && known.is_none() {
-            // No later reconcile needs to read it either.
+            // Later reconciles need not read the child either.
             self.cache.record_absent(key);
         }
         if self.cache.is_absent(key) || known.is_some_and(|known| known.terminating) {
@@ -412,7 +412,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             }
             let released = if stays {
                 cx.owner.clear_ownership(live.meta_mut());
-                // The apiserver keeps its own.
+                // The apiserver keeps its own `managedFields`.
                 live.meta_mut().managed_fields = None;
                 let api = self.unbounded_api(key);
                 let replaced = apply::replace(&api, self.manager, &live).await;

@@ -1,6 +1,6 @@
 //! The contract of a controller, and what the runtime does around each reconcile: it gives the controller the newest
-//! object, handles deletion and `spec.suspend`, turns a failure into an outcome, writes the status if it differs, and then
-//! publishes at most one Event. Under load the status waits for reconciles, and only the newest one is written.
+//! object, handles deletion and `spec.suspend`, turns a failure into an outcome, writes the status if it differs, and
+//! then publishes at most one Event. Under load the status waits for reconciles, and only the newest one is written.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -32,7 +32,7 @@ use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, finalizer};
 
-/// Longest time that a status waits for reconciles: constant load starves none.
+/// Maximum time that a status waits for reconciles, so that constant load starves no status.
 const STATUS_DELAY: Duration = Duration::from_secs(5);
 
 /// The status of a kind.
@@ -116,8 +116,8 @@ pub trait Controller: Send + Sync + 'static {
     /// Called after a reconcile whose outcome the status now reports, and whose Event is published.
     fn reported(&self, _cx: &Context<Self::Kind>) {}
 
-    /// Called on every replica when an object was created or changed, by this operator too. Each object comes once more when
-    /// all of them have been listed: `is_listed` is false before that.
+    /// Called on every replica when an object was created or changed, by this operator too. After all objects have been
+    /// listed, each comes once more; until then `is_listed` is false.
     fn changed(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
 
     /// Called on every replica when an object was deleted.
@@ -129,7 +129,7 @@ pub trait Controller: Send + Sync + 'static {
     /// Called when this replica becomes the leader, before the first reconcile.
     fn lead(&self) {}
 
-    /// Returns the interval of reconciles that nothing triggers; `default` is the one of the settings.
+    /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
     fn resync(&self, default: Duration) -> Duration {
         default
     }
@@ -146,7 +146,7 @@ pub struct KindContext<K: ReconciledKind> {
 
 impl<K: ReconciledKind> KindContext<K> {
     /// Creates the shared state of all reconciles of a kind. `objects` are its cached objects; `trigger` triggers a
-    /// reconcile of one. The manager calls this; so do tests of a controller's parts.
+    /// reconcile of one object. The manager and tests of a controller's parts call this.
     pub fn new(
         client: Client,
         field_manager: &'static str,
@@ -168,8 +168,8 @@ impl<K: ReconciledKind> KindContext<K> {
 pub struct Context<K: ReconciledKind> {
     /// The object, as last read or written.
     pub object: Arc<K>,
-    /// Draft of the status, at first the one that the last reconcile reported, although that may not be written yet. The
-    /// runtime sets its condition `Ready` and writes it after the reconcile.
+    /// Draft of the status, initially the status that the last reconcile reported, which may not be written yet. The
+    /// runtime sets the condition `Ready` and writes the status after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
     pub key: ObjectKey,
@@ -422,8 +422,8 @@ impl<C: Controller> Managed<C> {
         }))
     }
 
-    /// Writes the annotations and the status, and publishes the Event of the outcome. Returns when the Event is to be
-    /// renewed.
+    /// Writes the annotations and the status, and publishes the Event of the outcome. Returns the time until the Event
+    /// is to be renewed.
     async fn write(&self, report: &mut Report<C::Kind>) -> Result<Option<Duration>> {
         let Report { cx, outcome, .. } = report;
         let mut annotated = Ok(());
@@ -536,7 +536,7 @@ impl<C: Controller> Reconcile for Managed<C> {
         if report.as_ref().is_some_and(|last| !last.is_of(&object)) {
             *report = None;
         }
-        // To the controller, the last report is written.
+        // The controller sees the status of the last report, even if the report is not written yet.
         let reported = report.as_ref().map(|last| {
             let mut reported = object.as_ref().clone();
             *reported.status_mut() = Some(last.cx.status.clone());
@@ -611,7 +611,8 @@ mod tests {
     use super::*;
     use crate::testing::{Widget, WidgetStatus};
 
-    /// Controller whose reconciles have these results, in turn. It records the status and the freshness that each sees.
+    /// Controller whose reconciles have these results, in turn. The controller records the status and the freshness
+    /// that each reconcile sees.
     struct Widgets {
         results: Mutex<Vec<Result<Outcome>>>,
         seen: Mutex<Vec<(WidgetStatus, bool)>>,
@@ -639,8 +640,8 @@ mod tests {
     }
 
     impl Fixture {
-        /// Starts a controller whose reconciles have these results, and an apiserver that answers each write of a status
-        /// with `code`.
+        /// Starts a controller whose reconciles have these results, and an apiserver that answers each write of a
+        /// status with `code`.
         fn start(code: u16, results: Vec<Result<Outcome>>) -> Self {
             let (written, writes) = mpsc::unbounded_channel();
             let apiserver = service_fn(move |request: Request<Body>| {

@@ -1,8 +1,8 @@
 //! Reports of corrected drift, and the backoff of corrections.
 //!
 //! Consecutive corrections of one child form an episode, reported once for each field and manager. From the third
-//! correction within the window on the child is contested: its owner's status says so, and corrections back off until
-//! they are no longer needed. The owner's status carries a contest over a restart.
+//! correction within the window, the child is contested: its owner's status says so, and corrections back off until
+//! they are no longer needed. The owner's status preserves a contest across a restart.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,7 +49,7 @@ pub struct Drift {
     recreated: Mutex<HashMap<ObjectKey, Instant>>,
 }
 
-/// Changes to make instead of editing a child, by field; the empty name is any field.
+/// Changes to make instead of editing a child, by field; the empty name stands for any field.
 pub type Advice = &'static [(&'static str, &'static str)];
 
 /// Correction of a child's drift.
@@ -190,7 +190,7 @@ impl Drift {
             manager,
             digest,
         } = correction;
-        // No value differs: admission or the apiserver spells a value differently.
+        // The values are equal: admission or the apiserver only spells one differently.
         if fields.is_empty() {
             return;
         }
@@ -218,7 +218,7 @@ impl Drift {
 
         let now = Instant::now();
         let mut episodes = self.episodes();
-        // Ended episodes must neither accumulate nor continue in this one.
+        // Ended episodes must neither accumulate nor count towards this one.
         let kept = self.window.max(self.backoff.max * 2);
         episodes.retain(|key, episode| {
             let is_this = key == child;
@@ -275,14 +275,14 @@ impl Drift {
         }
     }
 
-    /// Records that the child is a new object: a contest, and taken fields, belong to the previous object.
+    /// Records that the child is a new object: any contest and taken fields belong to the previous object.
     pub fn created(&self, child: &ObjectKey) {
         self.episodes().remove(child);
         self.taken().remove(child);
     }
 
-    /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. One
-    /// Event within the window reports it.
+    /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. At
+    /// most one Event within the window reports a recreation of the child.
     pub fn recreated(&self, owner: &Owner, child: &ObjectKey, what: &str) {
         self.created(child);
         info!(child = what, "recreated a deleted child");

@@ -30,7 +30,7 @@ pub enum KindState {
     Synced,
 }
 
-/// State from which the probes answer. Cheap to clone.
+/// State that the probes report. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Probes(Arc<Mutex<ProbeState>>);
 
@@ -180,7 +180,7 @@ impl Drop for StepGuard {
     }
 }
 
-/// Response of a probe, in the form of the apiserver's.
+/// Response of a probe, in the apiserver's format.
 #[derive(Default)]
 struct ProbeReport {
     failed: bool,
@@ -201,7 +201,7 @@ impl ProbeReport {
     }
 }
 
-/// Serves `/livez` (also as `/healthz`) and `/readyz` without an end.
+/// Serves `/livez` (also as `/healthz`) and `/readyz` until the listener fails.
 ///
 /// # Errors
 /// The error of the listener.

@@ -104,7 +104,7 @@ impl Phase {
         }
     }
 
-    /// Creates a phase that lasts until the sender replaces it or is dropped.
+    /// Creates the phase of a syncing cache, which lasts until the sender replaces the phase or is dropped.
     pub fn syncing() -> (watch::Sender<KindState>, Self) {
         let (sender, phase) = watch::channel(KindState::Syncing);
         (sender, Self(phase))
@@ -126,10 +126,10 @@ impl Phase {
 }
 
 /// Runs an operator with the controllers that `start` adds until SIGTERM or Ctrl-C, on the cluster of the kubeconfig or
-/// of its own Pod. The operator serves neither metrics nor probes; [`run`] takes everything from its caller.
+/// of its own Pod. The operator serves neither metrics nor probes. With [`run`], the caller provides everything.
 ///
 /// # Errors
-/// The errors of [`run`], and an error without a cluster.
+/// The errors of [`run`], and an error if there is no cluster.
 pub async fn run_with_defaults(
     settings: Settings,
     start: impl FnOnce(&mut Manager) -> anyhow::Result<()>,
@@ -332,7 +332,7 @@ impl Manager {
                 runner.lead();
                 commands.send_modify(|command| command.generation += 1);
                 // A watch that stalled on a standby is stale, and a reconcile of stale state would undo the changes of
-                // the previous leader. This fails without a watch: there are no objects to reconcile then.
+                // the previous leader. The wait fails if no watch runs; then there are no objects to reconcile.
                 let _ = synced.wait_for(|generation| *generation >= Some(1)).await;
             }
             phase.synced().await;
@@ -346,8 +346,8 @@ impl Manager {
         );
     }
 
-    /// Watches the objects of a kind at the places of `apis` with `config`, once `is_needed` is set. `sync` gets the state
-    /// of their lists.
+    /// Watches the objects of a kind in the places of `apis` with `config`, once `is_needed` is set. `sync` gets the
+    /// state of the lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,
@@ -509,8 +509,8 @@ impl Manager {
     }
 }
 
-/// Returns the longest duration of a step: a reconcile that exceeds its timeout is dropped, and a loop that does not
-/// even do that is stuck.
+/// Returns the longest duration of a step: a reconcile that exceeds its timeout is dropped, so a loop with a longer
+/// step is stuck.
 fn max_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, is_newer};
 
-/// Last state of each object that an own write produced, until the cache has caught up. A reconcile of an older state
+/// State of each object after the operator's last write, until the cache has caught up. A reconcile of an older state
 /// would repeat the write.
 pub struct OwnWrites<K: Resource> {
     trigger: Trigger<K>,
@@ -89,9 +89,9 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks a write of the object as in flight until the guard is dropped. The cache may show its result before the
-    /// response arrives. Until then no state wakes a reconcile; the guard wakes one in the end if another client has
-    /// changed the object.
+    /// Marks a write of the object as in flight until the guard is dropped. The cache may show the result before the
+    /// response arrives. Until the guard is dropped, no state wakes a reconcile; the drop wakes one if another client
+    /// has changed the object.
     fn begin_write<'a>(&'a self, key: &'a ObjectKey) -> WriteGuard<'a, K> {
         self.in_flight().insert(key.clone(), None);
         WriteGuard {
@@ -100,7 +100,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         }
     }
 
-    /// Returns the newer one of the cached and the written state.
+    /// Returns the newer of the cached and the written state.
     pub fn newest(&self, key: &ObjectKey, cached: Arc<K>) -> Arc<K> {
         let mut objects = self.objects();
         match objects.get(key) {
@@ -135,7 +135,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             return false;
         }
         if !newer(own.as_ref(), cached.as_ref()) {
-            // The next reconcile may be far off: no second copy until then.
+            // The next reconcile may be far off; until then a second copy would waste memory.
             *own = Arc::clone(cached);
         }
         true

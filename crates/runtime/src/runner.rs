@@ -1,6 +1,6 @@
 //! Queue around the reconciles of one controller: a timeout, a guard against panics, backoff after failures, a limit on
-//! concurrent reconciles, a log line and metrics. What a reconcile reports is a step of its own in the same queue: under
-//! load children come before statuses.
+//! concurrent reconciles, a log line and metrics. The write of a report is a separate step in the same queue: under
+//! load, children come before statuses.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -36,21 +36,22 @@ use super::{tasks, telemetry};
 pub(super) trait Reconcile: Send + Sync + 'static {
     /// Kind of the objects.
     type Object: Kind + Clone + Debug + Send + Sync + 'static;
-    /// What a reconcile reports: a status and its Event.
+    /// Report of a reconcile: a status and its Event.
     type Report: Send + 'static;
 
-    /// Longest time that a report waits for reconciles, and may be replaced by a newer one of its object.
+    /// Maximum time that a report waits for reconciles; meanwhile a newer report of the object may replace it.
     const LONGEST_WAIT: Duration;
 
     /// Reconciles one object. The runner takes one step of an object at a time, and may drop the future at any await.
-    /// `report` is the report of an earlier reconcile if it still waits, and becomes that of this one.
+    /// `report` is the report of an earlier reconcile that still waits, if any, and becomes the report of this
+    /// reconcile.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
         report: &mut Option<Self::Report>,
     ) -> impl Future<Output = Result<Requeue, Failure>> + Send;
 
-    /// Writes a report. Returns after which time the object is due again at the latest, if the report decides that.
+    /// Writes a report. Returns the maximum time until the object is due again, if the report sets one.
     fn report(
         &self,
         report: Self::Report,
@@ -59,13 +60,13 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
 
-    /// Returns the interval of reconciles that nothing triggers; `default` is the one of the settings.
+    /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
     fn resync(&self, default: Duration) -> Duration {
         default
     }
 
-    /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a reconcile in
-    /// flight at the deletion may have left something behind.
+    /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a
+    /// reconcile in flight at the deletion may have left something behind.
     fn forget(&self, _key: &ObjectKey) {}
 }
 
@@ -78,7 +79,7 @@ pub(super) struct Failure {
     pub error: Error,
 }
 
-/// Finds the status that the apiserver answered with among the causes of an error.
+/// Finds the apiserver's status among the causes of an error.
 fn api_status<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -95,12 +96,13 @@ fn is_server_error(status: &Status) -> bool {
     status.code >= 500 && !status.message.contains("webhook")
 }
 
-/// Time over which objects are retried after an outage, however many there are: with the delay until a probe notices
-/// the apiserver's return the total stays well below 30 s.
+/// Time over which all objects are retried after an outage, however many there are: with the delay until a probe
+/// notices the apiserver's return, the total stays well below 30 s.
 const SPREAD: Duration = Duration::from_secs(12);
-/// Longest time between the retries of one object each while the apiserver stores no writes; jitter at most halves it.
+/// Maximum interval of retries while the apiserver stores no writes, each of one object; jitter at most halves the
+/// interval.
 const CANARY: Duration = Duration::from_secs(8);
-/// Longest time between two such retries.
+/// Maximum time between two retries after an outage.
 const STEP: Duration = Duration::from_millis(50);
 /// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
 /// longest delay.
@@ -265,11 +267,13 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         item.report.take().map(|pending| *pending)
     }
 
-    /// Starts the next step, if there is one; `free` steps may begin. Once the controller `is_closed`, no reconcile begins.
+    /// Starts the next step, if there is one; `free` steps may begin. Once the controller `is_closed`, no reconcile
+    /// begins.
     ///
-    /// Under load, children come before statuses: due reconciles come before reports, and no report begins while an object
-    /// is reconciled for the first time, because its write would compete with the creation of children. Without load, the
-    /// report of an object comes before its next reconcile. A report that has waited for its longest time comes first.
+    /// Under load, children come before statuses: due reconciles come before reports, and no report begins while an
+    /// object is reconciled for the first time, because its write would compete with the creation of children. Without
+    /// load, the report of an object comes before its next reconcile. A report that has waited for the maximum time
+    /// comes first.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
         let is_loaded = due > free || !self.creating.is_empty();
@@ -520,7 +524,7 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Retries one of the failed objects while the apiserver stores no writes, to notice when it does.
+    /// Retries one of the failed objects while the apiserver stores no writes, to notice when writes succeed again.
     fn retry_one(&self, trigger: &Trigger<R::Object>) {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
@@ -657,8 +661,8 @@ impl<R: Reconcile> Runner<R> {
         delay
     }
 
-    /// Runs a step of an object, with a timeout and a guard against panics. Returns the delay until the next reconcile if
-    /// the step failed.
+    /// Runs a step of an object, with a timeout and a guard against panics. Returns the delay until the next reconcile
+    /// if the step failed.
     async fn attempt<T>(
         &self,
         key: &ObjectRef<R::Object>,
@@ -671,7 +675,7 @@ impl<R: Reconcile> Runner<R> {
         let step = AssertUnwindSafe(step).catch_unwind();
         let ended = timeout(self.limits.timeout, step).await;
         if self.availability.returned() != returns {
-            // Any failure would be due to an outage that is over.
+            // A failure of this step would be due to an outage that is over.
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
@@ -731,8 +735,8 @@ impl<R: Reconcile> Runner<R> {
             .mul_f64(rand::random_range(1.0..1.2))
     }
 
-    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may hide the
-    /// 429, so with a conflict any new pause counts. `paused` is the pause from before.
+    /// Returns the time until which the apiserver asked this object to wait, if its reconcile got a 429. A later
+    /// conflict may hide the 429, so with a conflict any new pause counts. `paused` is the earlier pause.
     fn asked_to_wait(
         &self,
         error: &(dyn std::error::Error + 'static),
@@ -751,7 +755,7 @@ impl<R: Reconcile> Runner<R> {
             .as_ref()
             .map_or(0, |details| details.retry_after_seconds);
         match seconds {
-            // Priority and fairness answers with plain text: only the header has the delay.
+            // API Priority and Fairness answers with plain text: only the header has the delay.
             0 => now_paused,
             seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
         }
@@ -1251,7 +1255,7 @@ mod tests {
         });
     }
 
-    /// Controller whose reconciles each report how often their object was reconciled. It records the steps.
+    /// Controller whose reconciles each report how often their object was reconciled. The controller records the steps.
     struct Reporting<const CAN_WAIT: bool> {
         steps: Mutex<Vec<(Duration, String)>>,
         since: Instant,
@@ -1270,7 +1274,7 @@ mod tests {
                 .push((self.since.elapsed(), what));
         }
 
-        /// Returns the steps of objects other than `o-0`, in their order.
+        /// Returns the steps of objects other than `o-0`, in order.
         fn steps(&self) -> Vec<String> {
             let steps = self.steps.lock().unwrap();
             let steps = steps.iter().map(|(_, what)| what.clone());

@@ -41,7 +41,7 @@ impl ObjectVersion {
 }
 
 impl Candidate {
-    /// Returns none if there is no object, or if it needs no consent.
+    /// Returns `None` if there is no object, or if the object needs no consent.
     pub(super) fn new(
         owner: &Owner,
         title: String,

@@ -22,8 +22,8 @@ use crate::controllers::my_ingress::tags::OwnershipTags;
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Tag of a load balancer that document 003's program created.
 const KOPF: (&str, &str) = ("ManagedBy", "kopf");
-/// Prefixes of the tags by which other programs know their load balancers: `CloudFormation` and other services of AWS, the AWS
-/// Load Balancer Controller, Kubernetes' own cloud controller, and this operator in another cluster.
+/// Prefixes of the tags by which other programs know their load balancers: `CloudFormation` and other services of AWS,
+/// the AWS Load Balancer Controller, Kubernetes' own cloud controller, and this operator in another cluster.
 const FOREIGN_TAGS: [&str; 6] = [
     "aws:",
     "elbv2.k8s.aws/",
@@ -50,7 +50,7 @@ pub(super) enum Adoptability {
 /// The source of a copy, none if it does not exist, or the error of its read.
 pub(super) type CopySource = Result<Option<ConfigMap>, String>;
 
-/// Classifies the `ConfigMap` that has the name of a copy. `exists` tells whether a `ConfigMapSync` has that UID.
+/// Classifies the `ConfigMap` that has the name of a copy. `exists` returns whether a `ConfigMapSync` has that UID.
 pub(super) fn copy(
     owner: &Owner,
     spec: &ConfigMapSyncSpec,
@@ -89,7 +89,7 @@ pub(super) fn copy(
     classify(owner, &live.metadata, if_unowned, exists)
 }
 
-/// Classifies the Pod that has the name of the Pod of `app`. `exists` tells whether a `MyApp` has that UID.
+/// Classifies the Pod that has the name of the Pod of `app`. `exists` returns whether a `MyApp` has that UID.
 pub(super) fn pod(
     owner: &Owner,
     live: &Pod,
@@ -152,7 +152,7 @@ fn classify(
     Adoptability::NotAdoptable(problem)
 }
 
-/// Classifies the load balancer that has the desired name. `exists` tells whether a `MyIngress` has that UID.
+/// Classifies the load balancer that has the desired name. `exists` returns whether a `MyIngress` has that UID.
 pub(super) fn load_balancer(
     ownership: &OwnershipTags<'_>,
     live: &LoadBalancer,
@@ -262,7 +262,7 @@ mod tests {
         ));
     }
 
-    /// The controller takes the same step.
+    /// The controller takes the same action.
     #[rstest]
     #[case::the_same(json!({}), json!({}), json!({}), "same as its source")]
     #[case::another_value(json!({ "data": { "a": "c" } }), json!({}), json!({}), "replaces its own")]

@@ -86,7 +86,8 @@ impl Adopt<'_> {
     async fn copies(&self) -> anyhow::Result<Vec<Candidate>> {
         let (syncs, uids) = self.owners::<ConfigMapSync>().await?;
         let plan = |(sync, owner): (ConfigMapSync, Owner)| {
-            // Copies in the namespaces of Kubernetes itself are adopted one by one, by those who allow them.
+            // Copies in Kubernetes' own namespaces are left out: users who allow such copies adopt each with its own
+            // annotation.
             let plan = Plan::of(&sync.spec, &WatchScope::Cluster, false, None).ok()?;
             let spec = sync.spec;
             Some(PlannedSync { plan, spec, owner })

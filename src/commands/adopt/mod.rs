@@ -1,5 +1,5 @@
-//! `quartermaster adopt`: finds the unowned objects whose names the resources need, and consents to their adoption. It reads
-//! specs only, so it needs no running operator.
+//! `quartermaster adopt`: finds the unowned objects whose names the resources need, and consents to their adoption. The
+//! command reads specs only, so no operator need run.
 
 use std::process::ExitCode;
 

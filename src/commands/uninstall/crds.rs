@@ -13,8 +13,8 @@ use crate::kinds;
 /// The CRD of a kind.
 pub(super) type Crd = PartialObjectMeta<CustomResourceDefinition>;
 
-/// Reads the installed CRDs. The second value is the error of those that the user may not read; only `--purge` has to read
-/// all.
+/// Reads the installed CRDs. The second value is the error of those that the user may not read; only `--purge` has to
+/// read all.
 pub(super) async fn read(
     client: &Client,
     args: &UninstallArgs,

@@ -95,8 +95,8 @@ impl Deletion<'_> {
         }
     }
 
-    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns none if all is
-    /// gone. An error that is no `RequestError` ends the deletion.
+    /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns `None`
+    /// if nothing is left. An error that is no `RequestError` ends the deletion.
     async fn round(&self) -> anyhow::Result<Option<Remaining>> {
         let mut is_found = false;
         let mut remaining = Remaining::default();
@@ -117,7 +117,7 @@ impl Deletion<'_> {
         Ok((is_found || !remaining.crds.is_empty()).then_some(remaining))
     }
 
-    /// Takes the next step for an object. Returns the object, unless it is gone.
+    /// Takes the next step for an object. Returns the object, unless the object no longer exists.
     async fn act(&self, mut target: UninstallTarget) -> Option<UninstallTarget> {
         let is_gone = match target.step(self.args) {
             UninstallStep::Wait => Ok(false),
@@ -131,7 +131,7 @@ impl Deletion<'_> {
                 self.changes.borrow_mut().remove(&target);
                 return None;
             }
-            // Changed meanwhile: the next round reads it again.
+            // The object has changed meanwhile: the next round reads it again.
             Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }
@@ -145,7 +145,7 @@ impl Deletion<'_> {
         field: &'static str,
         value: Value,
     ) -> kube::Result<bool> {
-        // Recorded before the request: the apiserver may carry it out although no answer arrives.
+        // The record precedes the request, which the apiserver may carry out although no response arrives.
         if !target.is_deleting() {
             self.changes.borrow_mut().add(target, field);
         }
@@ -157,7 +157,7 @@ impl Deletion<'_> {
         changed.map(|()| false)
     }
 
-    /// Removes the operator's finalizers. Returns true if the object is gone at once.
+    /// Removes the operator's finalizers. Returns true if that completes the deletion of the object.
     async fn remove_finalizers(&self, target: &UninstallTarget) -> kube::Result<bool> {
         let mut finalizers = target.object.finalizers.clone();
         finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
@@ -179,7 +179,7 @@ impl Deletion<'_> {
         Ok(())
     }
 
-    /// Deletes the object. Returns true if it is gone at once.
+    /// Deletes the object. Returns true if the object no longer exists afterwards.
     async fn delete(
         &self,
         target: &UninstallTarget,

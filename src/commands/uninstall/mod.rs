@@ -1,5 +1,5 @@
-//! `quartermaster uninstall`: deletes all objects of Quartermaster's kinds while the operator runs, and names what blocks one.
-//! The command ends within `--timeout`, whatever the cluster does.
+//! `quartermaster uninstall`: deletes all objects of Quartermaster's kinds while the operator runs, and names what
+//! blocks a deletion. The command ends within `--timeout`, whatever the cluster does.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal as _};
@@ -128,8 +128,8 @@ async fn discover(
     }
 }
 
-/// Returns notes for the user if the operator may not run. With `--without-operator` it fails unless the operator is known to
-/// be gone, and also returns the Lease that proves it.
+/// Returns notes for the user if the operator may not be running. With `--without-operator`, fails unless the operator
+/// is known to be gone, and also returns the Lease that proves it.
 async fn operator_notes(
     client: &Client,
     args: &UninstallArgs,

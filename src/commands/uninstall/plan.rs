@@ -24,7 +24,7 @@ pub(super) struct Plan {
     pub(super) crds: Vec<Crd>,
     /// Names of the CRDs of another program.
     foreign: Vec<String>,
-    /// Why there may be more of these.
+    /// Why there may be more CRDs, which the user may not read.
     unknown: Option<String>,
 }
 
@@ -131,7 +131,7 @@ fn children(kind: &KindInfo, targets: &[&UninstallTarget], args: &UninstallArgs)
     let children = match kind.controller {
         my_ingress::NAME if stays => "load balancers in AWS stay",
         my_ingress::NAME => "load balancers in AWS",
-        // The deletion that has begun decided about copies in the sync's own namespace.
+        // The policy of the deletion in progress applies to a copy in the sync's own namespace.
         config_map_sync::NAME if stays && targets.iter().any(|it| it.is_deleting()) => {
             "copies in other namespaces stay"
         }
@@ -167,7 +167,7 @@ fn left_behind(target: &UninstallTarget, cluster: &ClusterArgs) -> Option<String
         return None;
     }
     let Some(arn) = &target.arn else {
-        // AWS may have created one whose ARN is not recorded yet.
+        // AWS may have created a load balancer whose ARN is not recorded yet.
         let name = format!("{}{NAME_SUFFIX}", target.object.name);
         return Some(format!(
             "the load balancer {name} of {title}, if there is one: aws elbv2 describe-load-balancers --names {name}"
@@ -176,7 +176,7 @@ fn left_behind(target: &UninstallTarget, cluster: &ClusterArgs) -> Option<String
     Some(format!(
         "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {}",
         qm_aws::command(arn),
-        // Other clients may write the status.
+        // Other clients may write the status, so the ARN may be any text.
         shell_words::quote(arn)
     ))
 }

@@ -62,7 +62,7 @@ pub(super) async fn ensure_still_gone(
     }
 }
 
-/// Reads the Lease until it expires, which needs no clock of the cluster. Returns none if there is no Lease.
+/// Reads the Lease until it expires, without relying on the cluster's clock. Returns `None` if there is no Lease.
 async fn expired_lease(
     key: &ObjectKey,
     read: impl AsyncFn() -> anyhow::Result<Option<LeaseVersion>>,
@@ -98,8 +98,8 @@ fn is_running(holder: &str, key: &ObjectKey) -> String {
     )
 }
 
-/// Returns why the flags do not suffice: the Lease may be another one, or another operator, of `others`, may own some objects.
-/// Pure.
+/// Returns why the flags do not suffice: the Lease may be another one, or another operator, of `others`, may own some
+/// objects. Pure.
 fn refusal(has_lease: bool, others: Option<&str>, args: &UninstallArgs) -> Option<String> {
     let lease = args.lease.key();
     if !has_lease && args.lease.explicit_namespace().is_none() {

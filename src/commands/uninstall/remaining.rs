@@ -46,7 +46,7 @@ impl Remaining {
         !codes.is_empty() && codes.iter().all(|code| *code == Some(403))
     }
 
-    /// Returns true if nobody but the operator can go on.
+    /// Returns true if only the operator can proceed.
     pub(super) fn waits_for_operator(&self, args: &UninstallArgs) -> bool {
         let mut targets = self.targets.iter();
         !self.targets.is_empty() && targets.all(|target| target.waits_for_operator(args))

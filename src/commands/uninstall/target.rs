@@ -122,13 +122,13 @@ impl UninstallTarget {
         self.object.state == ObjectState::Terminating
     }
 
-    /// Returns true if the object cannot go before the operator has done something.
+    /// Returns true if the object cannot be deleted before the operator has acted.
     pub(super) fn needs_operator(&self, args: &UninstallArgs) -> bool {
         let is_kept_owner = args.keep_children && self.has_children() && !self.is_deleting();
         is_kept_owner || self.object.needs_operator()
     }
 
-    /// Returns true if nobody but the operator can do the next step.
+    /// Returns true if only the operator can take the next step.
     pub(super) fn waits_for_operator(&self, args: &UninstallArgs) -> bool {
         self.step(args) == UninstallStep::Wait && self.needs_operator(args)
     }
@@ -145,8 +145,8 @@ impl UninstallTarget {
     }
 }
 
-/// Changes that keep the children of objects which are not deleted yet: by namespace and field of the spec, the resources as
-/// kubectl names them.
+/// Changes that keep the children of objects that are not deleted yet: by namespace and field of the spec, the
+/// resources as kubectl names them.
 #[derive(Debug, Default)]
 pub(super) struct PendingChanges(BTreeMap<(String, &'static str), BTreeSet<String>>);
 
@@ -202,8 +202,8 @@ pub(super) mod tests {
         UninstallArgs::from_arg_matches(&command.get_matches_from(flags)).unwrap()
     }
 
-    /// `marks`: `g` guarded by a finalizer of the operator, `d` being deleted, `s` suspended, `n` and the operator has observed that, `o`
-    /// orphans its copies.
+    /// Returns an object with these `marks`: `g` has a finalizer of the operator, `d` is being deleted, `s` is
+    /// suspended, `n` the operator has observed the suspension, `o` orphans its copies.
     pub(in super::super) fn target(controller: &str, marks: &str) -> UninstallTarget {
         let finalizer = if controller == my_ingress::NAME {
             ingress::FINALIZER

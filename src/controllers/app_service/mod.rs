@@ -1,6 +1,7 @@
 //! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects, and [`status`] reports the result.
+//! [`validate`] checks the spec, [`build`] builds the desired objects, [`children`] has what server-side apply does not
+//! cover, [`pods`] finds out why Pods do not run, and [`status`] reports the result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -42,7 +43,6 @@ pub mod validate;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "appservice";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
     &["2c0f60d51c04cbbd"],
@@ -81,7 +81,6 @@ const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 /// Path of the ports of a Service, in the form of `managedFields`.
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
-/// The controller.
 pub struct AppServices {
     deployments: Arc<Children<Deployment, DeploymentState>>,
     services: Arc<Children<Service, ServiceSummary>>,
@@ -130,7 +129,7 @@ impl Controller for AppServices {
 
         let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.unwrap_or_default().rollout;
-        // Until the Deployment controller has observed the Deployment, no Pod can explain anything.
+        // Until the Deployment controller has observed the Deployment, Pods belong to an earlier state.
         let is_rolling_out = rollout.is_observed && !rollout.is_complete();
         let problem = if is_rolling_out {
             self.pod_problem(cx).await

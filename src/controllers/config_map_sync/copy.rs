@@ -1,4 +1,4 @@
-//! Computes the desired content of a copy. Pure.
+//! The desired content of a copy, and the action for an existing one. Pure.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl DesiredChild<ConfigMap, ()> for Copy<'_> {
         if live.immutable == Some(true) && !same_content {
             return Some(ChildAction::Delete("the copy is immutable".into()));
         }
-        // The apiserver keeps its own.
+        // The apiserver keeps its own `managedFields`.
         desired.metadata.managed_fields = None;
         Some(ChildAction::Replace(Box::new(desired)))
     }

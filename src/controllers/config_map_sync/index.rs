@@ -275,7 +275,8 @@ impl IndexState {
             .iter()
             .filter(|(_, it)| it.created < this.created)
             .collect();
-        // Each sync that was found, and the one that copies on from it; `None` for syncs that write this sync's source.
+        // Each sync that was found, with the index of the next one on the path; `None` for syncs that write this sync's
+        // source.
         let mut found: Vec<(&ObjectKey, Option<usize>)> = Vec::new();
         let mut sources = vec![(&this.plan.source, None)];
         while let Some((source, next)) = sources.pop() {
@@ -321,7 +322,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
         if let Some(owner) = &news {
             self.wake.wake(owner);
         }
-        // The owner that wrote the copy knows of it; an owner that got it from another one does not.
+        // The owner that wrote the copy knows of the change; an owner that got the copy from another owner does not.
         let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
         self.wake_concerned(&key, knows.as_ref());
         map.labels().contains_key(OWNER_UID)

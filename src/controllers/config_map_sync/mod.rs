@@ -1,7 +1,8 @@
 //! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 //!
 //! [`plan`] lists the desired copies, [`copy`] computes their content and how an existing one is made to match, and
-//! [`status`] reports the results. Watch events ([`index`]) wake the syncs that they concern. The copies are deleted before their sync is (`finalize`).
+//! [`status`] reports the results. Watch events ([`index`]) wake the syncs that they concern. The copies are deleted
+//! before their sync is (`finalize`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -39,7 +40,6 @@ pub mod status;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "configmapsync";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
     NAME,
     &["b43bdc1f689dc8aa"],
@@ -62,7 +62,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         EVENTS,
     ],
 )
-// Apps read the ConfigMaps.
+// Apps read the ConfigMaps, so those that run the apps are deleted first.
 .with_uninstall_rank(60);
 
 /// Field manager of the controller's writes.
@@ -71,11 +71,10 @@ pub const MANAGER: &str = "quartermaster/configmapsync";
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Concurrent writes of the copies of one sync.
 const AT_ONCE: usize = 16;
-/// Maximum size of the content of copies that are written at the same time, in KiB. Memory has each content several
-/// times: as read, as sent and as answered.
+/// Maximum size of the content of copies that are written at the same time, in KiB. Memory holds each content several
+/// times: as read, as sent and as returned.
 const ROOM: u32 = 6 * 1024;
 
-/// The controller.
 pub struct ConfigMapSyncs {
     scope: WatchScope,
     /// Whether copies may go to the namespaces of Kubernetes itself.

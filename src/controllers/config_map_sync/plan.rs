@@ -61,7 +61,7 @@ pub struct Plan {
 pub enum Destinations {
     /// Namespaces by name.
     Named(BTreeSet<String>),
-    /// Namespaces with these labels, without those of Kubernetes and the source itself.
+    /// Namespaces with these labels, except those of Kubernetes and that of the source.
     Selected {
         /// The labels.
         selector: Selector,

@@ -28,7 +28,6 @@ pub mod status;
 
 /// Name of the controller in logs and metrics.
 pub const NAME: &str = "contactpoint";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
     &["fc35e5ac8aeeadcb"],
@@ -45,7 +44,6 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
-/// The controller.
 pub struct ContactPoints<T> {
     /// Source of Secrets.
     pub source: SecretSource,
@@ -121,8 +119,8 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist,
-    /// because its message suggests the nearest name.
+    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist:
+    /// the message about a missing contact point suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.state() {

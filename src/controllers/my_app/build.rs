@@ -25,10 +25,10 @@ pub const APP: &str = "app";
 pub const IMAGE_MISSING: &str = "ImageMissing";
 
 /// Script that the Pod runs by `/bin/sh -c`. Plain POSIX, for dash, bash and busybox. The banner stays in its variable,
-/// where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as dash's `echo` does. A program
-/// ignores every signal without a handler as process 1, so a bare `sleep` would stay for the 30 seconds of grace: the
-/// shell waits for it instead, and has a handler. The script contains no `$(` and no `$$`, which the kubelet would
-/// expand.
+/// where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as dash's `echo` does. Process 1
+/// ignores every signal that it has no handler for, so a bare `sleep` would run through the grace period of 30 seconds:
+/// the shell, which has a handler, waits for `sleep` instead. The script contains no `$(` and no `$$`, which the
+/// kubelet would expand.
 pub const SCRIPT: &str = "\
 trap 'kill $! 2>/dev/null; exit 0' TERM INT
 [ -z \"$BANNER\" ] || printf '%s\\n' \"$BANNER\"

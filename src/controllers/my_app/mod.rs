@@ -36,7 +36,6 @@ pub mod step;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "myapp";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     NAME,
     &["10a25c2057695947"],
@@ -59,7 +58,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
 )
 .with_uninstall_rank(50);
 
-/// The controller.
 pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.

@@ -36,7 +36,8 @@ pub struct PodState {
     /// Identity, ownership marks and deletion of the Pod.
     pub metadata: ObjectMeta,
     image: String,
-    /// The last value of the container's variable, which counts; `None` if it is no plain value.
+    /// The last value of the container's variable (earlier ones do not count); `None` if the last one is no plain
+    /// value.
     banner: Option<Digested>,
     /// Digest of the desired state that the Pod was created from; `None` if another client created it.
     spec_digest: Option<String>,
@@ -85,7 +86,7 @@ impl PodReason {
 }
 
 impl PodState {
-    /// Extracts what is kept.
+    /// Extracts the summary.
     pub fn of(pod: &Pod) -> Self {
         let name = pod.name_any();
         let none = PodStatus::default();
@@ -493,7 +494,7 @@ mod tests {
     #[case::another_image("httpd", DesiredPod { image: "httpd", ..DESIRED }, false, "its image is httpd, and the spec says nginx")]
     #[case::another_banner("nginx", DesiredPod { banner: "bye", ..DESIRED }, false, "the banner has changed")]
     #[case::another_profile("nginx", DesiredPod { restricted: false, ..DESIRED }, false, "podSecurity has changed")]
-    // Admission may replace images: comparing them would replace such a Pod for ever.
+    // Admission may replace images: comparing them would replace such a Pod forever.
     #[case::changed_by_admission("mirror.example.com/nginx", DESIRED, false, "")]
     #[case::edited("httpd", DESIRED, true, "its image is httpd, and the spec says nginx")]
     #[case::edited_elsewhere("nginx", DESIRED, true, "")]

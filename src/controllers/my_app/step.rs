@@ -43,8 +43,8 @@ pub const REASONS: [&str; 17] = [
     NODE_NOT_FOUND,
 ];
 
-/// The Pod that a `MyApp` needs. A Pod is never applied: most of its fields are immutable, and admission plugins and the
-/// kubelet write others.
+/// The Pod that a `MyApp` needs. A Pod is never applied: most of its fields are immutable, and admission plugins and
+/// the kubelet write others.
 pub struct PodPlan<'a> {
     pub owner: &'a Owner,
     pub desired: DesiredPod<'a>,
@@ -92,7 +92,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         None
     }
 
-    /// The status of the `MyApp` tells, also after a restart, whether it had a Pod.
+    /// The status of the `MyApp` shows, also after a restart, whether the app had a Pod.
     fn reports_recreation(&self) -> bool {
         false
     }
@@ -139,7 +139,7 @@ pub fn node_not_ready(pod: &PodState, node: &str, why: &str) -> Outcome {
     Outcome::failed(NODE_NOT_READY, message).requeue(Requeue::Poll)
 }
 
-/// Returns why a node is not ready, in its own words; `None` if it is ready.
+/// Returns the node's own message about why the node is not ready; `None` if it is ready.
 pub fn not_ready(node: &Node) -> Option<String> {
     let conditions = node
         .status

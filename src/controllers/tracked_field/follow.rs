@@ -1,7 +1,7 @@
 //! Leads from a spec to a watched target: the [`Tracker`] follows it, and reads cover what the watch cannot show.
 //!
-//! Requests about targets run outside reconciles: an apiserver that hangs for one kind, because of a conversion webhook or an
-//! aggregated API, must not block delivery outcomes or reconciles of other kinds.
+//! Requests about targets run outside reconciles: an apiserver that hangs for one kind, because of a conversion webhook
+//! or an aggregated API, must not block delivery outcomes or reconciles of other kinds.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -140,7 +140,7 @@ impl Targets {
         true
     }
 
-    /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped one.
+    /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped target.
     fn reaches(&self, object: &TrackedField, namespace: &str) -> Result<(), WaitingReason> {
         if !self.scope.covers(namespace) {
             return Err(WaitingReason::OutOfScope {

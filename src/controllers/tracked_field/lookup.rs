@@ -16,11 +16,11 @@ use serde_json::Value;
 use super::field::FieldSelector;
 use super::field::cost::{Cost, Sizes};
 
-/// The most nodes that the lookups of all fields of one state of an object may visit.
+/// Maximum number of nodes that the lookups of all fields of one state of an object may visit.
 pub(crate) const BUDGET: u64 = 2_000_000;
-/// The most nodes that all lookups of one state of an object visit on a thread that has other work.
+/// Maximum number of nodes that all lookups of one state of an object visit on a thread that has other work.
 const MAX_INLINE_NODES: u64 = 100_000;
-/// The most nodes that one inline lookup visits.
+/// Maximum number of nodes that one inline lookup visits.
 const MAX_INLINE_LOOKUP_NODES: u64 = 20_000;
 
 /// Result of the lookup of a field.
@@ -133,7 +133,7 @@ impl Lookups {
         }
     }
 
-    /// Decodes the object and looks the fields up.
+    /// Decodes the object and looks up the fields.
     pub(super) fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
         let Self { fields, requested } = self;
         decoded(object)
@@ -197,7 +197,7 @@ pub(super) fn look_up(
         LookupMode::Background => (u64::MAX, BUDGET, Lookup::Rejected(Estimate::UNKNOWN)),
     };
     for field in fields {
-        // Estimates are work, too.
+        // Estimates cost time, too.
         if sizes.walked() <= most_estimating {
             estimated.push((field.cost(&mut sizes), field));
         } else if requested(&field) {

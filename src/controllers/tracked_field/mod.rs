@@ -47,7 +47,6 @@ mod watch_event;
 
 /// Name of the controller in logs and metrics.
 pub const NAME: &str = "trackedfield";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
     &["0b3989b04d8a36dd"],
@@ -63,7 +62,7 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
         EVENTS,
     ],
 )
-// Before anything else, so that nobody is notified of the rest.
+// TrackedFields are deleted first, so that nobody is notified of the other deletions.
 .with_uninstall_rank(10);
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
@@ -77,7 +76,6 @@ pub struct EntryTimings {
     pub resync: Duration,
 }
 
-/// The controller.
 pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub targets: Arc<Targets>,
@@ -89,7 +87,6 @@ pub struct TrackedFields<T> {
     pub outbox: Arc<Outbox<T>>,
     /// Metrics of the entries.
     pub metrics: DeliveryMetrics,
-    /// Timings.
     pub timings: EntryTimings,
     /// Name of the cluster in messages.
     pub cluster: Option<String>,
@@ -105,7 +102,7 @@ struct Run<'a> {
     point: Option<&'a ContactPoint>,
 }
 
-/// Obstacle of a `TrackedField`.
+/// Obstacle of a `TrackedField`, as far as known.
 enum Obstacle {
     /// The target's state is not known yet, so the last report stays.
     Unknown,
@@ -483,7 +480,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
 
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
-    // The history is data.
+    // The status has the history: data, not only a report.
     const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {

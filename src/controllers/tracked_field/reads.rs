@@ -68,7 +68,7 @@ pub(super) const PER_GROUP: usize = 4;
 /// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
 const OBJECTS: usize = 4;
 
-/// Pause after such reads. Others may change the object many times a second.
+/// Pause after such reads. Other clients may change the object many times a second.
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Concurrent requests over all groups: a spec can name any number of resources that do not exist.

@@ -1,9 +1,9 @@
 //! State of tracked fields as the watches show it: the newest state of each field, and each change until it is
 //! recorded.
 //!
-//! A standby keeps neither. Its watches run so that a new leader has connections, and knows the targets' resources and
-//! the forbidden ones. Events from before may be stale: a new leader relists every kind and compares the lists with the
-//! history.
+//! A standby keeps neither; the watches run so that a new leader has connections, and knows which resources the targets
+//! have and which are forbidden. Events that a standby received may be stale: a new leader relists every kind and
+//! compares the lists with the history.
 //!
 //! Large objects are decoded in the background, one at a time. The changes of one object stay in order.
 
@@ -545,7 +545,7 @@ impl Tracker {
         })
     }
 
-    /// Wakes every follower of a resource in a shard.
+    /// Wakes every follower of a resource in a place.
     fn wake_all(&self, resource: &ResourceName, shard: Option<&str>) {
         let state = self.state();
         for (target, keys) in &state.targets {

@@ -90,7 +90,7 @@ pub enum WaitingReason {
         /// The most similar name that exists.
         nearest: Option<String>,
     },
-    /// The contact point has no status yet, which takes a moment.
+    /// The contact point has no status yet; the first one takes a moment.
     ContactPointNotObserved {
         /// The contact point's name.
         name: String,

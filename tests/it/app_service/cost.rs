@@ -102,7 +102,7 @@ async fn children_of_many_apps_come_before_statuses() {
         let spec = json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] });
         app(&bed, &format!("app-{number}"), spec).await;
     }
-    // The operator finds all of them at once.
+    // The operator finds all apps at once when it starts.
     let _operator = Operator::start(&bed, Settings::default()).await;
     for number in 0..APPS {
         bed.until(

@@ -104,7 +104,7 @@ fn row(flag: &Arg) -> String {
     )
 }
 
-/// Returns the whole help: a sentence for each paragraph, and each possible value.
+/// Returns the whole help, with a sentence for each paragraph and each possible value.
 fn what(flag: &Arg) -> String {
     let help = flag
         .get_long_help()

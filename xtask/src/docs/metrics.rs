@@ -31,7 +31,7 @@ const FIXED: [&str; 5] = ["outcome", "ready", "result", "state", "type"];
 /// Placeholder for a reason of the condition `Ready`. Other values of the label `reason` are fixed.
 const REASON: &str = "Reason";
 
-/// Metric of a text.
+/// Metric in the text.
 #[derive(Default)]
 struct MetricRow {
     kind: String,

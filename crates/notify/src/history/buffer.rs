@@ -18,9 +18,9 @@ use super::size;
 pub struct ObservationBuffer {
     /// Oldest first.
     entries: Vec<Entry>,
-    /// Number of entries, from the first, that a reconcile may be writing. Only later ones merge.
+    /// Number of entries, from the first, that a reconcile may be writing. Only the other entries merge.
     writing: usize,
-    /// Size of the later ones.
+    /// Size of the other entries, in bytes.
     bytes: usize,
     /// Number of merges that no reconcile has counted.
     merged: usize,

@@ -155,8 +155,8 @@ pub fn hold(
     changed
 }
 
-/// Returns the wall-clock time since when the oldest Pending entry waits, leaving out suspended entries and suspended
-/// time. For display only.
+/// Returns the wall-clock time since which the oldest Pending entry has waited, leaving out suspended entries and
+/// suspended time. For display only.
 pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
         let held = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;

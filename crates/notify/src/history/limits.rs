@@ -62,8 +62,8 @@ impl HistoryLimits {
 /// Enforces the limits of a history. Returns the number of Pending entries that were merged into a neighbour: every
 /// change still counts.
 ///
-/// The oldest finished entries go first. The entry before the oldest Pending one stays, because it has the previous
-/// value, and so does the newest entry, which the next observation is compared with.
+/// The oldest finished entries are removed first. The entry before the oldest Pending one stays, because it has the
+/// previous value, and so does the newest entry, with which the next observation is compared.
 pub fn apply_limits(
     history: &mut History,
     limits: HistoryLimits,

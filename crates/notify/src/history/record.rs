@@ -224,7 +224,7 @@ fn has_same_value(a: &Entry, b: &Entry) -> bool {
     a.value == b.value && a.missing == b.missing && a.truncated == b.truncated
 }
 
-/// Completes an entry of the original program. No message results.
+/// Completes an entry of the original program, without a message.
 fn complete(entry: &mut Entry, observation: &Entry) {
     if entry.subject.is_none()
         || (entry.uid.is_none() && observation.uid.is_some())

@@ -38,7 +38,7 @@ impl ObservedValue {
         }
     }
 
-    /// Creates a value from matches: one as it is, several as a JSON list.
+    /// Creates a value from matches: a single match as it is, several as a JSON list.
     pub fn of_matches(matches: &[&Value]) -> Self {
         match matches {
             [] | [_] => Self::of(matches.first().copied()),

@@ -20,7 +20,7 @@ pub struct PendingEntries {
     pub(super) ids: Vec<Arc<str>>,
     /// Trace of the reconcile that enqueued the entries.
     pub(super) origin: Option<Origin>,
-    /// Time since when the oldest entry is pending, plus its suspended time; `None` while suspended.
+    /// Time since which the oldest entry has been pending, plus its suspended time; `None` while suspended.
     pub(super) since: Option<Timestamp>,
 }
 

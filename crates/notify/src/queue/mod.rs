@@ -150,7 +150,7 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Applies `change` to the pending entries of `field`, which are in its queue or that of `point`. Wakes each
-    /// contact point whose status must now say that messages wait, or no longer.
+    /// contact point whose status must now say that messages wait, or no longer wait.
     fn change_pending(
         &self,
         field: &ObjectKey,

@@ -64,9 +64,9 @@ pub(super) struct ContactPointQueue {
 enum RequestState {
     #[default]
     Idle,
-    /// The response will come whatever happens to the queue.
+    /// The response arrives, whatever happens to the queue.
     InFlight(Batch),
-    /// The same request goes again, so that the receiver recognises it.
+    /// The same request is sent again, so that the receiver recognises it.
     Retrying(Batch),
 }
 
@@ -354,7 +354,7 @@ impl Queues {
         self.queue_by_field.get(field)
     }
 
-    /// Returns the time since when the oldest unsuspended entry is pending.
+    /// Returns the time since which the oldest unsuspended entry has been pending.
     pub fn oldest_since(&self) -> Option<Timestamp> {
         self.by_contact_point
             .values()

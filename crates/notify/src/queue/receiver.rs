@@ -17,7 +17,7 @@ const LONG_PAUSE: Duration = Duration::from_secs(30);
 
 /// Receiver of one configuration of a contact point.
 pub(super) struct Receiver {
-    /// The endpoint; none while the contact point is suspended or its Secrets cannot be read. Knowledge of the receiver
+    /// The endpoint; none while the contact point is suspended or its Secrets cannot be read. The receiver's state
     /// stays meanwhile, because the same configuration may return.
     pub(super) endpoint: Option<Endpoint>,
     /// Revision of the configuration, unique over all queues: a response to a request of another revision does not
@@ -199,8 +199,8 @@ fn is_same_failure(one: &ReceiverState, other: &ReceiverState) -> bool {
     }
 }
 
-/// Splits off the receiver's own text, which stands in parentheses after the status code and may differ each time: a
-/// new text alone is not reported.
+/// Splits off the receiver's own text, which follows the status code in parentheses and may differ each time: a new
+/// text alone is not reported.
 fn without_quote(message: &str) -> (&str, &str, &str) {
     match (message.find('('), message.rfind(')')) {
         (Some(open), Some(close)) if open < close => {

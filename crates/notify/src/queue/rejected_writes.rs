@@ -13,7 +13,7 @@ pub(super) const MAX_REJECTED_WRITES: u32 = 5;
 /// Rejected writes since the last accepted one.
 pub(super) struct RejectedWrites {
     count: u32,
-    /// Status code of the last response.
+    /// Status code of the last rejection.
     code: u16,
     /// First message of the apiserver with that code; a new message alone is not reported again.
     message: String,
@@ -27,7 +27,7 @@ pub(super) struct RejectedWrites {
 
 impl RejectedWrites {
     /// Adds a rejection with this code and message to the `known` ones of a `TrackedField` that sends to `point`;
-    /// `retry` sets the time of the next write. Returns also whether the queues continue without the `TrackedField`
+    /// `retry` sets the time of the next write. Also returns whether the queues continue without the `TrackedField`
     /// from now on, or for another cause than before.
     pub(super) fn add(
         known: Option<Self>,

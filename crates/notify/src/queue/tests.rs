@@ -196,7 +196,7 @@ fn retry(message: &str) -> SendError {
 fn oldest_entries_go_first_and_each_object_keeps_its_order() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1!", "3", "4"]);
-    // A clock that was set back makes ids that do not grow.
+    // Ids do not grow after the clock was set back.
     queue.enqueue("b", &["5", "2"]);
     assert_eq!(ids(&queue.start().unwrap()), ["3", "4", "5", "2"]);
 }

@@ -93,7 +93,7 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed:
         // The process is shutting down and will abort this task.
         return std::future::pending().await;
     }
-    // Chosen after the wait, so that entries of the meantime are included.
+    // The choice follows the wait, so that the request includes entries that arrived meanwhile.
     let request = outbox
         .queues()
         .start_request(point, revision, Instant::now());

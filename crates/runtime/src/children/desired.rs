@@ -1,4 +1,5 @@
-//! Desired state of a child: the pure decision about a live one, and the writes of a child that is applied server-side.
+//! Desired state of a child: the pure decision about a live child, and the writes of a child that is applied
+//! server-side.
 
 use std::fmt::Debug;
 
@@ -61,8 +62,8 @@ pub trait DesiredChild<K, S>: Send + Sync {
     /// Builds the child, with its ownership set.
     fn build(&self) -> K;
 
-    /// Returns the write that a live child needs, if any; its owner owns the child or may adopt it. `matched` is the last
-    /// confirmed match of this child, even if the child has changed since.
+    /// Returns the write, if any, that a live child needs; the owner owns the child or may adopt it. `matched` is the
+    /// last confirmed match of this child, even if the child has changed since.
     fn plan(
         &self,
         live: &K,
@@ -70,7 +71,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         matched: Option<&Match>,
     ) -> Option<ChildAction<'_, K>>;
 
-    /// Returns the metadata, with the ownership marks, of a cached child if [`DesiredChild::plan_cached`] can decide
+    /// Returns the metadata of a cached child, which shows the ownership, if [`DesiredChild::plan_cached`] can decide
     /// without a read.
     fn cached_metadata<'s>(&self, _summary: &'s S) -> Option<&'s ObjectMeta> {
         None
@@ -90,7 +91,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         })
     }
 
-    /// Returns whether another client has changed a child that matched this desired state. The child needs a write.
+    /// Returns whether a child that needs a write matched this desired state before another client changed the child.
     fn has_drifted(&self, _live: &K, matched: Option<&Match>) -> bool {
         matched.is_some_and(|matched| matched.desired == self.digest())
     }
@@ -100,7 +101,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         Projection::default()
     }
 
-    /// Returns whether the runtime reports a child that another client deleted and that is created again.
+    /// Returns whether the runtime reports the recreation of a child that another client deleted.
     fn reports_recreation(&self) -> bool {
         true
     }
@@ -110,7 +111,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
 pub enum ChildAction<'a, K> {
     /// Apply the desired state server-side.
     Apply(&'a Applied<'a, K>),
-    /// Replace the child by this object.
+    /// Replace the child with this object.
     Replace(Box<K>),
     /// Merge this patch into the child's metadata.
     Patch(Value),
@@ -118,12 +119,12 @@ pub enum ChildAction<'a, K> {
     Delete(String),
 }
 
-/// Exceptions to server-side apply, which the code of a kind knows.
+/// Exceptions to server-side apply that only the code of a kind knows.
 pub struct Quirks<'a, K> {
     /// Fields that are released and keep their values, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
-    /// Returns whether the apiserver answered an apply of the first object with other values, the second object. The
-    /// object is then applied again.
+    /// Returns whether the apiserver lost values of the first object, which was applied: the second object is the
+    /// response. The first object is then applied again.
     pub lost: fn(&K, &K) -> bool,
     /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
     /// run.
@@ -221,7 +222,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child; `None`
-    /// if the child must be read and applied again. The write that `is_last` is final.
+    /// if the child must be read and applied again, but not for the last attempt (`is_last`).
     pub(super) async fn write(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -351,8 +352,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 let alone = error.fields().unwrap_or_default();
                 Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
-            // No other error says anything about the object alone, such as that of a webhook without support for dry
-            // runs.
+            // Other errors, such as that of a webhook without support for dry runs, say nothing about the object alone.
             Err(Error::Rejected { .. }) => Ok(None),
             Err(error) => Err(error),
         }

@@ -1,5 +1,5 @@
-//! Rate limit for writes of children that only a restart of the operator requires: after a failover that may be all of
-//! them.
+//! Rate limit for writes of children that only a restart of the operator requires: after a failover, all children may
+//! need one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::ObjectKey;
 
-/// Length of the burst: as many writes as fill this time, one in each period, may happen at once.
+/// Length of the burst: the writes that fill this time, one per period, may happen at once.
 const BURST: Duration = Duration::from_secs(5);
 
 /// Rate limit of the writes of children, which delays no other work.
@@ -62,8 +62,8 @@ impl Pacer {
             .is_some_and(|turn| turn.waits(basis))
     }
 
-    /// Returns whether the write of the child must wait; reserves a time for it if it has none, at which `wake` runs. A
-    /// child keeps its time until [`Pacer::forget`], however often its write fails.
+    /// Returns whether the write of the child must wait. Reserves a time for a child that has none; `wake` runs at that
+    /// time. A child keeps the time until [`Pacer::forget`], however often its write fails.
     pub(super) fn must_wait(
         &self,
         child: &ObjectKey,
@@ -137,7 +137,7 @@ mod tests {
         };
         let waiting: Vec<_> = (0..140).filter(|number| must_wait(*number)).collect();
         assert_eq!(waiting, (100..140).collect::<Vec<_>>());
-        // The check follows the tasks that were due by then.
+        // The check runs after the tasks that are due by then.
         tokio::time::sleep(Duration::from_millis(1)).await;
         for turn in 100..140 {
             assert!(

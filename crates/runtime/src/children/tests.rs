@@ -111,8 +111,7 @@ async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     );
 }
 
-/// The operator tries again a bounded number of times; later only a change of the child or of the desired state makes
-/// it apply.
+/// The number of retries is limited; afterwards only a change of the child or of the desired state causes an apply.
 #[rstest]
 #[case::once(1, 2)]
 #[case::always(usize::MAX, TRIES)]

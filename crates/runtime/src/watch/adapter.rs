@@ -19,7 +19,7 @@ use crate::ObjectKey;
 use crate::health::Watchdog;
 use crate::metrics::{Metrics, Purpose};
 
-/// Resource as in the API's paths.
+/// Resource, as API paths name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceName {
     /// API version, such as `apps/v1` or `v1`.
@@ -64,8 +64,8 @@ pub trait Index<T>: Send + Sync + 'static {
     /// Deletes an object. `last` is its last state, `None` if a list did not show the object.
     fn delete(&self, key: &ObjectKey, last: Option<T>);
 
-    /// Returns the keys of which the index keeps anything in a place. The index deletes those that a complete list did
-    /// not show.
+    /// Returns the keys of the objects in a place of which the index keeps anything. The watch deletes those that a
+    /// complete list did not show.
     fn keys(&self, place: Option<&str>) -> Vec<ObjectKey>;
 
     /// Handles a new phase of the watch of a place.
@@ -90,14 +90,14 @@ pub enum WatchPhase {
     Stopped(String),
 }
 
-/// Why a resource cannot be watched. Errors that pass by themselves are no problem.
+/// Why a resource cannot be watched. Transient errors are not problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchProblem {
     /// The operator may not list or watch it.
     Forbidden(String),
     /// The apiserver does not serve it.
     NotServed,
-    /// The apiserver answers with another error, which stays.
+    /// The apiserver answers with another error, which persists.
     Failing(String),
 }
 
@@ -115,11 +115,11 @@ impl WatchProblem {
     }
 }
 
-/// What a watch is to do.
+/// Instructions for a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// Generation of the lists: a higher one begins with a new list of each place. The index keeps its objects until the
-    /// list of their place is complete.
+    /// Generation of the lists: a higher one begins with a new list of each place. The index keeps its objects until
+    /// the list of their place is complete.
     pub generation: u64,
     /// Reason for which the watch is to stop.
     pub stop: Option<String>,

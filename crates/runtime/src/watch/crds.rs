@@ -17,8 +17,8 @@ use super::adapter::Command;
 use super::stream::{WatchUpdate, watch_updates};
 use crate::metrics::{Metrics, Purpose};
 
-/// Follows the CRD of `kind`, whose watch is to stop while the CRD is missing or incompatible. `is_known` is set once the
-/// watch has answered. Messages about an incompatible schema contain the command `replace`.
+/// Follows the CRD of `kind`, whose watch is to stop while the CRD is missing or incompatible. `is_known` is set once
+/// the watch has answered. Messages about an incompatible schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
@@ -87,8 +87,8 @@ fn problem(
     Some(format!("CRD {name} {mismatch}{hint}"))
 }
 
-/// Returns why a program with the schema `own` cannot work with this CRD, if it cannot. An older or foreign schema silently
-/// prunes fields; a newer schema keeps them.
+/// Returns why a program with the schema `own` cannot work with this CRD, if it cannot. An older or foreign schema
+/// silently prunes fields; a newer schema keeps them.
 pub fn mismatch(
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     names: &MetadataNames,

@@ -22,10 +22,10 @@ const RETRY: BackoffPolicy = BackoffPolicy {
     max: Duration::from_secs(30),
 };
 
-/// Time without a failure after its list from which on a quiet watch counts as recovered.
+/// Time without a failure since the list, after which a quiet watch counts as recovered.
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
-/// Time after its server-side timeout from which on a stalled watch has failed.
+/// Time beyond the server-side timeout, after which a stalled watch counts as failed.
 pub const STALL_MARGIN: Duration = Duration::from_secs(45);
 
 /// Item of the stream of a watch.
@@ -39,7 +39,7 @@ pub enum WatchUpdate<K> {
     Failed(Error),
 }
 
-/// Watches without an end, and reports the health of the watch to `guard`.
+/// Watches forever, and reports the health of the watch to `guard`.
 pub fn watch_updates<K>(
     api: Api<K>,
     config: Config,
@@ -169,8 +169,8 @@ where
     }
 
     /// Decides when the watch counts as recovered. A list does not prove that a watch succeeds: a client that may only
-    /// list would restart its backoff again and again. An event of the watch proves it, and so does a list that came
-    /// through a watch.
+    /// list would restart its backoff again and again. An event of the watch proves success, and so does a list that
+    /// came through a watch.
     fn schedule_recovery(&mut self, event: &Event<K>) {
         let recovery = match event {
             Event::InitDone if !self.is_streaming() => Instant::now() + RECOVERY_DELAY,
@@ -193,7 +193,7 @@ async fn due(at: Option<Instant>) {
     }
 }
 
-/// Returns the status that the apiserver answered a failed list or watch with.
+/// Returns the apiserver's status for a failed list or watch.
 pub fn error_status(error: &Error) -> Option<&Status> {
     match error {
         Error::InitialListFailed(kube::Error::Api(status))
@@ -213,7 +213,8 @@ fn is_permanent(error: &Error) -> bool {
     }
 }
 
-/// Returns whether the apiserver rejects streaming lists (422): it knows `sendInitialEvents` and has the feature off.
+/// Returns whether the apiserver rejects streaming lists (422): such an apiserver knows `sendInitialEvents` and has the
+/// feature disabled.
 fn is_streaming_rejected(error: &Error) -> bool {
     matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 422)
 }

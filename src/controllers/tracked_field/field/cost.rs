@@ -14,11 +14,11 @@ use super::{CONTAINERS, FieldSelector, PORTS, Select as Lookup};
 
 /// Bytes of a value that cost as much as a node: values are written as JSON and hashed.
 const BYTES: u64 = 8;
-/// Levels that a match may rise through for the price of a node: each level copies a pointer.
+/// Levels that a match may rise through at the cost of one node: each level copies a pointer.
 const LEVELS: u64 = 16;
-/// The most nodes that an estimate follows one by one.
+/// Maximum number of nodes that an estimate follows one by one.
 const FOLLOWED: usize = 64;
-/// Subtrees of more nodes are counted once.
+/// Number of nodes above which a subtree is counted only once.
 const LARGE: u64 = 64;
 
 /// Returns the cost of writing a node, without the nodes below.

@@ -324,7 +324,7 @@ proptest! {
     }
 }
 
-/// The operator follows exactly the words that admission accepts.
+/// The operator accepts exactly the words that admission accepts.
 #[rstest]
 #[case("Deployment")]
 #[case("StatefulSet")]

@@ -140,7 +140,7 @@ fn read_counts_only_for_its_own_identity(
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
     }
-    // A version below that of the former read is a change nevertheless.
+    // A lower version than that of the former read is a change, too.
     tracker.on_applied(&resource(), object(after.1, 5, "new"));
     assert_eq!(
         taken(&tracker, &key, &old),

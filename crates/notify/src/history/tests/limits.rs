@@ -351,7 +351,7 @@ fn buffer_is_limited_and_counts_merged_observations() {
     );
 }
 
-/// The history may get them while more observations arrive, and a reconcile must not count a change twice.
+/// The history may get such observations while more arrive, and a reconcile must not count a change twice.
 #[test]
 fn observations_being_written_do_not_merge() {
     let mut buffer = ObservationBuffer::new(ListLimits {

@@ -93,7 +93,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Limits are so low that every run reaches them.
+    /// Limits so low that every run reaches them.
     #[test]
     fn no_change_is_lost_and_limits_apply(steps in prop::collection::vec(any_step(), 1..150)) {
         const PENDING: ListLimits = ListLimits { items: 8, bytes: 12_000 };

@@ -326,7 +326,6 @@ proptest! {
         prop_assert!(model.queue.queues.is_idle());
     }
 
-    /// Upper bound: one retry period for one poisonous message.
     #[test]
     fn poisonous_entry_delays_the_others_by_at_most_one_retry_period(
         entries in prop::collection::vec(0..FIELDS, 1..40),

@@ -113,7 +113,7 @@ impl Parser<'_> {
     }
 }
 
-/// Returns a comparison, which matches only if both sides exist, as in kubectl. To the RFC, two missing sides are
+/// Returns a comparison, which matches only if both sides exist, as in kubectl. By the RFC, two missing sides are
 /// equal.
 fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
     let mut filter = Filter {
