@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::cache::strip;
+use super::cache::{CacheChange, strip};
 use super::drift::CONTESTED;
 use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
@@ -362,6 +362,32 @@ impl<C: Controller> Managed<C> {
             shared,
             dedup: EventDedup::default(),
             failing: Mutex::default(),
+        }
+    }
+
+    /// Handles a change of the cache, and triggers the reconcile that it requires. `is_listed`: all objects have been
+    /// listed.
+    pub fn on_change(
+        &self,
+        change: CacheChange<C::Kind>,
+        is_listed: bool,
+        trigger: &Trigger<C::Kind>,
+    ) {
+        match change {
+            CacheChange::Present(object) => {
+                self.controller.changed(&object, is_listed);
+                let key = ObjectKey::of(object.as_ref());
+                // The cache repeats each object once the list is complete.
+                if is_listed && !self.shared.own_writes.is_known(&key, &object) {
+                    trigger.wake(&key);
+                }
+            }
+            CacheChange::Deleted(object) => {
+                let key = ObjectKey::of(object.as_ref());
+                self.controller.deleted(&object);
+                self.forget(&key);
+                trigger.wake(&key);
+            }
         }
     }
 

@@ -249,9 +249,7 @@ impl Drift {
                 .take()
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
-            let message = format!(
-                "{by} keeps changing {fields} of {what}{BACKING_OFF}: {advice}"
-            );
+            let message = format!("{by} keeps changing {fields} of {what}{BACKING_OFF}: {advice}");
             episode.contest = Some(Contest {
                 message,
                 delays,

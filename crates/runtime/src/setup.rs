@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kube::runtime::reflector::Store;
 use tokio::sync::SetOnce;
 
-use super::ObjectKey;
 use super::cache::CacheChange;
 use super::child_cache::ChildCache;
 use super::children::{ChildKind, ChildSummary, Children, Pacer};
@@ -14,7 +13,6 @@ use super::drift::{Advice, Drift};
 use super::events::Events;
 use super::manager::{KindHandles, Manager, Phase};
 use super::raw_object::BoundedObject;
-use super::runner::Reconcile as _;
 use super::trigger::Trigger;
 use super::watch::SyncState;
 
@@ -156,29 +154,13 @@ impl Manager {
         let after = setup.after;
         let managed = Arc::new(Managed::new(controller, shared));
         let observed = Arc::clone(&managed);
-        self.add_runner(
-            handles,
-            managed,
-            after,
-            move |change, is_listed| match change {
-                CacheChange::Present(object) => {
-                    // Later calls have no effect.
-                    let _ = needs_watch.set(());
-                    observed.controller.changed(&object, is_listed);
-                    let key = ObjectKey::of(object.as_ref());
-                    // The cache repeats each object once the list is complete.
-                    if is_listed && !observed.shared.own_writes.is_known(&key, &object) {
-                        trigger.wake(&key);
-                    }
-                }
-                CacheChange::Deleted(object) => {
-                    let key = ObjectKey::of(object.as_ref());
-                    observed.controller.deleted(&object);
-                    observed.forget(&key);
-                    trigger.wake(&key);
-                }
-            },
-        );
+        self.add_runner(handles, managed, after, move |change, is_listed| {
+            if let CacheChange::Present(_) = change {
+                // Later calls have no effect.
+                let _ = needs_watch.set(());
+            }
+            observed.on_change(change, is_listed, &trigger);
+        });
         Ok(())
     }
 }

@@ -1,19 +1,20 @@
 //! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects, [`children`] has what server-side apply does not
-//! cover, [`pods`] finds out why Pods do not run, and [`status`] reports the result.
+//! [`validate`] checks the spec, [`build`] builds the desired objects, [`pods`] finds out why Pods do not run, and
+//! [`status`] reports the result.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::api::ListParams;
-use kube::core::ApiResource;
+use kube::core::{ApiResource, Status};
 use kube::{Api, ResourceExt};
 use qm_api::AppService;
 use qm_api::app_service::{GROUP, OLD_SPEC, TCP};
@@ -21,22 +22,20 @@ use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::ObjectKey;
 use qm_runtime::children::{Children, Quirks};
 use qm_runtime::controller::{Context, Controller};
-use qm_runtime::drift::CONTESTED;
+use qm_runtime::drift::{Advice, CONTESTED};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::raw_object::BoundedObject;
 use tracing::warn;
 
-use self::children::{DeploymentState, has_twins, numbers, ports, service_quirks};
 use self::pods::Pod;
-use self::status::{InactiveScaling, NODE_PORT_TAKEN, ServiceSummary};
+use self::status::{InactiveScaling, NODE_PORT_TAKEN, Rollout, ServiceSummary};
 use self::validate::App;
 use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
-pub mod children;
 pub mod pods;
 pub mod status;
 pub mod validate;
@@ -81,6 +80,13 @@ const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 /// Path of the ports of a Service, in the form of `managedFields`.
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
+/// Changes to make instead of editing an app's objects, by field.
+const ADVICE: Advice = &[(
+    "spec.replicas",
+    "scale the AppService instead (spec.size, spec.autoscaling, kubectl scale, or a HorizontalPodAutoscaler whose \
+     scaleTargetRef is this AppService)",
+)];
+
 pub struct AppServices {
     deployments: Arc<Children<Deployment, DeploymentState>>,
     services: Arc<Children<Service, ServiceSummary>>,
@@ -97,10 +103,10 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
         Ok(AppServices {
-            deployments: setup.children(DeploymentState::of, children::ADVICE),
-            services: setup.children(ServiceSummary::of, children::ADVICE),
-            autoscalers: setup.children(InactiveScaling::of, children::ADVICE),
-            ingresses: setup.children(|_| (), children::ADVICE),
+            deployments: setup.children(DeploymentState::of, ADVICE),
+            services: setup.children(ServiceSummary::of, ADVICE),
+            autoscalers: setup.children(InactiveScaling::of, ADVICE),
+            ingresses: setup.children(|_| (), ADVICE),
             scaling_grace_period,
         })
     })
@@ -159,7 +165,7 @@ impl Controller for AppServices {
     }
 
     fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {
-        if error.status().is_some_and(children::is_node_port_taken) {
+        if error.status().is_some_and(is_node_port_taken) {
             // The port may become free.
             (Class::Waiting, NODE_PORT_TAKEN.into())
         } else {
@@ -349,4 +355,96 @@ impl AppServices {
             }
         }
     }
+}
+
+/// Summary of a Deployment, as the cache keeps it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeploymentState {
+    pub rollout: Rollout,
+    /// Image of a container that has a port twice, and its ports in order of their numbers.
+    twins: Option<(String, Vec<i32>)>,
+}
+
+/// Returns whether the requested node port is in use, or all of them are.
+fn is_node_port_taken(status: &Status) -> bool {
+    status
+        .message
+        .contains("provided port is already allocated")
+        || status.message.contains("failed to allocate a nodePort")
+}
+
+impl DeploymentState {
+    /// Extracts the summary.
+    pub fn of(deployment: &Deployment) -> Self {
+        let pod = deployment
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.template.spec.as_ref());
+        let container = pod.and_then(|pod| pod.containers.first());
+        let ports = container
+            .and_then(|container| container.ports.as_deref())
+            .unwrap_or_default();
+        let twins = container
+            .filter(|_| has_twins(ports))
+            .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
+        Self {
+            rollout: Rollout::of(deployment),
+            twins,
+        }
+    }
+}
+
+fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
+    let mut numbers: Vec<_> = ports.iter().map(|port| port.container_port).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Returns whether a port appears twice, which server-side apply cannot express.
+fn has_twins(ports: &[ContainerPort]) -> bool {
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
+    let once: BTreeSet<_> = ports
+        .iter()
+        .map(|port| (port.container_port, protocol(port)))
+        .collect();
+    once.len() < ports.len()
+}
+
+/// Returns what server-side apply does not know of Services. The fields at the paths of `released` are released.
+fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
+    Quirks {
+        released,
+        lost: lost_a_port,
+        release: release_ports,
+    }
+}
+
+/// Removes the node ports that the live Service holds: the apiserver would report them as allocated.
+fn release_ports(desired: &mut Service, live: &Service) {
+    let held: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
+    for port in desired
+        .spec
+        .iter_mut()
+        .flat_map(|spec| spec.ports.iter_mut().flatten())
+    {
+        port.node_port = port.node_port.filter(|number| !held.contains(number));
+    }
+}
+
+/// Returns whether the Service has a node port other than the one sent. An apiserver with a stale cache accepts the new
+/// port and keeps the old one.
+fn lost_a_port(sent: &Service, live: &Service) -> bool {
+    let is_live = |port: &ServicePort| {
+        ports(live).any(|it| {
+            (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port)
+        })
+    };
+    ports(sent).any(|port| port.node_port.is_some() && !is_live(port))
+}
+
+fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
+    service
+        .spec
+        .iter()
+        .flat_map(|spec| spec.ports.iter().flatten())
 }

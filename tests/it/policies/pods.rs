@@ -128,9 +128,10 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
             &pod(&json!({ "serviceAccountName": "builder" })),
         );
         if kind.plural == "pods" {
-            rejected("creates Pods only with the ServiceAccount default", async || {
-                api.create(&DRY, &object).await
-            })
+            rejected(
+                "creates Pods only with the ServiceAccount default",
+                async || api.create(&DRY, &object).await,
+            )
             .await;
         } else {
             allowed(

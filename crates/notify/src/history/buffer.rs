@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use qm_api::tracked_field::Entry;
 use uuid::Uuid;
 
-use super::limits::{HistoryLimits, ListLimits, merge_pending};
-use super::record::is_same_state;
+use super::next::{HistoryLimits, ListLimits, is_same_state, merge_pending};
 use super::size;
 
 /// Limited buffer of observations between the watch and the next reconcile, which never blocks the watch.

@@ -8,19 +8,18 @@ use qm_api::tracked_field::{Delivery, Entry};
 
 mod buffer;
 mod expiry;
-mod limits;
 mod next;
 mod outcome;
-mod record;
 mod size;
 mod value;
 
 pub use buffer::{ObservationBuffer, Observations};
 pub use expiry::{Ages, Now, expired, hold, waiting_since};
-pub use limits::{HistoryLimits, ListLimits, apply_limits};
-pub use next::{Changes, Inputs, next};
+pub use next::{
+    Changes, HistoryLimits, Inputs, ListLimits, NewestState, apply_limits, next, observation,
+    record, record_newest,
+};
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
-pub use record::{NewestState, observation, record, record_newest};
 pub use value::{KEPT_BYTES, ObservedValue};
 
 /// Returns the entries to send, oldest first, each with the entry that has the previous value: the preceding one, if it

@@ -1,13 +1,18 @@
-//! The next history, from the stored one and what a reconcile observed.
+//! The next history, from the stored one and what a reconcile observed: observations become entries, the history ends
+//! with the newest state, outcomes are marked, and the limits are enforced (etcd accepts 1.5 MiB, and many clients read
+//! the whole history again after each write).
 
 use std::collections::{BTreeMap, HashSet};
+use std::mem;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use qm_api::tracked_field::{Entry, History, Subject};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
 
-use super::record::{display, record, record_newest};
-use super::{DeliveryOutcome, FailedEntries, HistoryLimits, NewestState, apply_limits, hold, mark};
+use super::expiry::{hold, whole_seconds};
+use super::outcome::{DeliveryOutcome, FailedEntries, mark};
+use super::size;
+use super::value::ObservedValue;
 
 /// Input of a reconcile.
 pub struct Inputs<'a> {
@@ -67,5 +72,457 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         contradicted,
         failed,
         merged,
+    }
+}
+
+/// Newest known state of the target, recorded or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewestState {
+    /// The observation; an entry that records it gets a new id.
+    pub observation: Entry,
+    /// Version of the history's last entry when the read of this state began. The state is later than that entry even
+    /// if its own version is lower: versions restart at lower numbers after a restore of etcd.
+    pub outranks: Option<u64>,
+}
+
+/// Returns an observation of the target at this time: the entry that records it, except that the action is `Deleted`
+/// or `Updated` until [`record`] compares the observation with the entry before. `value`: the field's value, `None` if
+/// the target does not exist. `version`: the resource's version, if one was observed. A later reconcile recognises a
+/// write without a response by `id`.
+pub fn observation(
+    subject: &Subject,
+    at: Timestamp,
+    uid: Option<String>,
+    value: Option<&ObservedValue>,
+    version: Option<u64>,
+    id: Option<String>,
+) -> Entry {
+    let action = match value {
+        Some(_) => ChangeAction::Updated,
+        None => ChangeAction::Deleted,
+    };
+    Entry {
+        time: Some(whole_seconds(at)),
+        action,
+        value: value.and_then(ObservedValue::text).map(str::to_owned),
+        display_value: None,
+        missing: value == Some(&ObservedValue::Missing),
+        truncated: value.and_then(ObservedValue::cut).cloned(),
+        id,
+        delivery: Some(Delivery::Pending),
+        reason: None,
+        subject: Some(subject.clone()),
+        uid: uid.filter(|_| value.is_some()),
+        resource_version: version.map(|version| version.to_string()),
+        merged: None,
+        first_value: None,
+        suspended_since: None,
+        suspended_seconds: None,
+    }
+}
+
+/// Returns whether `last` already records the observation: the id is the same (the response to that write was lost); or
+/// another replica, or a read that overtook the watch, recorded this version, a later one or the deletion.
+fn is_recorded_by(observation: &Entry, last: &Entry) -> bool {
+    if !is_about(last, observation) {
+        return false;
+    }
+    if observation.id.is_some() && observation.id == last.id {
+        return true;
+    }
+    let exists = observation.action != ChangeAction::Deleted;
+    let same_uid = observation.uid == last.uid;
+    // A UID never returns. A deletion that a read found has no version.
+    if exists && observation.uid.is_some() && same_uid && last.action == ChangeAction::Deleted {
+        return true;
+    }
+    let own = observation.resource_version.is_some();
+    own && (!exists || same_uid) && version(observation) <= version(last)
+}
+
+/// Returns whether two observations show the same state of the target.
+pub(super) fn is_same_state(a: &Entry, b: &Entry) -> bool {
+    let exists = |entry: &Entry| entry.action != ChangeAction::Deleted;
+    a.subject == b.subject
+        && exists(a) == exists(b)
+        && (!exists(a) || (has_same_value(a, b) && !differ(a.uid.as_ref(), b.uid.as_ref())))
+}
+
+/// Returns whether the UIDs belong to two resources; an unknown UID matches any.
+fn differ(a: Option<&String>, b: Option<&String>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a != b)
+}
+
+/// Appends the observed changes as Pending entries.
+///
+/// Each observation is compared with the last entry, if that has the same subject; another subject starts a new series.
+/// So the first observation after a restart or a relist yields one entry for the net change, or none. Observations of
+/// an earlier subject are dropped once the history has entries of the spec's `subject`.
+pub fn record(history: &mut History, subject: &Subject, observations: &[Entry]) {
+    let has_entries = history
+        .last()
+        .is_some_and(|last| last.subject.as_ref() == Some(subject));
+    // Observations before a recorded one are recorded too, even those of a deleted resource of the same name.
+    let recorded = history.last().and_then(|last| {
+        let is_recorded = |observation: &Entry| is_recorded_by(observation, last);
+        observations.iter().rposition(is_recorded)
+    });
+    let unrecorded = &observations[recorded.map_or(0, |at| at + 1)..];
+    for observation in unrecorded {
+        if !has_entries || observation.subject.as_ref() == Some(subject) {
+            append(history, observation);
+        }
+    }
+}
+
+/// Appends the newest state if it is a change. Returns the version of the last entry if that entry differs and the
+/// newest state has no later version: the watch is stale, or versions restarted at lower numbers. Only a new read can
+/// decide.
+pub fn record_newest(
+    history: &mut History,
+    newest: &NewestState,
+    mut ids: impl FnMut() -> String,
+) -> Option<u64> {
+    let NewestState {
+        observation,
+        outranks,
+    } = newest;
+    if let Some(last) = history.last()
+        && is_recorded_by(observation, last)
+        && outranks.is_none_or(|outranked| outranked < version(last))
+    {
+        return change(Some(last), observation).map(|_| version(last));
+    }
+    let observation = Entry {
+        id: Some(ids()),
+        ..observation.clone()
+    };
+    append(history, &observation);
+    None
+}
+
+fn append(history: &mut History, observation: &Entry) {
+    let last = history
+        .last_mut()
+        .filter(|last| is_about(last, observation));
+    let is_deleted = observation.action == ChangeAction::Deleted;
+    let action = match change(last.as_deref(), observation) {
+        Some(action) => action,
+        // Merged observations stand for changes, even if the last value equals the first.
+        None if observation.merged.is_some() && is_deleted => ChangeAction::Deleted,
+        None if observation.merged.is_some() => ChangeAction::Updated,
+        None => {
+            if let Some(last) = last.filter(|_| !is_deleted) {
+                complete(last, observation);
+            }
+            return;
+        }
+    };
+    let uid = if is_deleted {
+        last.and_then(|last| last.uid.clone())
+    } else {
+        observation.uid.clone()
+    };
+    history.push(Entry {
+        action,
+        uid,
+        ..observation.clone()
+    });
+}
+
+/// Sets the display values for `kubectl get`: of the last entry only, whose value may be long, and empty if the spec
+/// left its target.
+pub(super) fn display(history: &mut History, subject: &Subject) {
+    let Some((last, others)) = history.split_last_mut() else {
+        return;
+    };
+    for entry in others {
+        entry.display_value = None;
+    }
+    let is_current = last.subject.as_ref().is_none_or(|other| other == subject);
+    last.display_value = if is_current {
+        last.value.as_deref().and_then(shortened)
+    } else {
+        Some(String::new())
+    };
+}
+
+/// Returns both ends of a text of more than 40 characters: the tag of an image is at the end.
+fn shortened(text: &str) -> Option<String> {
+    const ENDS: usize = 20;
+    let (head, _) = text.char_indices().nth(ENDS - 1)?;
+    let (tail, _) = text.char_indices().rev().nth(ENDS - 1)?;
+    (text.chars().count() > 2 * ENDS).then(|| format!("{}…{}", &text[..head], &text[tail..]))
+}
+
+/// Returns whether an entry has the subject of the observation. Entries of the original program have no subject.
+fn is_about(entry: &Entry, observation: &Entry) -> bool {
+    entry.subject.is_none() || entry.subject == observation.subject
+}
+
+/// Returns the change from the last entry of the same subject to the observed state, if any.
+fn change(last: Option<&Entry>, observation: &Entry) -> Option<ChangeAction> {
+    let is_deleted = observation.action == ChangeAction::Deleted;
+    match last.filter(|last| last.action != ChangeAction::Deleted) {
+        None if is_deleted => None,
+        None => Some(ChangeAction::Created),
+        Some(_) if is_deleted => Some(ChangeAction::Deleted),
+        Some(last) if differ(last.uid.as_ref(), observation.uid.as_ref()) => {
+            Some(ChangeAction::Created)
+        }
+        Some(last) => (!is_unknown(last) && !has_same_value(last, observation))
+            .then_some(ChangeAction::Updated),
+    }
+}
+
+/// Returns the resource version of an entry, 0 if unknown.
+fn version(entry: &Entry) -> u64 {
+    entry
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
+}
+
+/// Returns whether the value is unknown: the original program wrote an empty value for a targetPort that is a number.
+fn is_unknown(entry: &Entry) -> bool {
+    entry.id.is_none() && entry.value.is_none() && !entry.missing
+}
+
+fn has_same_value(a: &Entry, b: &Entry) -> bool {
+    a.value == b.value && a.missing == b.missing && a.truncated == b.truncated
+}
+
+/// Completes an entry of the original program, without a message.
+fn complete(entry: &mut Entry, observation: &Entry) {
+    if entry.subject.is_none()
+        || (entry.uid.is_none() && observation.uid.is_some())
+        || is_unknown(entry)
+    {
+        let known = observation.clone();
+        entry.subject = entry.subject.take().or(known.subject);
+        entry.uid = entry.uid.take().or(known.uid);
+        (entry.value, entry.missing, entry.truncated) =
+            (known.value, known.missing, known.truncated);
+    }
+}
+
+/// Merges two neighbouring entries. The result shows the later state and has a new id, because a receiver that got one
+/// of the two ignores known ids.
+pub(super) fn merge_entries(first: Entry, next: Entry, id: String) -> Entry {
+    let merged = first.changes().saturating_add(next.changes());
+    let same_subject = first.subject == next.subject;
+    let first_value = if first.merged.is_some() {
+        first.first_value
+    } else {
+        first.value
+    };
+    let action = match (first.action, next.action) {
+        (_, ChangeAction::Deleted) => ChangeAction::Deleted,
+        (ChangeAction::Updated, ChangeAction::Updated) => ChangeAction::Updated,
+        // The resource was created or recreated in between.
+        _ => ChangeAction::Created,
+    };
+    Entry {
+        action,
+        id: Some(id),
+        merged: Some(merged),
+        first_value: first_value.filter(|_| same_subject),
+        ..next
+    }
+}
+
+/// Limits of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListLimits {
+    /// Number of items.
+    pub items: usize,
+    /// Size of all items, in bytes.
+    pub bytes: usize,
+}
+
+impl ListLimits {
+    pub(super) fn allows(self, items: usize, bytes: usize) -> bool {
+        items <= self.items && bytes <= self.bytes
+    }
+
+    /// Returns limits that are an eighth lower, so that a full list is not merged again for each new item.
+    fn with_slack(self) -> Self {
+        Self {
+            items: self.items - self.items / 8,
+            bytes: self.bytes - self.bytes / 8,
+        }
+    }
+}
+
+/// Limits of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryLimits {
+    /// Limits of the Pending entries.
+    pub pending: ListLimits,
+    /// Limits of all other entries.
+    pub finished: ListLimits,
+}
+
+impl HistoryLimits {
+    /// Limits of Pending entries, and of an [`ObservationBuffer`](super::ObservationBuffer).
+    pub const PENDING: ListLimits = ListLimits {
+        items: 500,
+        bytes: 512 * 1024,
+    };
+
+    /// Returns the limits for a `spec.historyLimit` of 1 to 200 (default 50).
+    pub fn new(history_limit: Option<i64>) -> Self {
+        let items = usize::try_from(history_limit.unwrap_or(50).clamp(1, 200)).unwrap_or(50);
+        Self {
+            pending: Self::PENDING,
+            finished: ListLimits {
+                items,
+                bytes: 256 * 1024,
+            },
+        }
+    }
+}
+
+/// Enforces the limits of a history. Returns the number of Pending entries that were merged into a neighbour: every
+/// change still counts.
+///
+/// The oldest finished entries are removed first. The entry before the oldest Pending one stays, because it has the
+/// previous value, and so does the newest entry, with which the next observation is compared.
+pub fn apply_limits(
+    history: &mut History,
+    limits: HistoryLimits,
+    in_flight: impl Fn(&str) -> bool,
+    ids: impl FnMut() -> String,
+) -> usize {
+    drop_finished(history, limits.finished);
+    merge_pending(history, limits.pending, in_flight, ids)
+}
+
+fn drop_finished(history: &mut History, limits: ListLimits) {
+    let (mut items, mut bytes) = (0, 0);
+    for entry in history.iter().filter(|entry| !entry.is_pending()) {
+        items += 1;
+        bytes += size::stored(entry);
+    }
+    if limits.allows(items, bytes) {
+        return;
+    }
+    let before = history.len();
+    let oldest_pending = history.iter().position(Entry::is_pending);
+    let mut at = 0;
+    history.retain(|entry| {
+        at += 1;
+        let needed = entry.is_pending() || oldest_pending == Some(at) || at == before;
+        if needed || limits.allows(items, bytes) {
+            return true;
+        }
+        items -= 1;
+        bytes -= size::stored(entry);
+        false
+    });
+}
+
+/// Merges neighbouring Pending entries in the middle of a list that exceeds its limits. Entries in flight never change,
+/// so they must be fewer than the limits allow. Entries of two subjects merge only when all entries of one subject
+/// already have. Returns the number of entries that were merged into a neighbour.
+pub(super) fn merge_pending(
+    entries: &mut Vec<Entry>,
+    limits: ListLimits,
+    in_flight: impl Fn(&str) -> bool,
+    mut ids: impl FnMut() -> String,
+) -> usize {
+    let pending = || entries.iter().filter(|entry| entry.is_pending());
+    if limits.allows(pending().count(), pending().map(size::stored).sum()) {
+        return 0;
+    }
+    let (mut slots, mut rest) = (Vec::new(), Vec::new());
+    for (at, entry) in mem::take(entries).into_iter().enumerate() {
+        if entry.is_pending() {
+            slots.push(Slot::new(at, entry, &in_flight));
+        } else {
+            rest.push((at, entry));
+        }
+    }
+    let before = slots.len();
+    merge_slots(&mut slots, limits, |a, b| a.subject == b.subject, &mut ids);
+    merge_slots(&mut slots, limits, |_, _| true, &mut ids);
+    let merged = before - slots.len();
+
+    rest.extend(slots.into_iter().map(|slot| (slot.at, slot.entry)));
+    rest.sort_by_key(|(at, _)| *at);
+    entries.extend(rest.into_iter().map(|(_, entry)| entry));
+    merged
+}
+
+/// Pending entry, with its place in the list and what merging compares.
+struct Slot {
+    at: usize,
+    entry: Entry,
+    bytes: usize,
+    in_flight: bool,
+}
+
+impl Slot {
+    fn new(at: usize, entry: Entry, in_flight: impl Fn(&str) -> bool) -> Self {
+        Self {
+            at,
+            bytes: size::stored(&entry),
+            in_flight: entry.id.as_deref().is_some_and(in_flight),
+            entry,
+        }
+    }
+}
+
+/// Merges neighbours, those with the fewest changes first, until the list is within `limits` and some slack, or nothing
+/// can merge any more. The first and the last entry stay.
+fn merge_slots(
+    slots: &mut Vec<Slot>,
+    limits: ListLimits,
+    may_merge: impl Fn(&Entry, &Entry) -> bool,
+    ids: &mut impl FnMut() -> String,
+) {
+    let mut bytes: usize = slots.iter().map(|slot| slot.bytes).sum();
+    if limits.allows(slots.len(), bytes) {
+        return;
+    }
+    let changes = |a: &Slot, b: &Slot| a.entry.changes().saturating_add(b.entry.changes());
+    let may_merge =
+        |a: &Slot, b: &Slot| !a.in_flight && !b.in_flight && may_merge(&a.entry, &b.entry);
+    let target = limits.with_slack();
+    while !target.allows(slots.len(), bytes) {
+        let middle = slots
+            .get(1..slots.len().saturating_sub(1))
+            .unwrap_or_default();
+        let pairs = middle.windows(2).filter_map(|pair| match pair {
+            [a, b] if may_merge(a, b) => Some(changes(a, b)),
+            _ => None,
+        });
+        let Some(lightest) = pairs.min() else { break };
+        let heaviest = lightest.checked_next_power_of_two().unwrap_or(u64::MAX);
+
+        let last = slots.len() - 1;
+        let mut items = slots.len();
+        let mut kept: Vec<Slot> = Vec::with_capacity(slots.len());
+        for (at, slot) in mem::take(slots).into_iter().enumerate() {
+            let merges = at > 1
+                && at < last
+                && !target.allows(items, bytes)
+                && kept.last().is_some_and(|before| {
+                    changes(before, &slot) <= heaviest && may_merge(before, &slot)
+                });
+            match if merges { kept.pop() } else { None } {
+                Some(before) => {
+                    bytes -= before.bytes + slot.bytes;
+                    let merged = merge_entries(before.entry, slot.entry, ids());
+                    let merged = Slot::new(slot.at, merged, |_: &str| false);
+                    bytes += merged.bytes;
+                    items -= 1;
+                    kept.push(merged);
+                }
+                None => kept.push(slot),
+            }
+        }
+        *slots = kept;
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use ChangeAction::{Created, Deleted, Updated};
 
 use super::*;
-use crate::history::record::display;
+use crate::history::next::display;
 
 #[test]
 fn each_change_is_an_entry_in_order() {
