@@ -41,7 +41,7 @@ test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory lint
 	@rm -rf target/audit target/times
 	@# Most tests wait for something most of the time.
-	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=12; ended=$$?; \
+	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=10; ended=$$?; \
 	  echo "The ten slowest tests:"; sort -rn target/times | head; exit $$ended
 
 test-binaries:

@@ -104,8 +104,14 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Fills the draft of the status with observed state before each write of the status, also of a suspended object
-    /// and after a failed reconcile.
+    /// Waits until the objects that [`Controller::observe`] shows have been listed: otherwise the status of an object
+    /// that nothing else waits for, such as a suspended one, would lose its fields at each start.
+    fn synced(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Fills the draft of the status with observed state when a reconcile ends, also of a suspended object and after a
+    /// failed reconcile.
     fn observe(&self, _cx: &mut Context<Self::Kind>) {}
 
     /// Returns what to do about a failure, and the reason of the condition `Ready` that reports it.
@@ -397,12 +403,13 @@ impl<C: Controller> Managed<C> {
 
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
         if cx.object.meta().deletion_timestamp.is_none() {
+            self.controller.synced().await;
             return if cx.object.is_suspended() {
                 Ok(Some(Outcome::suspended(
                     "spec.suspend is true: the operator changes nothing",
                 )))
             } else {
-                self.controller.reconcile(cx).await.map(Some)
+                Box::pin(self.controller.reconcile(cx)).await.map(Some)
             };
         }
         let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::has(cx.object.as_ref(), it));
@@ -559,8 +566,10 @@ impl<C: Controller> Reconcile for Managed<C> {
         let Some(owner) = Owner::of(object.as_ref()) else {
             return Ok(Requeue::OnChange);
         };
-        if report.as_ref().is_some_and(|last| !last.is_of(&object)) {
-            *report = None;
+        match report {
+            // A write pinned to an older version would conflict.
+            Some(last) if last.is_of(&object) => last.cx.object = Arc::clone(&object),
+            _ => *report = None,
         }
         // The controller sees the status of the last report, even if the report is not written yet.
         let reported = report.as_ref().map(|last| {
@@ -591,7 +600,9 @@ impl<C: Controller> Reconcile for Managed<C> {
                 let (class, reason) = self.controller.classify(&error);
                 if let Some(outcome) = self.failed(&cx.key, class, reason, &error) {
                     let is_logged = class != Class::Waiting;
-                    *report = self.draft(cx, outcome, is_logged, true);
+                    // Other failures are retried much later.
+                    let is_retried = matches!(class, Class::Transient | Class::Waiting);
+                    *report = self.draft(cx, outcome, is_logged, is_retried);
                 }
                 Err(Failure { class, error })
             }
@@ -625,6 +636,7 @@ impl<C: Controller> Reconcile for Managed<C> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use futures::FutureExt as _;
     use http::{Method, Request, Response};
     use kube::client::Body;
     use kube::runtime::reflector;
@@ -642,6 +654,8 @@ mod tests {
     struct Widgets {
         results: Mutex<Vec<Result<Outcome>>>,
         seen: Mutex<Vec<(WidgetStatus, bool)>>,
+        /// Whether everything has been listed.
+        is_synced: bool,
     }
 
     impl Controller for Widgets {
@@ -655,6 +669,12 @@ mod tests {
             let seen = (cx.status.clone(), cx.owner.is_fresh());
             self.seen.lock().unwrap().push(seen);
             self.results.lock().unwrap().remove(0)
+        }
+
+        async fn synced(&self) {
+            if !self.is_synced {
+                std::future::pending::<()>().await;
+            }
         }
     }
 
@@ -697,6 +717,7 @@ mod tests {
             let widgets = Widgets {
                 results: Mutex::new(results),
                 seen: Mutex::default(),
+                is_synced: true,
             };
             Self {
                 managed: Managed::new(widgets, shared),
@@ -794,6 +815,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn waiting_status_is_written_to_the_newest_version() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert!(fixture.reconcile(widget("1", "8", None)).await.is_err());
+        fixture.report().await.unwrap();
+        let (_, body) = fixture.writes.recv().await.unwrap();
+        assert_eq!(body["metadata"]["resourceVersion"], "8");
+    }
+
+    #[tokio::test]
+    async fn object_waits_for_the_lists() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A"))]);
+        fixture.managed.controller.is_synced = false;
+        let waiting = fixture.reconcile(widget("1", "7", None)).now_or_never();
+        assert!(waiting.is_none());
+        fixture.managed.controller.is_synced = true;
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        assert!(fixture.report.is_some());
+    }
+
+    #[tokio::test]
     async fn written_status_is_not_reported_again() {
         let mut fixture = Fixture::start(200, vec![Ok(outcome("B")), Ok(outcome("A"))]);
         for is_reported in [true, false] {
@@ -806,7 +848,8 @@ mod tests {
     #[rstest]
     #[case::success(500, Ok(outcome("A")), true)]
     #[case::success_of_a_deleted_object(404, Ok(outcome("A")), false)]
-    #[case::failure_that_is_retried(500, Err(Error::Invalid("no text".into())), false)]
+    #[case::failure_that_is_retried(500, Err(Error::Terminating("Pod shop/web".into())), false)]
+    #[case::failure_that_nobody_retries(500, Err(Error::Invalid("no text".into())), true)]
     #[case::failure_with_an_outcome(
         500,
         Err(conflict().reported(outcome("A"))),

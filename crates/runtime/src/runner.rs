@@ -451,7 +451,11 @@ impl<R: Reconcile> Runner<R> {
                         None => self.forget_deleted(&object),
                     },
                     Some(Step::Report(object, report)) => {
-                        steps.push(self.report(object, *report).boxed());
+                        if store.get(&object).is_some() {
+                            steps.push(self.report(object, *report).boxed());
+                        } else {
+                            self.forget_deleted(&object);
+                        }
                     }
                     None => {
                         due = self.work().next_due().filter(|_| !is_closed);
@@ -588,7 +592,7 @@ impl<R: Reconcile> Runner<R> {
             running: _running,
             ..
         } = pending;
-        let write = self.attempt(&key, self.reconciler.report(report));
+        let write = self.attempt(&key, self.reconciler.report(report).boxed());
         let delay = match write.instrument(span).await {
             Ok(renewal) => {
                 if let Some(requeue) = requeue {
@@ -634,7 +638,8 @@ impl<R: Reconcile> Runner<R> {
             Some(pending) => (Some(pending.report), Some(pending.place)),
             None => (None, None),
         };
-        let reconcile = self.reconciler.reconcile(object, &mut report);
+        // The future is too large to be moved over the stack.
+        let reconcile = self.reconciler.reconcile(object, &mut report).boxed();
         let (delay, requeue) = match self.attempt(key, reconcile).await {
             Ok(requeue) => {
                 debug!(?requeue, "reconciled");

@@ -118,8 +118,6 @@ impl Controller for AppServices {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
-        self.deployments.synced().await;
-        self.services.synced().await;
         if cx.object.annotations().contains_key(OLD_SPEC) {
             // The original program recorded the spec there; the operator does not read the record.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
@@ -155,6 +153,11 @@ impl Controller for AppServices {
             self.scaling_grace_period,
             Timestamp::now(),
         ))
+    }
+
+    async fn synced(&self) {
+        self.deployments.synced().await;
+        self.services.synced().await;
     }
 
     fn observe(&self, cx: &mut Context<AppService>) {

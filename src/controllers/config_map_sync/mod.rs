@@ -322,6 +322,8 @@ impl ConfigMapSyncs {
     ) -> Vec<(ObjectKey, Result<bool>)> {
         let released = copies.into_iter().map(|copy| async move {
             let stays = cx.object.spec.orphans();
+            // The content of a copy is at most 1 MiB.
+            let _room = self.room.acquire_many(1024).await;
             let result = self.copies.release(cx, &copy, stays).await;
             (copy, result)
         });

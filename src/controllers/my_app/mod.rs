@@ -122,7 +122,6 @@ impl Controller for MyApps {
     const FIELD_MANAGER: &'static str = MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
-        self.pods.synced().await;
         let app = Arc::clone(&cx.object);
         let desired = build::validate(&app).map_err(|invalid| Error::Other {
             class: Class::Terminal,
@@ -156,6 +155,10 @@ impl Controller for MyApps {
             }
             Ensured::Updated(child) | Ensured::Kept(child) => self.keep(cx, &child).await,
         }
+    }
+
+    async fn synced(&self) {
+        self.pods.synced().await;
     }
 
     fn observe(&self, cx: &mut Context<MyApp>) {

@@ -37,9 +37,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of readiness checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Limit of running control planes: two that tests share, and six of a test's own. An idle one costs half a gigabyte and
-/// little CPU.
-static SLOTS: Semaphore = Semaphore::const_new(8);
+/// Limit of running control planes: two that tests share, and four of a test's own. Each takes up to a gigabyte of memory.
+static SLOTS: Semaphore = Semaphore::const_new(6);
 
 /// Components to run.
 #[derive(Debug, Clone)]
@@ -113,7 +112,7 @@ impl Running {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. At most eight control planes run in this process; a ninth waits until another
+    /// `default` has its `ServiceAccount`. At most six control planes run in this process; a seventh waits until another
     /// stops.
     ///
     /// # Errors
