@@ -37,7 +37,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of readiness checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Limit of running control planes: two that tests share, and four of a test's own. Each takes up to a gigabyte of memory.
+/// Limit of running control planes: two that tests share, and four of a test's own. Each takes up to a gigabyte of
+/// memory.
 static SLOTS: Semaphore = Semaphore::const_new(6);
 
 /// Components to run.
@@ -112,8 +113,8 @@ impl Running {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. At most six control planes run in this process; a seventh waits until another
-    /// stops.
+    /// `default` has its `ServiceAccount`. At most six control planes run in this process; a seventh waits until
+    /// another stops.
     ///
     /// # Errors
     ///
