@@ -1,4 +1,5 @@
-//! The kinds. CRDs, permissions, policies, readiness, metrics, commands and the reference pages derive from their list.
+//! What derives from the list of kinds, which is beside the controllers' modules: CRDs and the order of `uninstall`.
+//! Permissions, policies, metrics, commands and the reference pages derive from it, too.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use qm_core::kind::KindInfo;

@@ -3,7 +3,7 @@
 //! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
 //! the ownership first, and then takes the action that the pure [`DesiredChild::plan`] returns: it applies the child
 //! server-side, replaces it, changes its metadata or deletes it, unless the child matches its desired state. Children
-//! are watched by their ownership label and never stored; the operator keeps only a fingerprint of each, and a summary
+//! are watched, by their ownership label where its selector suffices, and never stored; the operator keeps only a fingerprint of each, and a summary
 //! for the owner's status.
 //!
 //! The operator detects drift by values. It keeps a digest of the values that the apiserver returned for the fields of

@@ -84,8 +84,8 @@ pub trait Controller: Send + Sync + 'static {
     const KIND: &'static KindInfo;
     /// Field manager of all writes.
     const FIELD_MANAGER: &'static str;
-    /// Whether the status only reports: under load, the runtime writes it after the children of other objects, and once
-    /// for several reconciles. False if a later step relies on the status.
+    /// Whether the status may wait: under load, the runtime then writes it after the children of other objects, and once
+    /// for several reconciles. False if another object or process relies on the status, such as on a recorded intent.
     const STATUS_CAN_WAIT: bool = true;
 
     /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
@@ -119,7 +119,7 @@ pub trait Controller: Send + Sync + 'static {
         error.classify()
     }
 
-    /// Called after a reconcile whose outcome the status now reports, and whose Event is published.
+    /// Called after the write of a reconcile's status and Event, also if the object no longer exists.
     fn reported(&self, _cx: &Context<Self::Kind>) {}
 
     /// Called on every replica when an object was created or changed, by this operator too. After all objects have been
@@ -129,7 +129,8 @@ pub trait Controller: Send + Sync + 'static {
     /// Called on every replica when an object was deleted.
     fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
-    /// Called on every replica after an object was deleted, and again whenever something triggers its key.
+    /// Called on every replica after an object was deleted, and again whenever something triggers its key; also for an
+    /// object that is being deleted and no longer has our finalizer.
     fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica becomes the leader, before the first reconcile.

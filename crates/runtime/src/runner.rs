@@ -43,8 +43,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     const LONGEST_WAIT: Duration;
 
     /// Reconciles one object. The runner takes one step of an object at a time, and may drop the future at any await.
-    /// `report` is the report of an earlier reconcile that still waits, if any, and becomes the report of this
-    /// reconcile.
+    /// `report` is the report of an earlier reconcile that still waits, if any; the reconcile replaces or keeps it.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,

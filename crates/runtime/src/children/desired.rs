@@ -56,7 +56,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
     fn key(&self) -> ObjectKey;
 
     /// Returns the digest of the desired state. A child that [matched](DesiredChild::matched) this digest is not read
-    /// again until the child changes.
+    /// again until the child changes or the match expires.
     fn digest(&self) -> &str;
 
     /// Builds the child, with its ownership set.

@@ -61,7 +61,7 @@ pub trait Index<T>: Send + Sync + 'static {
     /// Applies the state of an object that exists. Returns whether the index keeps anything of the object.
     fn apply(&self, object: T) -> bool;
 
-    /// Deletes an object. `last` is its last state, `None` if a list did not show the object.
+    /// Deletes an object. `last` is its last state, `None` if a list did not show the object or the watch has stopped.
     fn delete(&self, key: &ObjectKey, last: Option<T>);
 
     /// Returns the keys of the objects in a place of which the index keeps anything. The watch deletes those that a
