@@ -275,17 +275,13 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
     restored(&bed, &before).await;
     ready(&bed, "web").await;
     for manager in ["kubectl-set", "prober", "porter"] {
-        let corrections = bed.events("web", "DriftCorrected").await;
-        let notes: Vec<_> = corrections
-            .iter()
-            .filter_map(|event| event.note.clone())
-            .collect();
-        assert!(
-            notes
-                .iter()
-                .any(|note| note.contains(&format!("changed by {manager}"))),
-            "{manager}: {notes:?}"
-        );
+        let named = until(format!("an Event names {manager}"), SOON, async || {
+            let corrections = bed.events("web", "DriftCorrected").await;
+            let notes = corrections.iter().filter_map(|event| event.note.as_deref());
+            let is_named = |note: &str| note.contains(&format!("changed by {manager}"));
+            Ok(notes.into_iter().any(is_named).then_some(()))
+        });
+        named.await.unwrap();
     }
     assert!(bed.events("web", "WriteRejected").await.is_empty());
 
