@@ -283,7 +283,7 @@ async fn app_stays_ready_after_a_sibling_field_invalidates_a_child() {
         });
         named.await.unwrap();
     }
-    assert!(bed.events("web", "WriteRejected").await.is_empty());
+    assert_eq!(bed.events("web", "WriteRejected").await, []);
 
     // Later changes of the app take effect.
     spec["image"] = json!("nginx:1.27");
