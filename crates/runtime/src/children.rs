@@ -234,6 +234,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             if before.is_none() {
                 before = drifted.map(|object| (desired.values(object), managed(object).to_vec()));
             }
+            let is_applied = matches!(action, ChildAction::Apply(_));
             let written = match action {
                 ChildAction::Apply(applied) => {
                     let Some(live) = object else {
@@ -279,8 +280,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     });
                 }
                 Ok(None) => {}
-                // Another client has changed or deleted the child.
-                Err(error) if error.is_not_found() || (error.is_stale() && !is_last) => {}
+                // Another client has changed or deleted the child. After a conflict with an apply the next reconcile
+                // tries again, with all rounds: the last one reports the rejection that an earlier one would resolve.
+                Err(error)
+                    if error.is_not_found() || (error.is_stale() && !is_last && !is_applied) => {}
                 Err(error) => return Err(error),
             }
         }
