@@ -20,7 +20,7 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
 }
 
-/// Returns the reason that product.md names for each status, as the condition of a contact point whose test message
+/// Returns the reason for each status, as the condition of a contact point whose test message
 /// gets this answer.
 fn webhook_reason(code: u16) -> &'static str {
     match code {
@@ -43,9 +43,9 @@ fn telegram_reason(code: u16) -> &'static str {
     }
 }
 
-/// Returns whether product.md describes this status, plus some other ones. Chats test only these, because each chat
+/// Returns whether the rules name this status; some further ones count too. Chats test only these, because each chat
 /// needs a Secret too.
-fn is_spoken_of(code: u16) -> bool {
+fn is_named(code: u16) -> bool {
     matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
 }
 
@@ -81,7 +81,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
         let (bed, url, token) = (&bed, format!("{}/hook/{code}", receiver.url()), token(code));
         async move {
             bed.webhook(&format!("hook-{code}"), &url).await;
-            if is_spoken_of(code) {
+            if is_named(code) {
                 bed.telegram(&format!("chat-{code}"), &token, i64::from(code))
                     .await;
             }
@@ -96,7 +96,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
             .await?
             .items;
         anyhow::ensure!(
-            points.len() == 300 + (300..=599).filter(|code| is_spoken_of(*code)).count()
+            points.len() == 300 + (300..=599).filter(|code| is_named(*code)).count()
         );
         anyhow::Ok(points)
     };
