@@ -95,9 +95,7 @@ async fn contact_point_reports_every_status_from_300_to_599_and_recovers() {
             .list(&ListParams::default())
             .await?
             .items;
-        anyhow::ensure!(
-            points.len() == 300 + (300..=599).filter(|code| is_named(*code)).count()
-        );
+        anyhow::ensure!(points.len() == 300 + (300..=599).filter(|code| is_named(*code)).count());
         anyhow::Ok(points)
     };
     let reason = |point: &ContactPoint| point.status.as_ref().map(|_| condition(point).0);
