@@ -2,6 +2,7 @@
 //! server-side.
 
 use std::fmt::Debug;
+use std::sync::OnceLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
@@ -151,8 +152,9 @@ pub struct Applied<'a, K> {
     object: K,
     /// The object as sent.
     sent: Value,
-    /// The [content](fields::content) of the object.
-    content: Value,
+    /// The [content](fields::content) of the object, once a live child has been compared with it: most reconciles find
+    /// a cached match.
+    content: OnceLock<Value>,
     /// Digest of the object without the annotation that contains the digest.
     digest: String,
 }
@@ -187,15 +189,19 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             quirks,
             object,
             key,
-            content: fields::content(&sent),
+            content: OnceLock::new(),
             sent,
             digest,
         })
     }
 
+    fn content(&self) -> &Value {
+        self.content.get_or_init(|| fields::content(&self.sent))
+    }
+
     /// Returns the live child's values at the desired fields.
     fn values(&self, live: &K) -> Projection {
-        fields::project(&content(live), &self.content, managed(live))
+        fields::project(&content(live), self.content(), managed(live))
     }
 
     /// Returns whether the live child needs no write.
@@ -217,7 +223,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     fn matches(&self, live: &K, matched: Option<&Match>) -> bool {
         match matched.filter(|matched| matched.desired == self.digest) {
             Some(matched) => matched.values == self.values(live).digest(),
-            None => fields::matches(&content(live), &self.content, managed(live), self.manager),
+            None => fields::matches(&content(live), self.content(), managed(live), self.manager),
         }
     }
 
