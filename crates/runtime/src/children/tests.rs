@@ -152,6 +152,31 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     assert_eq!(applied, expected);
 }
 
+/// The last attempt of a reconcile reports a rejection that an earlier one would resolve, so a conflict uses up none.
+#[tokio::test(start_paused = true)]
+async fn conflict_with_an_apply_ends_the_reconcile() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let cx = context(&maps.client, owner());
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
+    let answers = [live("old", &json!({})), json!(409)];
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(answers[0].clone()).unwrap()),
+    );
+    let both = async {
+        let desired = serde_json::from_value(desired).unwrap();
+        tokio::join!(
+            maps.apply(&cx, desired, quirks()),
+            answer(&mut apiserver, &answers)
+        )
+    };
+    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    assert!(applied.unwrap_err().is_stale());
+    assert_eq!(methods, ["GET", "PATCH"]);
+}
+
 /// The response is stale by then, and the watch does not repeat its event.
 #[tokio::test(start_paused = true)]
 async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
