@@ -1,5 +1,5 @@
-//! What derives from the list of kinds, which is beside the controllers' modules: CRDs and the order of `uninstall`.
-//! Permissions, policies, metrics, commands and the reference pages derive from it, too.
+//! CRDs and the order of `uninstall`, as they follow from the list of kinds, which is beside the controllers' modules.
+//! Permissions, policies, metrics, commands and the reference pages follow from the list, too.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use qm_core::kind::KindInfo;

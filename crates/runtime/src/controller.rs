@@ -84,8 +84,9 @@ pub trait Controller: Send + Sync + 'static {
     const KIND: &'static KindInfo;
     /// Field manager of all writes.
     const FIELD_MANAGER: &'static str;
-    /// Whether the status may wait: under load, the runtime then writes it after the children of other objects, and once
-    /// for several reconciles. False if another object or process relies on the status, such as on a recorded intent.
+    /// True if the status may wait: under load, the runtime then writes it after the children of other objects, and
+    /// once for several reconciles. False if another object or process relies on the status, such as on a recorded
+    /// intent.
     const STATUS_CAN_WAIT: bool = true;
 
     /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
@@ -339,9 +340,9 @@ impl<K: ReconciledKind> Context<K> {
 pub(super) struct Report<K: ReconciledKind> {
     cx: Context<K>,
     outcome: Outcome,
-    /// Whether the log reports a failure anyway.
+    /// True if the log reports a failure anyway.
     is_logged: bool,
-    /// Whether the reconcile failed and its retry reports again, so that a failed write needs no retry of its own.
+    /// True if the reconcile failed and its retry reports again, so that a failed write needs no retry of its own.
     is_retried: bool,
 }
 
@@ -457,7 +458,7 @@ impl<C: Controller> Managed<C> {
     }
 
     /// Writes the annotations and the status, and publishes the Event of the outcome. Returns the time until the Event
-    /// is to be renewed.
+    /// must be renewed.
     async fn write(&self, report: &mut Report<C::Kind>) -> Result<Option<Duration>> {
         let Report { cx, outcome, .. } = report;
         let mut annotated = Ok(());
@@ -655,7 +656,7 @@ mod tests {
     struct Widgets {
         results: Mutex<Vec<Result<Outcome>>>,
         seen: Mutex<Vec<(WidgetStatus, bool)>>,
-        /// Whether everything has been listed.
+        /// True if everything has been listed.
         is_synced: bool,
     }
 

@@ -213,9 +213,10 @@ struct Pending<R> {
 enum Step<O, R> {
     Reconcile {
         object: O,
-        /// How long the object was due.
+        /// Time for which the object was due.
         waited: Duration,
-        /// Whether the clock made the object due: such additions to the queue are counted only now.
+        /// True if the clock made the object due, rather than a trigger: such additions to the queue are counted only
+        /// now.
         timed: bool,
     },
     /// The write of a report.
@@ -417,10 +418,6 @@ impl<R: Reconcile> Runner<R> {
     /// Reconciles every object of the store, then each triggered object, until the future is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
-        // The writer is dropped only while the process ends.
-        if store.wait_until_ready().await.is_err() {
-            return;
-        }
         for object in store.state() {
             self.triggered(ObjectRef::from_obj(object.as_ref()));
         }

@@ -39,7 +39,8 @@ pub(super) fn is_deleting(crd: &Crd) -> bool {
     crd.metadata.deletion_timestamp.is_some()
 }
 
-/// Returns true if the CRD is to be deleted, or is being deleted. CRDs stay if the command is limited to a namespace.
+/// Returns true if the command deletes the CRD, or somebody already does. CRDs stay if the command is limited to a
+/// namespace.
 pub(super) fn is_purged(crd: &Crd, args: &UninstallArgs) -> bool {
     is_owned(crd) && args.scope.namespace().is_none() && (is_deleting(crd) || args.purge)
 }

@@ -63,7 +63,7 @@ pub(crate) async fn run(
     result
 }
 
-/// Shows what is to be deleted, and asks the user. Returns an exit code if nothing is to be deleted.
+/// Shows the objects to delete, and asks the user. Returns an exit code if the command deletes nothing.
 async fn confirm<'a>(
     client: Client,
     cluster_name: &str,

@@ -1,4 +1,4 @@
-//! What is to be deleted, and what becomes of the children.
+//! Objects that the command deletes, and the fate of their children.
 
 use std::io;
 

@@ -63,7 +63,7 @@ pub struct DeliveryRequest {
     pub test_id: String,
     /// Start of the attempt.
     pub(super) started: Instant,
-    /// Whether the request uses no template of a `TrackedField`.
+    /// True if the request uses no template of a `TrackedField`.
     pub plain: bool,
     /// Revision of the receiver's configuration.
     pub(super) revision: u64,

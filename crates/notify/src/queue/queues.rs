@@ -66,7 +66,7 @@ enum RequestState {
     Idle,
     /// The response arrives, whatever happens to the queue.
     InFlight(Batch),
-    /// The same request is sent again, so that the receiver recognises it.
+    /// The queue sends the same request again, so that the receiver recognises it.
     Retrying(Batch),
 }
 
@@ -74,7 +74,7 @@ enum RequestState {
 #[derive(Clone, Default)]
 struct Batch {
     entries: Vec<EntryKey>,
-    /// Whether the request uses no template of a `TrackedField`.
+    /// True if the request uses no template of a `TrackedField`.
     plain: bool,
 }
 
@@ -111,7 +111,7 @@ struct Failed<'a> {
 pub struct AffectedObjects {
     /// `TrackedField`s with a new outcome or message.
     pub fields: Vec<ObjectKey>,
-    /// Whether the contact point's status changes.
+    /// True if the contact point's status changes.
     pub point: bool,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Receiver {
     pub(super) not_before: Option<Instant>,
 }
 
-/// What the queue of a receiver sends.
+/// Message that the queue of a receiver sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueState {
     /// The test message.

@@ -24,7 +24,7 @@ pub(super) struct Refusals {
     last: Option<(Refusal, String)>,
     /// Number of messages rejected since the last accepted one; each may have been rejected for its own content.
     rejected_in_a_row: u32,
-    /// Whether the last response failed an entry: other messages go before the next entry that may fail.
+    /// True if the last response failed an entry: other messages go before the next entry that may fail.
     just_failed: bool,
     by_field: HashMap<ObjectKey, FieldRefusals>,
     /// Sequence number of the last refused test message, as [`FieldRefusals::last_refusal`].

@@ -55,7 +55,7 @@ struct Recorded {
     entries: usize,
     /// Number of changes that the new entries stand for.
     changes: u64,
-    /// Whether the previously last entry got fields that the original program had not written.
+    /// True if the previously last entry got fields that the original program had not written.
     completed: bool,
 }
 
