@@ -32,8 +32,8 @@ pub struct Cache<K: Kind + Clone + 'static> {
     pub sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
-    /// Generation whose lists are complete, as far as the apiserver allows them.
-    synced_generation: watch::Sender<Option<u64>>,
+    /// Number of the relist that is complete, as far as the apiserver allows lists.
+    synced_relist: watch::Sender<Option<u64>>,
 }
 
 /// Change of the cache.
@@ -64,7 +64,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
         probes: Probes,
         state: watch::Sender<KindState>,
-        synced_generation: watch::Sender<Option<u64>>,
+        synced_relist: watch::Sender<Option<u64>>,
     ) -> Self {
         Self {
             name,
@@ -74,7 +74,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
             sync: SyncState::default(),
             probes,
             state,
-            synced_generation,
+            synced_relist,
         }
     }
 
@@ -85,7 +85,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
     }
 
     fn report(&self, change: CacheChange<K>) {
-        (self.on)(change, self.sync.synced_generation().is_some());
+        (self.on)(change, self.sync.synced_relist().is_some());
     }
 
     fn set_state(&self, state: KindState) {
@@ -134,18 +134,18 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         }
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let objects = self.store.state();
         let keys = objects.iter().map(|object| ObjectKey::of(object.as_ref()));
-        keys.filter(|key| key.is_in(place)).collect()
+        keys.filter(|key| key.is_in(namespace)).collect()
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if let WatchPhase::Stopped(why) = phase {
-            self.synced_generation.send_replace(None);
+            self.synced_relist.send_replace(None);
             return self.set_state(KindState::Absent(why.clone()));
         }
-        let synced = self.sync.synced_generation();
+        let synced = self.sync.synced_relist();
         if synced.is_none() {
             // During a relist the kind is still served.
             if matches!(*self.state.borrow(), KindState::Absent(_)) {
@@ -153,7 +153,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             }
             return;
         }
-        let is_news = *self.synced_generation.borrow() != synced;
+        let is_news = *self.synced_relist.borrow() != synced;
         if is_news {
             for object in self.store.state() {
                 self.report(CacheChange::Present(object));
@@ -166,7 +166,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             KindState::PartiallySynced(denied)
         });
         if is_news {
-            self.synced_generation.send_replace(synced);
+            self.synced_relist.send_replace(synced);
         }
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         commands: watch::Sender<Command>,
     }
 
-    /// Runs the cache of these places.
+    /// Runs the cache of these watched namespaces.
     fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
         let (sender, changes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(KindState::Syncing);
@@ -346,15 +346,15 @@ mod tests {
         });
         let mut scene = run(vec![(None, apis)]);
         let (mut states, commands) = (scene.state.clone(), scene.commands.clone());
-        let names = async |synced: &mut watch::Receiver<Option<u64>>, generation| {
-            synced.wait_for(|it| *it == Some(generation)).await.unwrap();
+        let names = async |synced: &mut watch::Receiver<Option<u64>>, relist| {
+            synced.wait_for(|it| *it == Some(relist)).await.unwrap();
             let objects = scene.cache.store.state();
             let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
             (log.count(WatchRequest::List), names)
         };
         assert_eq!(names(&mut scene.synced, 0).await, (1, vec!["x".into()]));
         states.mark_unchanged();
-        commands.send_modify(|command| command.generation += 1);
+        commands.send_modify(|command| command.relist += 1);
         assert_eq!(names(&mut scene.synced, 1).await, (2, vec!["y".into()]));
         assert!(
             !states.has_changed().unwrap(),
@@ -375,9 +375,7 @@ mod tests {
         });
         let mut scene = run(vec![(None, apis)]);
         scene.synced.wait_for(|it| *it == Some(0)).await.unwrap();
-        scene
-            .commands
-            .send_modify(|command| command.generation += 1);
+        scene.commands.send_modify(|command| command.relist += 1);
         for expected in ["+x false", "+x true", "-x", "+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
         }

@@ -374,12 +374,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         known.owner
     }
 
-    /// Returns the children of a place that are known, or whose requests are in flight.
-    pub fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    /// Returns the children in `namespace` (`None`: in any) that are known, or whose requests are in flight.
+    pub fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
         let unknown = |key: &&ObjectKey| !state.known.contains_key(*key);
         let keys = state.reads.keys().filter(unknown).chain(state.known.keys());
-        keys.filter(|key| key.is_in(place)).cloned().collect()
+        keys.filter(|key| key.is_in(namespace)).cloned().collect()
     }
 }
 

@@ -535,8 +535,8 @@ impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
         });
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
-        self.cache.keys(place)
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.cache.keys(namespace)
     }
 }
 

@@ -23,7 +23,7 @@ pub enum KindState {
     Absent(String),
     /// The caches are not synced yet.
     Syncing,
-    /// The caches are synced except in these places (`None` is the whole cluster), whose list the apiserver denies;
+    /// The caches are synced except in these namespaces (`None`: in any), whose lists the apiserver denies;
     /// with the reasons. Other kinds work without them.
     PartiallySynced(BTreeMap<Option<String>, String>),
     /// The caches are synced.
@@ -112,15 +112,15 @@ impl Probes {
                 KindState::Synced => report.line(true, kind, format_args!("synced")),
                 KindState::Syncing => report.line(false, kind, format_args!("not synced")),
                 KindState::PartiallySynced(denied) => {
-                    let places = denied.iter().map(|(namespace, why)| match namespace {
+                    let namespaces = denied.iter().map(|(namespace, why)| match namespace {
                         Some(namespace) => format!("in {namespace}: {why}"),
                         None => format!("in the cluster: {why}"),
                     });
-                    let places: Vec<_> = places.collect();
+                    let namespaces: Vec<_> = namespaces.collect();
                     report.line(
                         false,
                         kind,
-                        format_args!("not synced {}", places.join("; ")),
+                        format_args!("not synced {}", namespaces.join("; ")),
                     );
                 }
                 KindState::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),

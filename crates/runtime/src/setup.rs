@@ -42,7 +42,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         summary: fn(&T) -> S,
         advice: Advice,
     ) -> Arc<Children<T, S>> {
-        let places = self
+        let apis = self
             .manager
             .scope
             .apis::<BoundedObject<T>>(&self.manager.client);
@@ -52,7 +52,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let (cache, sync) = (self.child_cache(), SyncState::default());
         let children = Arc::new(self.children_of(cache, sync.clone(), summary, false, drift));
         self.manager
-            .watch_resource(places, &config, &self.needs_watch, &children, &sync);
+            .watch_resource(apis, &config, &self.needs_watch, &children, &sync);
         children
     }
 

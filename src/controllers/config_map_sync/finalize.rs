@@ -60,8 +60,8 @@ impl ConfigMapSyncs {
         let here = here.filter(|_| cx.object.spec.orphans());
         copies.extend(here.map(|plan| ObjectKey::new(&cx.key.namespace, &plan.name)));
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
-        let places = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
-        for (_, api) in places {
+        let apis = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
+        for (_, api) in apis {
             let mut page = ListParams::default().labels(&owned).limit(PAGE);
             loop {
                 let list = api.list(&page).await?;

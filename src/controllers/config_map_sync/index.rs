@@ -339,11 +339,11 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
         self.wake_concerned(key, None);
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
-        self.copies.keys(place)
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.copies.keys(namespace)
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if *phase == WatchPhase::Listed {
             // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
             self.wake_all();
@@ -369,7 +369,7 @@ impl watch::Index<PartialObjectMeta<Namespace>> for Index {
         self.set_namespace(&key.name, None);
     }
 
-    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
         let names = state.namespaces.keys();
         names.map(|name| ObjectKey::new("", name)).collect()

@@ -62,7 +62,8 @@ pub struct Targets {
 pub(super) struct FollowedTarget {
     pub(super) target: TargetKey,
     pub(super) api: Api<RawObject>,
-    pub(super) shard: Option<String>,
+    /// Namespace of the watch that shows the target; `None` is all namespaces, or a cluster-scoped resource.
+    pub(super) watched_namespace: Option<String>,
 }
 
 impl Targets {
@@ -106,7 +107,7 @@ impl Targets {
             &FollowIdentity::of(object),
             &tracked.target,
             field,
-            tracked.shard.clone(),
+            tracked.watched_namespace.clone(),
         ) {
             self.end_idle_watches();
         }
@@ -191,7 +192,7 @@ impl Targets {
         } else {
             Api::all_with(self.client.clone(), &resolved.resource)
         };
-        let shard = match &self.scope {
+        let watched_namespace = match &self.scope {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
@@ -203,7 +204,7 @@ impl Targets {
         Ok(FollowedTarget {
             target: key,
             api,
-            shard,
+            watched_namespace,
         })
     }
 

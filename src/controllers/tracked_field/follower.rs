@@ -270,7 +270,7 @@ impl Follower {
         }
     }
 
-    /// Waits for the lists of a new generation, which begins now.
+    /// Waits for the list of a relist that begins now.
     pub(super) fn await_list(&mut self) {
         self.certainty = Certainty::AwaitingList(Instant::now());
     }

@@ -347,7 +347,13 @@ impl<T: Transport> TrackedFields<T> {
             Ok(_) if is_requested && failure.is_some() => failure,
             Ok(_) if is_requested && is_unknown => return Obstacle::Unknown,
             Ok(tracked) => tracked.as_ref().and_then(|it| {
-                waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)
+                waiting::of_target(
+                    tracker,
+                    key,
+                    it.watched_namespace.as_deref(),
+                    &it.target,
+                    object,
+                )
             }),
         };
         if of_target.is_none() && is_unknown {
@@ -376,9 +382,12 @@ impl<T: Transport> TrackedFields<T> {
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
-            Ok(Some(FollowedTarget { target, shard, .. }))
-                if tracker.watch_problem(&target.resource, shard.as_deref())
-                    == Some(WatchProblem::NotServed) =>
+            Ok(Some(FollowedTarget {
+                target,
+                watched_namespace,
+                ..
+            })) if tracker.watch_problem(&target.resource, watched_namespace.as_deref())
+                == Some(WatchProblem::NotServed) =>
             {
                 Requeue::Poll
             }
@@ -498,7 +507,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     fn lead(&self) {
         let Targets { tracker, hub, .. } = &*self.targets;
         if !tracker.leads() {
-            hub.relist(|generation| tracker.lead(generation));
+            hub.relist(|relist| tracker.lead(relist));
         }
     }
 

@@ -242,11 +242,11 @@ pub fn brief(message: &str) -> &str {
 pub fn of_target(
     tracker: &Tracker,
     key: &ObjectKey,
-    shard: Option<&str>,
+    watched_namespace: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,
 ) -> Option<WaitingReason> {
-    match tracker.watch_problem(&target.resource, shard) {
+    match tracker.watch_problem(&target.resource, watched_namespace) {
         Some(WatchProblem::Forbidden(message)) => {
             return Some(WaitingReason::Forbidden {
                 resource: target.resource.clone(),
@@ -269,12 +269,12 @@ pub fn of_target(
     }
     let name = || {
         let kind = &object.spec.target.kind;
-        let place = if target.namespace.is_empty() {
+        let namespace = if target.namespace.is_empty() {
             String::new()
         } else {
             format!("{}/", target.namespace)
         };
-        format!("{kind} {place}{}", target.name)
+        format!("{kind} {namespace}{}", target.name)
     };
     if let Some(why) = tracker.unreadable(key) {
         let (target, problem) = (name(), why.to_string());

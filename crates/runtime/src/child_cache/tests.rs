@@ -15,9 +15,9 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("shop", name)
 }
 
-/// Ends a list of a place that has shown these children. Returns the owners of the others.
-fn end_list(cache: &ChildCache<u8>, place: Option<&str>, shown: &[&str]) -> Vec<ObjectKey> {
-    let keys = cache.keys(place).into_iter();
+/// Ends a list of `namespace` that has shown these children. Returns the owners of the others.
+fn end_list(cache: &ChildCache<u8>, namespace: Option<&str>, shown: &[&str]) -> Vec<ObjectKey> {
+    let keys = cache.keys(namespace).into_iter();
     let missing = keys.filter(|key| !shown.contains(&&*key.name));
     missing.filter_map(|key| cache.on_missing(&key)).collect()
 }
