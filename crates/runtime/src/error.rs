@@ -87,8 +87,8 @@ pub enum Error {
     },
     /// An error with its own outcome.
     #[error("{error}")]
-    Reported {
-        /// Outcome that the status reports.
+    WithOutcome {
+        /// Outcome for the status.
         outcome: Box<Outcome>,
         /// Error that decides when to retry.
         #[source]
@@ -113,10 +113,10 @@ impl Error {
         move |source| Self::Api { what, source }
     }
 
-    /// Adds the outcome that reports the error.
+    /// Adds an outcome, which the status gets in place of the error.
     #[must_use]
-    pub fn reported(self, outcome: Outcome) -> Self {
-        Self::Reported {
+    pub fn with_outcome(self, outcome: Outcome) -> Self {
+        Self::WithOutcome {
             outcome: Box::new(outcome),
             error: Box::new(self),
         }
@@ -141,7 +141,7 @@ impl Error {
         }
     }
 
-    /// Returns the class of the error, and the reason of the condition `Ready` that reports it.
+    /// Returns the class of the error, and the reason of the condition `Ready`.
     pub fn classify(&self) -> (Class, Cow<'static, str>) {
         let (class, reason) = match self {
             Self::Invalid(_) => (Class::Terminal, SPEC_INVALID),
@@ -153,7 +153,7 @@ impl Error {
             },
             Self::Stale(_) => (Class::Stale, ""),
             Self::Api { source, .. } => (Class::of(source), WRITE_FAILED),
-            Self::Reported { error, .. } => return error.classify(),
+            Self::WithOutcome { error, .. } => return error.classify(),
             Self::Other { class, reason, .. } => return (*class, reason.clone()),
         };
         (class, reason.into())

@@ -334,7 +334,7 @@ impl Manager {
         };
         self.controllers.push(
             self.tasks
-                .guard(format!("controller of {name}s"), run)
+                .guard(format!("the controller of {name}s"), run)
                 .boxed(),
         );
     }

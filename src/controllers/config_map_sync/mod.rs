@@ -84,8 +84,8 @@ pub struct ConfigMapSyncs {
     copies: Children<ConfigMap, ()>,
     /// Room for the content of copies, in KiB.
     room: Semaphore,
-    /// Times of writes that no status reports yet.
-    unreported: Mutex<HashMap<ObjectKey, Time>>,
+    /// Times of writes of copies that no status has yet.
+    unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
 
 /// Results of several copies.
@@ -140,7 +140,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             index,
             copies,
             room: Semaphore::new(ROOM as usize),
-            unreported: Mutex::default(),
+            unrecorded: Mutex::default(),
         })
     })
 }
@@ -223,7 +223,7 @@ impl Controller for ConfigMapSyncs {
         };
         self.record_writes(cx, has_written);
         let outcome = status::copied(&mut cx.status, &copied, now());
-        reported(outcome, is_polled, error)
+        with_error(outcome, is_polled, error)
     }
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
@@ -244,7 +244,7 @@ impl Controller for ConfigMapSyncs {
 
     fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
-        self.unreported
+        self.unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(key);
@@ -288,7 +288,7 @@ impl ConfigMapSyncs {
         } = CopyTotals::of(removed);
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
-        reported(outcome, !problems.is_empty(), error)
+        with_error(outcome, !problems.is_empty(), error)
     }
 
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
@@ -379,18 +379,18 @@ impl ConfigMapSyncs {
 
     /// Sets `lastSyncTime`, also for writes of an earlier reconcile whose status could not be written.
     fn record_writes(&self, cx: &mut Context<ConfigMapSync>, has_written: bool) {
-        let mut unreported = self
-            .unreported
+        let mut unrecorded = self
+            .unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if has_written {
-            unreported.insert(cx.key.clone(), now());
+            unrecorded.insert(cx.key.clone(), now());
         }
         let written = cx.object.status.as_ref();
         let written = written.and_then(|status| status.last_sync_time.as_ref());
-        if unreported.get(&cx.key) == written {
-            unreported.remove(&cx.key);
-        } else if let Some(time) = unreported.get(&cx.key) {
+        if unrecorded.get(&cx.key) == written {
+            unrecorded.remove(&cx.key);
+        } else if let Some(time) = unrecorded.get(&cx.key) {
             cx.status.last_sync_time = Some(time.clone());
         }
     }
@@ -448,9 +448,9 @@ fn blocked(
 }
 
 /// Ends a reconcile with an outcome, and the error that is retried.
-fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
+fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
     match error {
-        Some(error) => Err(Error::Reported {
+        Some(error) => Err(Error::WithOutcome {
             outcome: Box::new(outcome),
             error: Box::new(error),
         }),

@@ -104,17 +104,17 @@ struct Run<'a> {
 
 /// Obstacle of a `TrackedField`, as far as known.
 enum Obstacle {
-    /// The target's state is not known yet, so the last report stays.
+    /// The target's state is not known yet, so the condition stays.
     Unknown,
     /// The obstacle is known; `None` if nothing waits.
     Known(Option<WaitingReason>),
 }
 
-/// Reports the failure without a new outcome: the last report stays.
-fn unreported(error: Error) -> Error {
+/// Leaves the condition unchanged after a failure without an outcome.
+fn keep_condition(error: Error) -> Error {
     match error {
-        Error::Reported { .. } => error,
-        error => error.reported(Outcome::unchanged()),
+        Error::WithOutcome { .. } => error,
+        error => error.with_outcome(Outcome::unchanged()),
     }
 }
 
@@ -237,7 +237,7 @@ impl<T: Transport> TrackedFields<T> {
             self.outbox
                 .write_rejected(key, point, (code, &message), circumstances);
             if let Some(why) = self.outbox.left_out(key) {
-                return error.reported(self.outcome(Some(&WaitingReason::WriteRejected(why))));
+                return error.with_outcome(self.outcome(Some(&WaitingReason::WriteRejected(why))));
             }
         }
         error
@@ -478,7 +478,7 @@ impl<T: Transport> TrackedFields<T> {
         match tracked {
             Err(TrackError {
                 error: Some(error), ..
-            }) => Err(error.reported(outcome)),
+            }) => Err(error.with_outcome(outcome)),
             _ => Ok(outcome),
         }
     }
@@ -489,11 +489,11 @@ impl<T: Transport> Controller for TrackedFields<T> {
 
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
-    // The status has the history: data, not only a report.
+    // The status has the history, which later steps rely on.
     const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
-        self.run(cx).await.map_err(unreported)
+        self.run(cx).await.map_err(keep_condition)
     }
 
     fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {

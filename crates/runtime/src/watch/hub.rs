@@ -80,7 +80,7 @@ impl WatchHub {
         info!(
             resource = name.plural,
             apiVersion = name.api_version,
-            "watching"
+            "started the watch of a resource"
         );
         let handle = if name.is_watched_by_metadata() {
             self.spawn::<PartialObjectMeta>(resource, &name, namespaced)
@@ -125,7 +125,11 @@ impl WatchHub {
             watchdog: self.watchdog.clone(),
         };
         let watch = watch.run(self.commands.subscribe());
-        tokio::spawn(self.tasks.guard(format!("watch of {}", name.plural), watch)).abort_handle()
+        tokio::spawn(
+            self.tasks
+                .guard(format!("the watch of {}", name.plural), watch),
+        )
+        .abort_handle()
     }
 
     /// Stops the watches of resources for which `is_needed` returns false.
@@ -137,7 +141,7 @@ impl WatchHub {
                 info!(
                     resource = name.plural,
                     apiVersion = name.api_version,
-                    "no longer watching"
+                    "stopped the watch of a resource that no object names any more"
                 );
                 watch.abort();
             }
