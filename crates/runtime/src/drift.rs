@@ -166,7 +166,7 @@ impl Drift {
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
-    pub fn is_held_back(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
+    pub fn is_backing_off(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
         let mut episodes = self.episodes();
         let Some(episode) = episodes.get(child) else {
             return false;

@@ -124,20 +124,20 @@ pub enum ChildAction<'a, K> {
 pub struct Quirks<'a, K> {
     /// Fields that are released and keep their values, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
-    /// Returns whether the apiserver lost values of the first object, which was applied: the second object is the
-    /// response. The first object is then applied again.
-    pub lost: fn(&K, &K) -> bool,
-    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
-    /// run.
-    pub release: fn(&mut K, &K),
+    /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
+    /// shows. The object is then applied again.
+    pub ignored: fn(&K, &K) -> bool,
+    /// Removes from the desired object, before a dry run, the values that only one object may have and the live object
+    /// has, such as a node port.
+    pub clear_allocated: fn(&mut K, &K),
 }
 
 impl<K> Default for Quirks<'_, K> {
     fn default() -> Self {
         Self {
             released: &[],
-            lost: |_, _| false,
-            release: |_, _| (),
+            ignored: |_, _| false,
+            clear_allocated: |_, _| (),
         }
     }
 }
@@ -208,7 +208,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     fn is_current(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> bool {
         *ownership == Ownership::Owned
             && self.matches(live, matched)
-            && !(self.quirks.lost)(&self.object, live)
+            && !(self.quirks.ignored)(&self.object, live)
             // The apply that follows removes these fields.
             && !self.drift.has_taken(&self.key)
     }
@@ -255,7 +255,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let owned = owned.as_ref().unwrap_or(live);
         let applied = apply::apply(api, self.manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
-            Ok(applied) if !is_last && (self.quirks.lost)(&self.object, &applied) => Ok(None),
+            Ok(applied) if !is_last && (self.quirks.ignored)(&self.object, &applied) => Ok(None),
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {
                     if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
@@ -345,7 +345,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             return Ok(None);
         };
         let mut alone = self.object.clone();
-        (self.quirks.release)(&mut alone, live);
+        (self.quirks.clear_allocated)(&mut alone, live);
         let tried = apply::try_create(api, self.manager, alone).await;
         match classified::<K, _>(&self.key, tried) {
             Ok(()) => Ok(Some(taken)),
