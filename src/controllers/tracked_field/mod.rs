@@ -155,7 +155,7 @@ impl<T: Transport> TrackedFields<T> {
         cx: &mut Context<TrackedField>,
         point: &ObjectKey,
         outcomes: &[(String, history::DeliveryOutcome)],
-        held: bool,
+        suspended: bool,
     ) -> Result<History> {
         let key = cx.key.clone();
         let (identity, circumstances) = (
@@ -181,9 +181,9 @@ impl<T: Transport> TrackedFields<T> {
                 newest: newest.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
-                held,
+                suspended,
                 limit: cx.object.spec.history_limit,
-                held_for: &self.outbox.observe(&key, &before, held, now),
+                suspended_for: &self.outbox.observe(&key, &before, suspended, now),
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
@@ -211,7 +211,7 @@ impl<T: Transport> TrackedFields<T> {
                 }
             }
             self.outbox
-                .observe(&key, &changes.history, held, history::Now::read());
+                .observe(&key, &changes.history, suspended, history::Now::read());
             changes.merged += observations.merged;
             tracker.recorded(&key, &identity, &observations);
             if let Some(version) = changes.contradicted {
@@ -428,14 +428,14 @@ impl<T: Transport> TrackedFields<T> {
         let point = self
             .points
             .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
-        let is_suspended = object.spec.suspend.unwrap_or_default();
-        let held = is_suspended
+        let is_object_suspended = object.spec.suspend.unwrap_or_default();
+        let suspended = is_object_suspended
             || point
                 .as_ref()
                 .is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let history = self.record(cx, &point_key, &outcomes, held).await?;
+        let history = self.record(cx, &point_key, &outcomes, suspended).await?;
         // The target is unfollowed only now, so that earlier observations, such as its deletion along with its CRD, are
         // recorded.
         if tracked
@@ -454,7 +454,7 @@ impl<T: Transport> TrackedFields<T> {
             _ => false,
         };
         // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
-        if is_suspended {
+        if is_object_suspended {
             self.outbox.dequeue(&key, false);
         } else {
             let entries = PendingEntries::of(&object, &history);
