@@ -176,7 +176,8 @@ impl<K: ReconciledKind> KindContext<K> {
 pub struct Context<K: ReconciledKind> {
     /// The object, as last read or written.
     pub object: Arc<K>,
-    /// Draft of the status, initially the status of the last reconcile, which may not be written yet. The runtime sets the condition `Ready` and writes the status after the reconcile.
+    /// Draft of the status, initially the status of the last reconcile, which may not be written yet. The runtime sets
+    /// the condition `Ready` and writes the status after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
     pub key: ObjectKey,

@@ -77,8 +77,8 @@ async fn confirm<'a>(
     };
     let plan = plan?;
     if plan.targets.is_empty() && plan.crds.is_empty() {
-        let place = in_namespace(args.scope.namespace());
-        out.line(format!("There is nothing to delete{place}."))?;
+        let in_namespace = in_namespace(args.scope.namespace());
+        out.line(format!("There is nothing to delete{in_namespace}."))?;
         plan.print_foreign(out)?;
         return Ok(ControlFlow::Break(ExitCode::SUCCESS));
     }
@@ -171,8 +171,8 @@ async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
 }
 
 fn print_success(args: &UninstallArgs, out: &mut Printer) -> anyhow::Result<ExitCode> {
-    let place = in_namespace(args.scope.namespace());
-    out.line(format!("Everything is deleted{place}."))?;
+    let in_namespace = in_namespace(args.scope.namespace());
+    out.line(format!("Everything is deleted{in_namespace}."))?;
     if args.scope.namespace().is_none() && !args.purge {
         out.line("CRDs that are installed stay, and so does the operator: delete it the way it was installed.")?;
     }

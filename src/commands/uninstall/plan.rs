@@ -67,8 +67,8 @@ impl Plan {
     }
 
     pub(super) fn print(&self, args: &UninstallArgs, out: &mut Printer) -> io::Result<()> {
-        let place = in_namespace(args.scope.namespace());
-        out.paragraph([format!("To be deleted{place}:")])?;
+        let in_namespace = in_namespace(args.scope.namespace());
+        out.paragraph([format!("To be deleted{in_namespace}:")])?;
         out.line("")?;
         let mut rows = Vec::new();
         for kind in &self.kinds {

@@ -1,4 +1,4 @@
-//! The objects and CRDs that exist after a round, what blocks them, and the remedies.
+//! The objects and CRDs that still exist, what blocks their deletion, and the remedies.
 
 use std::collections::HashSet;
 use std::io;
@@ -130,7 +130,7 @@ impl Remaining {
             && let Some(problem) = operator.problem()
         {
             let is_known = operator.is_gone() || lease.explicit_namespace().is_some();
-            let (place, note) = if is_known {
+            let (lease_namespace, note) = if is_known {
                 (lease.key().namespace.to_string(), "")
             } else {
                 ("NAMESPACE".into(), " (the namespace that it ran in)")
@@ -142,7 +142,7 @@ impl Remaining {
             };
             let name = lease.name_flag();
             let command = uninstall(format!(
-                "--without-operator{keep}{namespace} --operator-namespace={place}{name}"
+                "--without-operator{keep}{namespace} --operator-namespace={lease_namespace}{name}"
             ));
             remedies.push(format!(
                 "{problem}. Start it and run this again; or, if it is gone for good, remove its finalizers: {command}{note}"

@@ -472,26 +472,26 @@ mod tests {
         #[case] before: Option<ContactPointStatus>,
         #[case] again: bool,
     ) {
-        let held = suspended(before.as_ref(), 2, at(5));
-        assert!(!held.ready);
+        let paused = suspended(before.as_ref(), 2, at(5));
+        assert!(!paused.ready);
         assert_eq!(
-            held.initialized,
+            paused.initialized,
             before.as_ref().is_some_and(|before| before.initialized)
         );
         assert_eq!(
-            conditions::get(&held.conditions, READY).unwrap().reason,
+            conditions::get(&paused.conditions, READY).unwrap().reason,
             SUSPENDED
         );
-        assert_eq!(held.observed_generation, Some(2));
+        assert_eq!(paused.observed_generation, Some(2));
         assert_eq!(
-            suspended(Some(&held), 2, at(6)),
-            held,
+            suspended(Some(&paused), 2, at(6)),
+            paused,
             "the status is written once"
         );
 
-        assert_eq!(is_verified(&held, &tested()), again);
+        assert_eq!(is_verified(&paused, &tested()), again);
         let resumed = status(
-            Some(&held),
+            Some(&paused),
             &ReceiverState::Untried,
             false,
             &tested(),
@@ -513,7 +513,7 @@ mod tests {
         };
         let tested_before = before.is_some_and(|before| before.last_test.is_some());
         assert!(
-            !tested_before || !is_verified(&held, &new),
+            !tested_before || !is_verified(&paused, &new),
             "a Secret that changed meanwhile is tested again"
         );
     }

@@ -250,8 +250,8 @@ async fn missing_permission_is_named_and_the_rest_is_adopted() {
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
     let flag = format!("--watch-namespace={here},{there}");
     let _operator = Operator::start(&bed, Settings::default().flag(&flag)).await;
-    for place in [&bed, &far] {
-        place
+    for namespace in [&bed, &far] {
+        namespace
             .create::<ConfigMap>("copy", json!({ "data": {} }))
             .await;
     }

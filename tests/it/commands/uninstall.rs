@@ -355,10 +355,10 @@ async fn blockers_are_named_and_can_be_removed() {
     })
     .await
     .unwrap();
-    let held =
+    let blocked =
         "  quartermaster.dev/load-balancer: DeletionProtected: deletion protection is enabled";
     assert!(
-        output.contains(held) && output.contains("modify-load-balancer-attributes"),
+        output.contains(blocked) && output.contains("modify-load-balancer-attributes"),
         "{output}"
     );
     assert!(output.contains(&format!(
@@ -377,7 +377,7 @@ async fn blockers_are_named_and_can_be_removed() {
     assert_eq!(
         scene.remaining().await.len(),
         2,
-        "the others are not held up"
+        "nothing blocks the others"
     );
 
     // The printed commands remove the foreign finalizers, and no others ...

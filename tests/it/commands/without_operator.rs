@@ -380,9 +380,9 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
 async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     let bed = Bed::shared("going").await;
     let here = bed.namespace.as_str();
-    let held = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
+    let guarded = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
         "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
-    bed.create::<ConfigMapSync>("sync", held).await;
+    bed.create::<ConfigMapSync>("sync", guarded).await;
     let run = Run::on(&bed);
     let lease = "--leader-election-id=going";
     bed.delete::<ConfigMapSync>("sync").await;
@@ -450,8 +450,8 @@ async fn without_operator_stops_when_the_operator_is_back(
 ) {
     let bed = Bed::shared("back").await;
     let here = bed.namespace.clone();
-    let held = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
-    bed.create::<Lease>("back", held("old", "2026-01-01T00:00:00.000000Z"))
+    let lease = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
+    bed.create::<Lease>("back", lease("old", "2026-01-01T00:00:00.000000Z"))
         .await;
     let finalizer = "quartermaster.dev/copies";
     let sync = json!({ "metadata": { "finalizers": [finalizer] }, "spec": {
@@ -478,7 +478,7 @@ async fn without_operator_stops_when_the_operator_is_back(
     let file = direct.with_extension("proxied");
     proxy.write_kubeconfig(&direct, &file).unwrap();
     let bed = Arc::new(bed);
-    let back = held("new", "2026-01-01T00:01:00.000000Z");
+    let back = lease("new", "2026-01-01T00:01:00.000000Z");
     let comes = Fault::hook(Point::AfterApplied, {
         let bed = Arc::clone(&bed);
         move |_| {
@@ -550,12 +550,12 @@ async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
         "--leader-election-id=kept",
     ];
     let output = run.ends(1, &keep).await;
-    let held = format!(
+    let blocked = format!(
         "Remaining: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n"
     );
     assert!(
         output.contains("Objects that need the operator will wait for it.")
-            && output.contains(&held),
+            && output.contains(&blocked),
         "{output}"
     );
     let app: MyApp = bed.api().get("web").await.unwrap();
