@@ -78,7 +78,7 @@ impl Deletion<'_> {
         }
         let remaining = last.filter(|remaining| !remaining.is_empty());
         Ok(Some(remaining.context(
-            "the cluster did not answer in time: run it again",
+            "the apiserver did not answer in time: run the command again",
         )?))
     }
 

@@ -95,7 +95,7 @@ impl Remaining {
         let lease = args.lease.key();
         let operator = timeout(PATIENCE, OperatorState::read(client, &lease)).await;
         let operator = operator.unwrap_or_else(|_| OperatorState::Unknown {
-            message: "the cluster does not answer".into(),
+            message: "the apiserver did not answer".into(),
         });
         let objects = self.remedies(&operator, args);
         for remedy in namespaces.into_values().chain(objects) {
@@ -104,7 +104,7 @@ impl Remaining {
         let left = self.targets.len() + self.crds.len();
         let left = count(left, "object remains", "objects remain");
         out.paragraph([format!(
-            "{left}: run it again to continue, once the problem is fixed."
+            "{left}. Fix the problems above, then run the command again."
         )])?;
         Ok(ExitCode::FAILURE)
     }
@@ -133,7 +133,7 @@ impl Remaining {
             let (lease_namespace, note) = if is_known {
                 (lease.key().namespace.to_string(), "")
             } else {
-                ("NAMESPACE".into(), " (the namespace that it ran in)")
+                ("NAMESPACE".into(), " (NAMESPACE is where the operator ran)")
             };
             let keep = if args.keep_children {
                 " --keep-children"
@@ -145,13 +145,14 @@ impl Remaining {
                 "--without-operator{keep}{namespace} --operator-namespace={lease_namespace}{name}"
             ));
             remedies.push(format!(
-                "{problem}. Start it and run this again; or, if it is gone for good, remove its finalizers: {command}{note}"
+                "{problem}. Start the operator and run the command again. If the operator is gone for good, remove its finalizers: \
+                 {command}{note}"
             ));
         }
         if waiting.iter().any(|target| target.is(&my_ingress::KIND)) {
             let command = uninstall(format!("--keep-children{namespace}{}", lease.flags()));
             remedies.push(format!(
-                "To keep load balancers in AWS, and all other children: {command}"
+                "To keep the load balancers in AWS and all other children, run: {command}"
             ));
         }
         remedies
@@ -202,7 +203,7 @@ mod tests {
         // The command repeats flags that select Lease and cluster, and asks for the missing namespace.
         assert!(
             printed(ingress(), &unknown, &[])
-                .contains("--without-operator --operator-namespace=NAMESPACE (the")
+                .contains("--without-operator --operator-namespace=NAMESPACE (NAMESPACE is")
         );
         let given = [
             "-n",

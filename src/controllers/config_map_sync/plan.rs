@@ -114,7 +114,9 @@ impl Plan {
         named.extend(single.cloned());
         let outside = |namespace: &str| {
             let message = if !scope.covers(namespace) {
-                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+                format!(
+                    "the operator does not watch namespace {namespace:?}: add it to --watch-namespace"
+                )
             } else if only.is_some_and(|only| only != namespace) {
                 format!(
                     "namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})"

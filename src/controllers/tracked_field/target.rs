@@ -107,7 +107,8 @@ impl Resolver {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
-                    "kind {:?} needs target.apiVersion and target.resource (the plural) beside it",
+                    "target.kind {:?} needs target.apiVersion and target.resource as well: write the plural name, such as cronjobs, as \
+                     target.resource",
                     target.kind
                 ))
             });

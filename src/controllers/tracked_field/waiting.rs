@@ -175,7 +175,7 @@ impl WaitingReason {
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; the operator retries", brief(message)),
             Self::TargetUndecodable { target, problem } => {
-                format!("{target} {problem}; nothing is recorded until then")
+                format!("{target} {problem}; until then, changes are not recorded")
             }
             Self::PathTooExpensive { target, problem } => format!("{target}: {problem}"),
             Self::SpecInvalid(message)
@@ -189,17 +189,27 @@ impl WaitingReason {
                 "webhookSpec.body of {name:?} fails for the newest change: {message}; such messages use the default body"
             ),
             Self::OutOfScope { namespace } if namespace.is_empty() => {
-                "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
+                "the target is cluster-scoped, but the operator watches only some namespaces (--watch-namespace): track an object in \
+                 one of these namespaces"
                     .into()
             }
             Self::OutOfScope { namespace } => {
-                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+                format!(
+                    "the operator does not watch namespace {namespace:?}: add it to --watch-namespace, or track an object in \
+                     a watched namespace"
+                )
             }
             Self::CrossNamespace { namespace } if namespace.is_empty() => {
-                format!("the target is cluster-scoped, and this operator does not allow that ({NO_CROSS_NAMESPACE_REFS})")
+                format!(
+                    "the target is cluster-scoped, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in the \
+                     TrackedField's own namespace"
+                )
             }
             Self::CrossNamespace { namespace } => {
-                format!("namespace {namespace:?} is not the TrackedField's own ({NO_CROSS_NAMESPACE_REFS})")
+                format!(
+                    "the target is in namespace {namespace:?}, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in \
+                     the TrackedField's own namespace"
+                )
             }
             Self::Suspended => "changes are recorded, and sent once spec.suspend is false".into(),
             Self::ContactPointNotFound { name, nearest: Some(nearest) } => {

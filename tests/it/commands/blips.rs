@@ -76,7 +76,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         let order = proxy.inject(lists(), Times::Always, fault);
         let output = run.ends(1, &bound).await;
         assert!(
-            output.contains(expected) && output.contains("the cluster did not answer within 5s"),
+            output.contains(expected) && output.contains("the apiserver did not answer within 5s"),
             "{output}"
         );
         assert!(

@@ -43,7 +43,7 @@ async fn status_shows_every_object_and_its_problem() {
         "{unseen}"
     );
     assert!(
-        unseen.contains("Cannot tell whether the operator is running: there is no Lease"),
+        unseen.contains("Cannot tell whether the operator is running: Lease"),
         "{unseen}"
     );
 
