@@ -1,4 +1,4 @@
-//! Objects of one of the operator's own kinds, as the watches of the operator's scope show them.
+//! Cache of the objects of one of the operator's own kinds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 /// shortened list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Index that feeds a [`Store`], and reports the state of the kind.
+/// Index that fills a [`Store`], and sets the kind's state for the probes.
 pub struct Cache<K: Kind + Clone + 'static> {
     name: &'static str,
     writer: Mutex<Writer<K>>,

@@ -26,7 +26,7 @@ pub struct ChildCache<S> {
 
 struct CacheState<S> {
     known: HashMap<ObjectKey, Entry<S>>,
-    /// Names that were read and found to have no owned child.
+    /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
     external_deletions: HashSet<ObjectKey>,
@@ -42,7 +42,7 @@ struct Entry<S> {
     read_due: Option<Instant>,
 }
 
-/// Reads and writes of one child in flight, and what the watch showed meanwhile.
+/// Requests for one child in flight, and what the watch showed meanwhile.
 #[derive(Default)]
 struct PendingRead {
     /// Number of requests in flight.
@@ -113,7 +113,7 @@ pub struct Match {
     pub desired: String,
     /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
-    /// True if a container of the child had ports beside the desired ones.
+    /// True if a container of the child had ports besides the desired ones.
     pub has_foreign_ports: bool,
 }
 
@@ -218,8 +218,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.deleting.remove(key);
     }
 
-    /// Deletes the child at the version of `child`, so that [`ChildCache::take_external_deletion`] does not report its
-    /// deletion. A missing child is no error.
+    /// Deletes the child at the version of `child`, so that the deletion does not count as
+    /// [external](ChildCache::take_external_deletion). A missing child is no error.
     ///
     /// # Errors
     /// The apiserver's error, such as 409 when the child has changed since or was replaced.

@@ -3,8 +3,8 @@
 //! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
 //! the ownership first, and then takes the action that the pure [`DesiredChild::plan`] returns: it applies the child
 //! server-side, replaces it, changes its metadata or deletes it, unless the child matches its desired state. Children
-//! are watched, by their ownership label where its selector suffices, and never stored; the operator keeps only a fingerprint of each, and a summary
-//! for the owner's status.
+//! are watched by their ownership label where that label suffices. The operator stores no child, only a
+//! fingerprint of each and a summary for the owner's status.
 //!
 //! The operator detects drift by values. It keeps a digest of the values that the apiserver returned for the fields of
 //! the desired state, after admission and defaults; a child has drifted when its values at those fields differ.
@@ -281,7 +281,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 }
                 Ok(None) => {}
                 // Another client has changed or deleted the child. After a conflict with an apply, the next reconcile
-                // starts over with all attempts: the last attempt returns the rejection that an earlier one would resolve.
+                // starts over with all attempts: the last attempt returns the rejection that an earlier one would
+                // resolve.
                 Err(error)
                     if error.is_not_found() || (error.is_stale() && !is_last && !is_applied) => {}
                 Err(error) => return Err(error),
@@ -448,7 +449,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Records a child that was created, and reports one that another client had deleted.
+    /// Records a child that was created. Publishes an Event if another client had deleted it.
     fn record_created(
         &self,
         owner: &Owner,

@@ -32,13 +32,13 @@ use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, finalizer};
 
-/// Maximum time that a status waits for reconciles, so that constant load starves no status.
+/// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
 const STATUS_DELAY: Duration = Duration::from_secs(5);
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
 
-/// A kind that a [`Controller`] can reconcile: one whose API type derives `kube::CustomResource` and whose status has
+/// Kind that a [`Controller`] can reconcile: its API type derives `kube::CustomResource`, and its status has
 /// conditions.
 pub trait ReconciledKind:
     HasReadyCondition
@@ -105,8 +105,8 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Waits until the objects that [`Controller::observe`] shows have been listed: otherwise the status of an object
-    /// that nothing else waits for, such as a suspended one, would lose its fields at each start.
+    /// Waits until the objects that [`Controller::observe`] shows have been listed. Without this wait, the status of a
+    /// suspended object would lose its fields at each start.
     fn synced(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -123,15 +123,15 @@ pub trait Controller: Send + Sync + 'static {
     /// Called once the status of a reconcile is written, or needs no write; also if the object no longer exists.
     fn status_written(&self, _cx: &Context<Self::Kind>) {}
 
-    /// Called on every replica when an object was created or changed, by this operator too. After all objects have been
-    /// listed, each comes once more; until then `is_listed` is false.
+    /// Called on every replica when an object was created or changed, also by this operator. `is_listed` is false until
+    /// all objects have been listed; then this is called again for each object.
     fn changed(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
 
     /// Called on every replica when an object was deleted.
     fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
     /// Called on every replica after an object was deleted, and again whenever something triggers its key; also for an
-    /// object that is being deleted and no longer has our finalizer.
+    /// object that is being deleted and no longer has the kind's finalizer.
     fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica becomes the leader, before the first reconcile.
@@ -208,7 +208,7 @@ impl<K: ReconciledKind> Context<K> {
         &self.shared.owners
     }
 
-    /// Returns the relation of an object of this metadata to the reconciled object.
+    /// Returns how an object with this metadata relates to the reconciled object.
     pub fn ownership(&self, metadata: &ObjectMeta) -> Ownership {
         self.owner
             .ownership(metadata, |uid| self.shared.owners.exists(uid))
@@ -230,8 +230,8 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Asks the apiserver whether the object still exists, before a write that a later object of its name must not
-    /// inherit.
+    /// Checks with the apiserver that the object still exists, before a write that a later object of its name must not
+    /// get.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
@@ -340,7 +340,7 @@ impl<K: ReconciledKind> Context<K> {
 pub(super) struct StatusUpdate<K: ReconciledKind> {
     cx: Context<K>,
     outcome: Outcome,
-    /// True if the log has the failure anyway.
+    /// True if the failure is logged elsewhere.
     is_logged: bool,
     /// True if the reconcile failed and its retry writes a status again, so that a failed write needs no retry.
     is_retried: bool,
@@ -354,7 +354,7 @@ impl<K: ReconciledKind> StatusUpdate<K> {
     }
 }
 
-/// A controller with what the runtime keeps for it.
+/// A controller and its state in the runtime.
 pub(super) struct Managed<C: Controller> {
     pub controller: C,
     pub shared: Arc<KindContext<C::Kind>>,
@@ -531,7 +531,7 @@ impl<C: Controller> Managed<C> {
     }
 }
 
-/// Adds the history that the object's status records.
+/// Adds what the object's status says about earlier reconciles.
 fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     // Another program that has worked on the object may have left an annotation instead of a status.
     let has_foreign = K::FOREIGN_ANNOTATIONS

@@ -28,7 +28,7 @@ pub const WRITE_FAILED: &str = "WriteFailed";
 /// Class of an error, which decides when to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Wait until somebody changes the object, or for the resync.
+    /// Wait for a change of the object, or for the resync.
     Terminal,
     /// Retry with growing delays. The object waits for something that no watch shows; waiting is not an error.
     Waiting,
@@ -57,10 +57,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Error of a reconcile. The message becomes that of the condition `Ready`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The spec is invalid, with what to write instead.
+    /// The spec is invalid; the message says what to write instead.
     #[error("{0}")]
     Invalid(String),
-    /// The child is foreign, with its owner and the command that adopts it.
+    /// The child is foreign; the message names its owner and the command that adopts it.
     #[error("{0}")]
     NotOwned(String),
     /// The child is being deleted.
@@ -85,7 +85,7 @@ pub enum Error {
         /// Cause of the failure.
         source: kube::Error,
     },
-    /// An error with its own outcome.
+    /// An error with an outcome for the status.
     #[error("{error}")]
     WithOutcome {
         /// Outcome for the status.
@@ -181,8 +181,8 @@ impl Error {
         self.classify().0 == Class::Stale
     }
 
-    /// Merges two errors of one reconcile into the one to report: all foreign children; else the first error, unless it
-    /// waits for a change of the spec and the other one does not.
+    /// Merges two errors of one reconcile. Errors about foreign children are joined. Otherwise the first error wins,
+    /// unless it is terminal and the second is not.
     #[must_use]
     pub fn or(self, next: Self) -> Self {
         let is_terminal = |error: &Self| error.classify().0 == Class::Terminal;

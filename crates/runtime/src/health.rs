@@ -23,8 +23,8 @@ pub enum KindState {
     Absent(String),
     /// The caches are not synced yet.
     Syncing,
-    /// The caches are synced except in these namespaces (`None`: in any), whose lists the apiserver denies;
-    /// with the reasons. Other kinds work without them.
+    /// The apiserver denies the lists in these namespaces (`None` is all namespaces), for these reasons. All other
+    /// caches are synced.
     PartiallySynced(BTreeMap<Option<String>, String>),
     /// The caches are synced.
     Synced,
@@ -59,7 +59,7 @@ impl Probes {
         self.state().kinds.insert(kind, state);
     }
 
-    /// Adds a loop of which no single step may take longer than `max_age`.
+    /// Adds a loop, none of whose steps may take longer than `max_age`.
     pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
         let mut inner = self.state();
         inner.loops.push(Loop {

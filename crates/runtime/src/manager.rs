@@ -40,7 +40,7 @@ use crate::settings::{Settings, Timings};
 /// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
 
-/// Environment of the controllers, to which the program adds them.
+/// The operator's controllers, and what they share.
 pub struct Manager {
     /// Settings of the runtime.
     pub settings: Settings,
@@ -54,7 +54,7 @@ pub struct Manager {
     /// Configuration of watches whose lists are streamed where the apiserver supports it, and may be stale: the
     /// operator reads an object again before it acts on it.
     pub streaming_watch_config: watcher::Config,
-    /// Part of the cluster that the operator serves.
+    /// Namespaces that the operator watches.
     pub scope: WatchScope,
     /// Metrics of the process.
     pub metrics: Metrics,
@@ -339,8 +339,8 @@ impl Manager {
         );
     }
 
-    /// Watches the namespaces of `apis` with `config`, once `is_needed` is set. `index` gets the objects, and `sync` the
-    /// state of the lists.
+    /// Watches the namespaces of `apis` with `config`, once `is_needed` is set. `index` gets the objects, and `sync`
+    /// the state of the lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,

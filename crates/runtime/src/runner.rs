@@ -104,8 +104,8 @@ const SPREAD: Duration = Duration::from_secs(12);
 const CANARY: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const STEP: Duration = Duration::from_millis(50);
-/// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
-/// longest delay.
+/// Backoff between retries of all objects while the apiserver fails and recovers again and again. Reset once the
+/// longest delay has passed without a recovery.
 const RETURNS: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
@@ -114,12 +114,10 @@ const RETURNS: BackoffPolicy = BackoffPolicy {
 /// Generation and `requested-at` of an object: with a new value the delays start again.
 type TriggerKey = (Option<i64>, Option<String>);
 
-/// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReconcileLimits {
     /// Most concurrent reconciles.
     pub concurrency: u16,
-    /// Timeout of one reconcile.
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: BackoffPolicy,
@@ -204,7 +202,6 @@ struct Pending<R> {
     position: QueuePosition,
     /// Requeue of the reconcile, if that succeeded.
     requeue: Option<Requeue>,
-    /// Span of the reconcile.
     span: Span,
     /// The shutdown waits for the write.
     running: TaskTrackerToken,
@@ -220,7 +217,6 @@ enum Step<O, R> {
         /// now.
         timed: bool,
     },
-    /// The write of a status.
     WriteStatus(O, Box<Pending<R>>),
 }
 
@@ -271,10 +267,10 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     /// Starts the next step, if there is one; `free` steps may begin. Once the controller `is_closed`, no reconcile
     /// begins.
     ///
-    /// Under load, children come before statuses: due reconciles come before writes of statuses, and no such write begins
-    /// while an object is reconciled for the first time, because the write would compete with the creation of children.
-    /// Without load, the status of an object is written before its next reconcile. A write that has waited for the
-    /// maximum time comes first.
+    /// Under load, children come before statuses: due reconciles come before writes of statuses, and no such write
+    /// begins while an object is reconciled for the first time, because the write would compete with the creation of
+    /// children. Without load, the status of an object is written before its next reconcile. A write that has waited
+    /// for the maximum time comes first.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
         let is_loaded = due > free || !self.creating.is_empty();

@@ -56,8 +56,8 @@ impl<K: ReconciledKind> Setup<'_, K> {
         children
     }
 
-    /// Returns children that the owner of `cache` watches by their metadata, because they may be large; `sync` is the
-    /// state of that watch. Their corrections are never delayed.
+    /// Returns children that are watched by their metadata, because they may be large. The caller runs the watch, which
+    /// fills `cache` and `sync`. Corrections of these children are never delayed.
     pub fn children_by_metadata<T: ChildKind>(
         &self,
         cache: Arc<ChildCache<()>>,

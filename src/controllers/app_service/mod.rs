@@ -194,7 +194,7 @@ impl AppServices {
                 Some(service) => self.ensure_service(cx, service).await,
                 None => self.services.ensure_absent(cx, &cx.key).await.map(drop),
             };
-            // Otherwise the Ingress would lead to a Service that the app does not own.
+            // An Ingress must not send traffic to a Service that the app does not own.
             let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
             let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
                 Some(ingress) => self.ingresses.apply(cx, ingress, Quirks::default()).await,
@@ -332,7 +332,7 @@ impl AppServices {
         contested.or_else(|| self.ingresses.contested(key))
     }
 
-    /// Returns why the Pods of an app do not run, if a Pod reports a reason.
+    /// Returns the first problem of the app's Pods.
     async fn pod_problem(&self, cx: &Context<AppService>) -> Option<PodProblem> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
@@ -377,7 +377,6 @@ fn is_node_port_taken(status: &Status) -> bool {
 }
 
 impl DeploymentState {
-    /// Extracts the summary.
     pub fn of(deployment: &Deployment) -> Self {
         let pod = deployment
             .spec
@@ -434,8 +433,8 @@ fn clear_node_ports(desired: &mut Service, live: &Service) {
     }
 }
 
-/// Returns whether the Service lacks a node port that was sent: an apiserver with a stale cache accepts the new port and
-/// keeps the old one.
+/// Returns whether the Service lacks a node port that was sent: an apiserver with a stale cache accepts the new port
+/// and keeps the old one.
 fn ignored_a_node_port(sent: &Service, live: &Service) -> bool {
     let is_live = |port: &ServicePort| {
         ports(live).any(|it| {

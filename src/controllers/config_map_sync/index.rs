@@ -32,7 +32,7 @@ pub struct Index {
 
 #[derive(Default)]
 struct IndexState {
-    /// In order, so that a loop of several paths is always found along the same path.
+    /// Ordered, so that a loop with several paths is always found along the same path.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
     /// The syncs that `ConfigMap`s of a name concern.
     names: HashMap<String, BTreeSet<ObjectKey>>,
@@ -196,7 +196,7 @@ impl Index {
         found
     }
 
-    /// Wakes the syncs that a `ConfigMap` concerns, but not `known`, which knows of the change.
+    /// Wakes the syncs that a `ConfigMap` concerns, except `known`, which made the change.
     fn wake_concerned(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state

@@ -82,13 +82,13 @@ pub struct ConfigMapSyncs {
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: Children<ConfigMap, ()>,
-    /// Room for the content of copies, in KiB.
+    /// Permits for the content of copies in memory, one for each KiB.
     room: Semaphore,
     /// Times of writes of copies that no status has yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
 
-/// Results of several copies.
+/// Totals of the results of several copies.
 #[derive(Default)]
 struct CopyTotals {
     has_written: bool,
@@ -258,7 +258,8 @@ impl ConfigMapSyncs {
         Plan::of(&sync.spec, &self.scope, self.protected, only)
     }
 
-    /// Reports a source that does not exist. The copies stay, except those that the spec no longer asks for.
+    /// Ends the reconcile of a sync whose source does not exist. The copies stay, except those that the spec no longer
+    /// asks for.
     async fn without_source(
         &self,
         cx: &mut Context<ConfigMapSync>,
@@ -433,7 +434,7 @@ impl CopyTotals {
     }
 }
 
-/// Reports that nothing was copied.
+/// Returns the outcome of a sync that copied nothing.
 fn blocked(
     cx: &mut Context<ConfigMapSync>,
     reason: impl Into<Cow<'static, str>>,
@@ -459,7 +460,7 @@ fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result
     }
 }
 
-/// Returns the time, as exact as the API stores it.
+/// Returns the current time in whole seconds, as the API stores it.
 fn now() -> Time {
     let now = Timestamp::now();
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))

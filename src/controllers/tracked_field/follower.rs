@@ -75,7 +75,7 @@ pub(super) enum Certainty {
     },
 }
 
-/// Knowledge at the start of a read.
+/// State of a follower at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket {
     newer_events: u64,

@@ -1,4 +1,4 @@
-//! `TrackedField`: changes become entries, entries become messages.
+//! `TrackedField`: records the changes of a field as entries, and sends the entries as messages.
 //!
 //! The [`tracker`] observes the changes, [`history`] computes the next status, the reconcile writes it, and the outbox
 //! (`qm_notify::queue`) sends Pending entries. The reconcile is the only writer of a `TrackedField`.
@@ -67,7 +67,6 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
-/// Timings of a `TrackedField`.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryTimings {
     /// Time after which the Event that reports an obstacle is published again.
@@ -85,7 +84,6 @@ pub struct TrackedFields<T> {
     pub points_phase: Phase,
     /// Entries that wait to be sent.
     pub outbox: Arc<Outbox<T>>,
-    /// Metrics of the entries.
     pub metrics: DeliveryMetrics,
     pub timings: EntryTimings,
     /// Name of the cluster in messages.
@@ -94,7 +92,7 @@ pub struct TrackedFields<T> {
     pub availability: Availability,
 }
 
-/// The requests and the results of one reconcile that decide whether the object waits.
+/// Results of a reconcile that decide whether the object waits.
 struct Run<'a> {
     tracked: &'a Result<Option<FollowedTarget>, TrackError>,
     /// Whether an answer about the target is awaited.
@@ -222,7 +220,8 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Reports a rejected write of the history to the outbox, and in the outcome once the outbox skips this object.
+    /// Records a rejected write of the history in the outbox. Once the outbox skips this object, the returned error has
+    /// an outcome that says so.
     fn write_failed(
         &self,
         key: &ObjectKey,
@@ -368,7 +367,6 @@ impl<T: Transport> TrackedFields<T> {
         )
     }
 
-    /// Returns when to reconcile again.
     fn requeue(&self, key: &ObjectKey, run: &Run) -> Requeue {
         let Run {
             tracked,

@@ -59,7 +59,8 @@ struct TrackerState {
 /// Progress of a watch.
 #[derive(Clone, Debug, Default)]
 struct Watch {
-    /// Number of the last relist that has begun: its list may already have shown an object that is followed from now on.
+    /// Number of the last relist that has begun: its list may already have shown an object that is followed from now
+    /// on.
     relist: Option<u64>,
     /// Epoch: a new one begins when the watch relists or the resource is not served. The resource may then have another
     /// kind or scope.
@@ -643,7 +644,7 @@ impl Index<RawObject> for TargetIndex {
         }
     }
 
-    /// The followers know which objects a list has shown.
+    /// The index keeps no objects; the followers know which ones a list has shown.
     fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         Vec::new()
     }
@@ -657,7 +658,7 @@ impl Index<RawObject> for TargetIndex {
             WatchPhase::Listed => tracker.on_list_done(resource, namespace),
             WatchPhase::Healthy => tracker.on_recovered(resource, namespace),
             WatchPhase::Failed(problem) => tracker.on_failed(resource, namespace, problem),
-            // The hub aborts a watch instead.
+            // The hub does not stop watches; it aborts their tasks.
             WatchPhase::Stopped(_) => {}
         }
     }
@@ -740,7 +741,7 @@ impl Tracker {
             {
                 follower.certainty = Certainty::Confirmed(Instant::now());
             }
-            // A missing object may exist in another scope by now.
+            // The object may exist by now, if the scope of its resource has changed.
             if !follower.listed || follower.certainty == Certainty::NeedsRead {
                 self.wake.wake(key);
             }

@@ -21,18 +21,15 @@ pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
 /// Obstacle to recording or sending changes. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitingReason {
-    /// The stored spec was not read.
+    /// The stored spec is too large.
     SpecInvalid(String),
-    /// The target does not exist.
     TargetNotFound {
         /// Target, as `KIND NAMESPACE/NAME`.
         target: String,
     },
     /// The operator may not read the target.
     Forbidden {
-        /// Resource that the operator may not read.
         resource: ResourceName,
-        /// Message of the apiserver.
         message: String,
     },
     /// The tracker role does not grant the target's resource.
@@ -66,9 +63,7 @@ pub enum WaitingReason {
     TemplateInvalid(String),
     /// The contact point's body fails; messages are sent without it.
     BodyInvalid {
-        /// The contact point's name.
         name: String,
-        /// The error.
         message: String,
     },
     /// The target is outside the namespaces that the operator watches.
@@ -81,23 +76,18 @@ pub enum WaitingReason {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
-    /// The `TrackedField` is suspended.
     Suspended,
-    /// The contact point does not exist.
     ContactPointNotFound {
-        /// The contact point's name.
         name: String,
         /// The most similar name that exists.
         nearest: Option<String>,
     },
     /// The contact point has no status yet; the first one takes a moment.
     ContactPointNotObserved {
-        /// The contact point's name.
         name: String,
     },
     /// The contact point is not ready, or is suspended.
     ContactPointNotReady {
-        /// The contact point's name.
         name: String,
         /// The contact point's reason and message.
         because: String,
@@ -106,9 +96,7 @@ pub enum WaitingReason {
     WriteRejected(String),
     /// The receiver does not accept messages now; the operator retries.
     DeliveryFailing {
-        /// The contact point's name.
         name: String,
-        /// The last error.
         message: String,
     },
 }
@@ -138,7 +126,7 @@ impl WaitingReason {
         }
     }
 
-    /// Returns whether somebody has to act, or something is wrong.
+    /// Returns whether the Event is a Warning: something is wrong, or a user has to act.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
     }
@@ -166,7 +154,6 @@ impl WaitingReason {
         }
     }
 
-    /// Returns the message.
     pub fn message(&self) -> String {
         match self {
             Self::TargetNotFound { target } => {
@@ -298,7 +285,6 @@ pub fn of_target(
     (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
 }
 
-/// Returns the problem of the template.
 pub fn of_template(
     object: &TrackedField,
     history: &[Entry],

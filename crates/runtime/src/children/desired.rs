@@ -102,7 +102,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         Projection::default()
     }
 
-    /// Returns whether the runtime reports the recreation of a child that another client deleted.
+    /// Returns whether an Event tells of the recreation of a child that another client deleted.
     fn reports_recreation(&self) -> bool {
         true
     }
@@ -150,7 +150,7 @@ pub struct Applied<'a, K> {
     quirks: Quirks<'a, K>,
     pub(super) key: ObjectKey,
     object: K,
-    /// The object as sent.
+    /// The object as JSON, as it is sent.
     sent: Value,
     /// The [content](fields::content) of the object, once a live child has been compared with it: most reconciles find
     /// a cached match.
@@ -227,8 +227,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
     }
 
-    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child; `None`
-    /// if the child must be read and applied again, but not for the last attempt (`is_last`).
+    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child;
+    /// `None`, except in the last attempt (`is_last`), if the child must be read and applied again.
     pub(super) async fn write(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -286,8 +286,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let mut entries = None;
         let mut patch = json!({});
         if !is_owned {
-            // This patch must include the ownership label: if killed before the apply that follows, the operator would
-            // otherwise have neither label nor consent.
+            // This patch must include the ownership label: if the operator is killed before the apply, the child would
+            // otherwise have neither the label nor the consent.
             patch = self.owner.ownership_patch(live.meta());
         }
         if !is_owned || managed_fields::needs_upgrade(managed(live), manager, released) {

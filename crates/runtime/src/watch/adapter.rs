@@ -93,9 +93,9 @@ pub enum WatchPhase {
 /// Why a resource cannot be watched. Transient errors are not problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchProblem {
-    /// The operator may not list or watch it.
+    /// The operator may not list or watch the resource.
     Forbidden(String),
-    /// The apiserver does not serve it.
+    /// The apiserver does not serve the resource.
     NotServed,
     /// The apiserver answers with another error, which persists.
     Failing(String),
