@@ -84,7 +84,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         writer.apply_watcher_event(event);
     }
 
-    fn report(&self, change: CacheChange<K>) {
+    fn notify(&self, change: CacheChange<K>) {
         (self.on)(change, self.sync.synced_relist().is_some());
     }
 
@@ -118,10 +118,10 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         let replaced = before.filter(|before| before.uid() != object.uid());
         self.write(&Event::Apply(object));
         if let Some(replaced) = replaced {
-            self.report(CacheChange::Deleted(replaced));
+            self.notify(CacheChange::Deleted(replaced));
         }
         if let Some(object) = self.store.get(&key) {
-            self.report(CacheChange::Present(object));
+            self.notify(CacheChange::Present(object));
         }
         true
     }
@@ -130,7 +130,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         let cached = || self.store.get(&key.object_ref());
         if let Some(object) = last.map(Arc::new).or_else(cached) {
             self.write(&Event::Delete(object.as_ref().clone()));
-            self.report(CacheChange::Deleted(object));
+            self.notify(CacheChange::Deleted(object));
         }
     }
 
@@ -156,7 +156,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         let is_news = *self.synced_relist.borrow() != synced;
         if is_news {
             for object in self.store.state() {
-                self.report(CacheChange::Present(object));
+                self.notify(CacheChange::Present(object));
             }
         }
         let denied = self.sync.unlisted();
