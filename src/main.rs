@@ -30,7 +30,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // If standard error is closed, no place is left for the error.
+            // If standard error is closed, the error cannot be written anywhere.
             let _ = Printer::new(io::stderr(), false)
                 .line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE

@@ -47,12 +47,12 @@ impl LeaseArgs {
     /// Returns the flags that select this Lease in a printed command; none for the default.
     pub fn flags(&self) -> String {
         let ObjectKey { namespace, .. } = self.key();
-        let place = if *namespace == *OPERATOR_NAMESPACE {
+        let namespace_flag = if *namespace == *OPERATOR_NAMESPACE {
             String::new()
         } else {
             format!(" --operator-namespace={namespace}")
         };
-        place + &self.name_flag()
+        namespace_flag + &self.name_flag()
     }
 
     pub fn name_flag(&self) -> String {

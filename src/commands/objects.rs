@@ -100,7 +100,7 @@ pub(crate) struct ObjectSummary {
     pub(crate) oldest_undelivered: Option<Undelivered>,
     /// Blockers of the deletion.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) held: Vec<String>,
+    pub(crate) blockers: Vec<String>,
     #[serde(skip)]
     pub(crate) created: Option<jiff::Timestamp>,
     #[serde(skip)]

@@ -51,8 +51,8 @@ impl OperatorState {
             Some(lease) => lease.by_clock(Timestamp::now()),
             None => Self::Unknown {
                 message: format!(
-                    "there is no Lease {lease}: it runs without --leader-elect, elsewhere (--operator-namespace, \
-                     --leader-election-id), or not at all"
+                    "Lease {lease} does not exist: the operator has stopped, runs without --leader-elect, or uses another Lease (name \
+                     that Lease with --operator-namespace and --leader-election-id)"
                 ),
             },
         })
@@ -73,7 +73,7 @@ impl OperatorState {
                 let why = not_renewed(holder, since);
                 format!("The operator may have stopped: {why}")
             }),
-            Self::Gone { message } => Some(format!("The operator does not run: {message}")),
+            Self::Gone { message } => Some(format!("The operator is not running: {message}")),
             Self::Unknown { message } => Some(format!(
                 "Cannot tell whether the operator is running: {message}"
             )),
@@ -83,7 +83,7 @@ impl OperatorState {
 
 fn not_renewed(holder: &str, since: Timestamp) -> String {
     let since = format_time(since);
-    format!("{holder} has not renewed its Lease since {since}")
+    format!("{holder} has not renewed the Lease since {since}")
 }
 
 /// A version of a Lease.
@@ -101,7 +101,7 @@ impl LeaseVersion {
         let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
         let lease = api.get_opt(&lease.name).await.map_err(RequestError::from);
         Ok(lease
-            .context("its Lease could not be read")?
+            .context("the Lease of the operator could not be read")?
             .map(Self::from))
     }
 
@@ -131,7 +131,7 @@ impl LeaseVersion {
     /// Returns the reason why the operator counts as gone, for an expired Lease.
     pub(crate) fn why_gone(&self) -> String {
         match self.holder.as_str() {
-            "" => "nobody holds its Lease".into(),
+            "" => "no replica holds the Lease".into(),
             holder => not_renewed(holder, self.renewed),
         }
     }
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    const SILENT: &str = "a has not renewed its Lease since 1970-01-01 00:01:40Z";
+    const SILENT: &str = "a has not renewed the Lease since 1970-01-01 00:01:40Z";
 
     #[rstest]
     #[case::renewed("a", 109, running(None))]
@@ -214,7 +214,7 @@ mod tests {
     #[case::overdue("a", 110, running(Some(100)))]
     #[case::overdue_within_the_skew("a", 139, running(Some(100)))]
     #[case::expired("a", 140, gone(SILENT))]
-    #[case::released("", 100, gone("nobody holds its Lease"))]
+    #[case::released("", 100, gone("no replica holds the Lease"))]
     fn clock_allows_for_skew(#[case] holder: &str, #[case] now: i64, #[case] state: OperatorState) {
         assert_eq!(lease(holder).by_clock(at(now)), state);
     }
@@ -242,9 +242,9 @@ mod tests {
     #[case::renewed(running(None), None)]
     #[case::overdue(
         running(Some(0)),
-        Some("may have stopped: a has not renewed its Lease since 1970-01-01 00:00:00Z")
+        Some("may have stopped: a has not renewed the Lease since 1970-01-01 00:00:00Z")
     )]
-    #[case::gone(gone("why"), Some("The operator does not run: why"))]
+    #[case::gone(gone("why"), Some("The operator is not running: why"))]
     #[case::unknown(OperatorState::Unknown { message: "why".into() }, Some("is running: why"))]
     fn problem_is_described(#[case] state: OperatorState, #[case] problem: Option<&str>) {
         let described = state.problem();

@@ -86,7 +86,7 @@ impl StatusReport {
     pub(crate) fn print(&self, scope: &ScopeArgs, out: &mut Printer) -> io::Result<()> {
         let snapshot = &self.snapshot;
         if snapshot.objects.is_empty() {
-            let place = in_namespace(scope.namespace());
+            let in_namespace = in_namespace(scope.namespace());
             let explain = if snapshot.missing_crds.is_empty() && snapshot.forbidden_kinds.is_empty()
             {
                 let command = "kubectl explain trackedfield.spec";
@@ -95,7 +95,7 @@ impl StatusReport {
                 String::new()
             };
             out.line(format!(
-                "There are no Quartermaster resources{place} yet{explain}"
+                "There are no Quartermaster resources{in_namespace} yet{explain}"
             ))?;
         } else {
             self.print_objects(out)?;
@@ -141,11 +141,11 @@ impl StatusReport {
         out.table(&["NAMESPACE", "OBJECT", "STATE", "FOR", "REASON"], &rows)?;
         for object in objects {
             let state = object.state.to_string();
-            let (head, lines) = match &*object.held {
+            let (head, lines) = match &*object.blockers {
                 _ if object.state == ObjectState::Suspended => continue,
                 [] if object.message.is_empty() => continue,
                 [] => (&object.reason, slice::from_ref(&object.message)),
-                held => (&state, held),
+                blockers => (&state, blockers),
             };
             out.section(&format!("{}: {head}", object.title()), lines)?;
         }

@@ -91,8 +91,10 @@ async fn collect(client: &Client, args: &StatusArgs) -> anyhow::Result<StatusRep
     let terminating = snapshot.objects.iter().filter(is_terminating);
     let remedies = namespace_remedies(client, terminating, &args.lease, &args.scope.cluster).await;
     for object in &mut snapshot.objects {
-        if !object.held.is_empty() && object.needs_operator() {
-            object.held.extend(remedies.get(&object.namespace).cloned());
+        if !object.blockers.is_empty() && object.needs_operator() {
+            object
+                .blockers
+                .extend(remedies.get(&object.namespace).cloned());
         }
     }
     let operator = OperatorState::read(client, &args.lease.key()).await;
@@ -108,7 +110,7 @@ async fn collect_kind(
     let summarise = |object: DynamicObject| {
         let mut summary = ObjectSummary::new(kind, &object);
         if summary.state == ObjectState::Terminating {
-            summary.held = blockers(kind, &summary, &args.scope.cluster);
+            summary.blockers = blockers(kind, &summary, &args.scope.cluster);
         }
         summary
     };

@@ -113,7 +113,7 @@ mod tests {
     use crate::controllers::my_ingress;
     use crate::kinds;
 
-    fn held() -> ObjectSummary {
+    fn terminating() -> ObjectSummary {
         let finalizers = [ingress::FINALIZER, "kopf.zalando.org/x", FOREGROUND];
         ObjectSummary {
             namespace: "shop".into(),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn blockers_name_each_finalizer_with_its_remedy() {
         let (kind, here) = (kind(my_ingress::NAME), ClusterArgs::default());
-        let mut object = held();
+        let mut object = terminating();
         let named = blockers(kind, &object, &here);
         let cleanup =
             "quartermaster.dev/load-balancer: the operator has not deleted the load balancer";
@@ -153,7 +153,7 @@ mod tests {
             context: Some("prod".into()),
             ..ClusterArgs::default()
         };
-        let named = blockers(kind(my_ingress::NAME), &held(), &prod);
+        let named = blockers(kind(my_ingress::NAME), &terminating(), &prod);
         assert!(named[1..].iter().all(|it| it.ends_with(" --context=prod")));
     }
 

@@ -155,7 +155,7 @@ fn follow_grants(
     phase
 }
 
-/// Returns the configuration of the sender, which sends only while `fence` is held.
+/// Returns the configuration of the sender, which sends only while `fence` is open.
 fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
     let settings = &config.notifications;
     client::SenderConfig {
@@ -169,7 +169,7 @@ fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
         quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
         retry_after_cap: config.timings.retry_after_max,
-        lease_check: Arc::new(move || fence.held()),
+        lease_check: Arc::new(move || fence.is_open()),
         lookup: settings.dns.clone().lookup(),
         ..client::SenderConfig::default()
     }
@@ -198,15 +198,15 @@ mod tests {
         };
         let config = flags.config(&[contact_point::NAME]).unwrap();
         let fence = Fence::shut();
-        let held = sender(&config, fence.clone()).lease_check;
-        assert!(!held(), "before the first renewal");
+        let holds_lease = sender(&config, fence.clone()).lease_check;
+        assert!(!holds_lease(), "before the first renewal");
         fence.renewed(Instant::now(), Duration::from_secs(6));
-        assert!(held());
+        assert!(holds_lease());
         advance(Duration::from_secs(6)).await;
-        assert!(!held(), "not renewed in time");
+        assert!(!holds_lease(), "not renewed in time");
         fence.renewed(Instant::now(), Duration::from_secs(6));
-        assert!(held());
+        assert!(holds_lease());
         fence.close();
-        assert!(!held(), "lost");
+        assert!(!holds_lease(), "lost");
     }
 }

@@ -69,7 +69,7 @@ impl DnsServer {
         self.address.port()
     }
 
-    /// Writes a `resolv.conf` that names this server into `folder`. The format has no place for the port.
+    /// Writes a `resolv.conf` that names this server into `folder`. The format has no field for the port.
     ///
     /// # Errors
     /// If the file cannot be written.

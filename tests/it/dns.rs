@@ -46,7 +46,7 @@ async fn hanging_names_delay_only_their_own_tenant() {
     let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
     let receiver = Receiver::start().unwrap();
     let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
-    // No request loses its place among those that wait for a lookup.
+    // No request loses its turn among those that wait for a lookup.
     let _operator = Operator::start(&tenant, settings.flag(&both).flag("--send-timeout=10m")).await;
     for number in 0..HANGING {
         dns.silence(&format!("hangs-{number}.test"));

@@ -690,7 +690,7 @@ async fn recreated_or_changed_target_starts_with_created() {
         .await;
     expected.push(("Created", Some("8080")));
     bed.delivered("it", &expected).await;
-    let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
+    let ended = r#""msg":"stopped the watch of a resource that no object names any more","apiVersion":"apps/v1","resource":"deployments""#;
     assert!(
         operator.logs().contains(ended),
         "nobody watches Deployments any more"

@@ -574,10 +574,10 @@ type Read = fn(&Request) -> String;
 
 #[tokio::test]
 async fn samples_match_the_format_of_each_receiver() {
-    let bed = Bed::shared("places").await;
+    let bed = Bed::shared("receivers").await;
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
-    let places: [(&str, Read); 4] = [
+    let receivers: [(&str, Read); 4] = [
         ("slack", slack),
         ("discord", discord),
         ("teams", teams),
@@ -591,7 +591,7 @@ async fn samples_match_the_format_of_each_receiver() {
         json!({ "metadata": { "annotations": { "a": nasty } } }),
     )
     .await;
-    for (name, _) in places {
+    for (name, _) in receivers {
         sample(&bed, name, &receiver).await;
         bed.ready(name).await;
         bed.track(name, "Service", "front", "{.metadata.annotations.a}", name)
@@ -603,7 +603,7 @@ async fn samples_match_the_format_of_each_receiver() {
             bed.namespace
         )
     };
-    for (name, read) in places {
+    for (name, read) in receivers {
         bed.delivered(name, &[("Created", Some(nasty))]).await;
         let path = format!("/{name}");
         let requests: Vec<Arc<Request>> = accepted(&receiver)
@@ -629,7 +629,7 @@ async fn samples_match_the_format_of_each_receiver() {
         );
     }
     // A digest that exceeds the limit of every receiver.
-    for (name, _) in places {
+    for (name, _) in receivers {
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } }))
             .await;
         bed.waiting(name, "ContactPointNotReady").await;
@@ -643,14 +643,14 @@ async fn samples_match_the_format_of_each_receiver() {
         )
         .await;
     }
-    for (name, _) in places {
+    for (name, _) in receivers {
         bed.until(name, "recorded", |field: &TrackedField| {
             field.history().unwrap().len() == 31
         })
         .await;
     }
     // Recorded entries are offered to the queue a moment later.
-    let all = format!("quartermaster_entries_pending {}", 30 * places.len());
+    let all = format!("quartermaster_entries_pending {}", 30 * receivers.len());
     until("all wait", SOON, async || {
         Ok(operator
             .metrics()
@@ -661,7 +661,7 @@ async fn samples_match_the_format_of_each_receiver() {
     })
     .await
     .unwrap();
-    for (name, read) in places {
+    for (name, read) in receivers {
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } }))
             .await;
         let path = format!("/{name}");

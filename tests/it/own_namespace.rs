@@ -10,6 +10,7 @@ use testbed::receiver::Receiver;
 use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN, bot_api, changes};
 
 const FLAG: &str = "(--no-cross-namespace-refs)";
+const OWN: &str = "track an object in the TrackedField's own namespace";
 
 #[tokio::test]
 async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespace_refs() {
@@ -51,12 +52,14 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
         (
             "far",
             json!({ "kind": "Deployment", "namespace": far, "name": "web" }),
-            format!("namespace {far:?} is not the TrackedField's own {FLAG}"),
+            format!(
+                "the target is in namespace {far:?}, which --no-cross-namespace-refs forbids: {OWN}"
+            ),
         ),
         (
             "cluster",
             json!({ "apiVersion": "v1", "kind": "Namespace", "resource": "namespaces", "name": far }),
-            format!("the target is cluster-scoped, and this operator does not allow that {FLAG}"),
+            format!("the target is cluster-scoped, which --no-cross-namespace-refs forbids: {OWN}"),
         ),
     ] {
         let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.metadata.name}" });

@@ -44,7 +44,7 @@ impl Secrets {
         forms
     }
 
-    fn search(&self, place: &str, text: &str) {
+    fn search(&self, source: &str, text: &str) {
         for (what, form) in self.forms() {
             if let Some(at) = text.find(&form) {
                 let around: String = text[..at]
@@ -55,7 +55,7 @@ impl Secrets {
                     .into_iter()
                     .rev()
                     .collect();
-                panic!("{what} is in {place}, after: {around}");
+                panic!("{what} is in {source}, after: {around}");
             }
         }
     }

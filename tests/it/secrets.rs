@@ -223,13 +223,13 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     );
     fault.wait_for_hits(3, SOON).await.unwrap();
     let event = bed.event("bot", "SecretUnreadable").await;
-    for (place, text) in [
+    for (source, text) in [
         ("status", json!(point).to_string()),
         ("Event", event),
         ("metrics", operator.metrics().await),
         ("log", operator.logs()),
     ] {
-        assert!(!text.contains("ABCDEFU"), "the {place} holds the token");
+        assert!(!text.contains("ABCDEFU"), "the {source} holds the token");
     }
     fault.take_back();
     bed.ready("bot").await;

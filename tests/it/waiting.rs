@@ -311,7 +311,7 @@ async fn suspended_field_records_and_sends_later() {
         ],
     )
     .await;
-    let held = |field: &TrackedField| {
+    let suspended = |field: &TrackedField| {
         field
             .history()
             .unwrap()
@@ -320,7 +320,7 @@ async fn suspended_field_records_and_sends_later() {
             .count()
             == 2
     };
-    bed.until("it", "recorded and held", held).await;
+    bed.until("it", "recorded and suspended", suspended).await;
     let of = |name: &str| {
         let all = changes(&receiver)
             .into_iter()
@@ -364,7 +364,7 @@ async fn suspended_field_records_and_sends_later() {
         .wait_for(SOON, |_| changes(&other).len() == 1)
         .await
         .unwrap();
-    bed.until("it", "held", |field: &TrackedField| {
+    bed.until("it", "suspended", |field: &TrackedField| {
         field
             .history()
             .unwrap()
@@ -421,27 +421,27 @@ async fn suspended_field_records_and_sends_later() {
 #[tokio::test]
 async fn entries_expire_without_counting_suspended_time() {
     let bed = Bed::shared("expires").await;
-    let (away, held) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let (away, suspended) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let operator = Operator::start(&bed, Settings::default().flag("--delivery-max-age=20s")).await;
     bed.webhook("away", &away.url()).await;
-    bed.webhook("held", &held.url()).await;
+    bed.webhook("suspended", &suspended.url()).await;
     bed.ready("away").await;
-    bed.ready("held").await;
+    bed.ready("suspended").await;
     away.refuse().await.unwrap();
     bed.deployment("web", 1).await;
     track(
         &bed,
         "suspended",
-        json!({ "contactPoint": "held", "suspend": true }),
+        json!({ "contactPoint": "suspended", "suspend": true }),
     )
     .await;
-    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } }))
+    bed.patch::<ContactPoint>("suspended", json!({ "spec": { "suspend": true } }))
         .await;
     // The two kinds come by two watches.
-    bed.not_ready("held", "Suspended").await;
-    track(&bed, "by-point", json!({ "contactPoint": "held" })).await;
+    bed.not_ready("suspended", "Suspended").await;
+    track(&bed, "by-point", json!({ "contactPoint": "suspended" })).await;
     for name in ["suspended", "by-point"] {
-        bed.until(name, "held", |field: &TrackedField| {
+        bed.until(name, "suspended", |field: &TrackedField| {
             field
                 .history()
                 .unwrap()
@@ -479,7 +479,7 @@ async fn entries_expire_without_counting_suspended_time() {
     );
     bed.waiting("it", "").await;
 
-    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": false } }))
+    bed.patch::<ContactPoint>("suspended", json!({ "spec": { "suspend": false } }))
         .await;
     bed.patch::<TrackedField>("suspended", json!({ "spec": { "suspend": false } }))
         .await;

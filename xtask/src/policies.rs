@@ -223,7 +223,7 @@ impl Check<'_> {
             given.push(name.into());
             " \"%s\""
         });
-        let place = if self.namespace == HERE {
+        let scope = if self.namespace == HERE {
             given.push(HERE.into());
             "in namespace \"%s\""
         } else {
@@ -235,7 +235,7 @@ impl Check<'_> {
         };
         let Self { verb, because, .. } = self;
         format!(
-            "'user \"%s\" may not {verb} {thing}{name} {place}: {because}'.format([{}])",
+            "'user \"%s\" may not {verb} {thing}{name} {scope}: {because}'.format([{}])",
             given.join(", ")
         )
     }

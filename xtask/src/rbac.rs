@@ -61,15 +61,15 @@ pub fn objects() -> Vec<(String, Value)> {
 
 /// Returns the configuration of the fields with the tracker role's name, which kustomize does not know.
 pub fn kustomize_config() -> Value {
-    let place =
+    let target =
         |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
     json!({
         "nameReference": [{
             "group": "rbac.authorization.k8s.io",
             "kind": "ClusterRole",
             "fieldSpecs": [
-                place("rbac.authorization.k8s.io", "ClusterRole", "rules/resourceNames"),
-                place("apps", "Deployment", "spec/template/spec/containers/env/value"),
+                target("rbac.authorization.k8s.io", "ClusterRole", "rules/resourceNames"),
+                target("apps", "Deployment", "spec/template/spec/containers/env/value"),
             ],
         }],
     })

@@ -65,11 +65,8 @@ impl Scene {
                     .and_then(|data| data.get("v"))
                     .cloned()
                     .unwrap_or_default();
-                let place = (map.namespace().unwrap_or_default(), map.name_any(), value);
-                log.lock()
-                    .unwrap()
-                    .entry(place)
-                    .or_insert_with(Instant::now);
+                let key = (map.namespace().unwrap_or_default(), map.name_any(), value);
+                log.lock().unwrap().entry(key).or_insert_with(Instant::now);
             }
         });
         Self {
@@ -127,9 +124,9 @@ impl Scene {
 
     /// Waits for a value. Returns the time at which the bare watch first saw the value.
     async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
-        let place = (namespace.to_owned(), name.to_owned(), value.to_owned());
-        until(format!("{place:?}"), PATIENCE, async || {
-            Ok(self.seen.lock().unwrap().get(&place).copied())
+        let key = (namespace.to_owned(), name.to_owned(), value.to_owned());
+        until(format!("{key:?}"), PATIENCE, async || {
+            Ok(self.seen.lock().unwrap().get(&key).copied())
         })
         .await
     }
@@ -192,8 +189,8 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     for (number, name) in names.iter().take(20).enumerate() {
         let is = maps.get(name).await?.data.unwrap_or_default()["v"].clone();
         for delete in [false, true] {
-            let place = ("far".to_owned(), name.clone(), is.clone());
-            scene.seen.lock().unwrap().remove(&place);
+            let key = ("far".to_owned(), name.clone(), is.clone());
+            scene.seen.lock().unwrap().remove(&key);
             let at = if delete {
                 maps.delete(name, &DeleteParams::default()).await?;
                 Instant::now()

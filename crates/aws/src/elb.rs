@@ -76,7 +76,7 @@ impl Clients {
 }
 
 impl Elb {
-    /// Creates a client that makes calls only while `fence` is held.
+    /// Creates a client that makes calls only while `fence` is open.
     pub fn new(fence: Fence, metrics: AwsMetrics, timings: &Timings) -> Self {
         let reads = Rate {
             burst: rate_limit::READ_BURST,
@@ -166,7 +166,7 @@ impl Elb {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        if !self.fence.held() {
+        if !self.fence.is_open() {
             return Err(AwsError::unsent(
                 Class::Stale,
                 "NotLeading",

@@ -171,7 +171,7 @@ fn with_embedded(address: IpAddr) -> Vec<IpAddr> {
 /// and its local-use prefix (RFC 8215), 6to4 (RFC 3056).
 fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     let bytes = address.octets();
-    let at = |places: [usize; 4]| Ipv4Addr::from(places.map(|place| bytes[place]));
+    let at = |indexes: [usize; 4]| Ipv4Addr::from(indexes.map(|index| bytes[index]));
     let last = at([12, 13, 14, 15]);
     match bytes {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..]

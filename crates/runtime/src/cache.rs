@@ -1,4 +1,4 @@
-//! Objects of one of the operator's own kinds, as the watches of the operator's scope show them.
+//! Cache of the objects of one of the operator's own kinds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 /// shortened list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Index that feeds a [`Store`], and reports the state of the kind.
+/// Index that fills a [`Store`], and sets the kind's state for the probes.
 pub struct Cache<K: Kind + Clone + 'static> {
     name: &'static str,
     writer: Mutex<Writer<K>>,
@@ -32,8 +32,8 @@ pub struct Cache<K: Kind + Clone + 'static> {
     pub sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
-    /// Generation whose lists are complete, as far as the apiserver allows them.
-    synced_generation: watch::Sender<Option<u64>>,
+    /// Number of the relist that is complete, as far as the apiserver allows lists.
+    synced_relist: watch::Sender<Option<u64>>,
 }
 
 /// Change of the cache.
@@ -64,7 +64,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
         probes: Probes,
         state: watch::Sender<KindState>,
-        synced_generation: watch::Sender<Option<u64>>,
+        synced_relist: watch::Sender<Option<u64>>,
     ) -> Self {
         Self {
             name,
@@ -74,7 +74,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
             sync: SyncState::default(),
             probes,
             state,
-            synced_generation,
+            synced_relist,
         }
     }
 
@@ -84,8 +84,8 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         writer.apply_watcher_event(event);
     }
 
-    fn report(&self, change: CacheChange<K>) {
-        (self.on)(change, self.sync.synced_generation().is_some());
+    fn notify(&self, change: CacheChange<K>) {
+        (self.on)(change, self.sync.synced_relist().is_some());
     }
 
     fn set_state(&self, state: KindState) {
@@ -118,10 +118,10 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         let replaced = before.filter(|before| before.uid() != object.uid());
         self.write(&Event::Apply(object));
         if let Some(replaced) = replaced {
-            self.report(CacheChange::Deleted(replaced));
+            self.notify(CacheChange::Deleted(replaced));
         }
         if let Some(object) = self.store.get(&key) {
-            self.report(CacheChange::Present(object));
+            self.notify(CacheChange::Present(object));
         }
         true
     }
@@ -130,22 +130,22 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         let cached = || self.store.get(&key.object_ref());
         if let Some(object) = last.map(Arc::new).or_else(cached) {
             self.write(&Event::Delete(object.as_ref().clone()));
-            self.report(CacheChange::Deleted(object));
+            self.notify(CacheChange::Deleted(object));
         }
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let objects = self.store.state();
         let keys = objects.iter().map(|object| ObjectKey::of(object.as_ref()));
-        keys.filter(|key| key.is_in(place)).collect()
+        keys.filter(|key| key.is_in(namespace)).collect()
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if let WatchPhase::Stopped(why) = phase {
-            self.synced_generation.send_replace(None);
+            self.synced_relist.send_replace(None);
             return self.set_state(KindState::Absent(why.clone()));
         }
-        let synced = self.sync.synced_generation();
+        let synced = self.sync.synced_relist();
         if synced.is_none() {
             // During a relist the kind is still served.
             if matches!(*self.state.borrow(), KindState::Absent(_)) {
@@ -153,10 +153,10 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             }
             return;
         }
-        let is_news = *self.synced_generation.borrow() != synced;
+        let is_news = *self.synced_relist.borrow() != synced;
         if is_news {
             for object in self.store.state() {
-                self.report(CacheChange::Present(object));
+                self.notify(CacheChange::Present(object));
             }
         }
         let denied = self.sync.unlisted();
@@ -166,7 +166,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             KindState::PartiallySynced(denied)
         });
         if is_news {
-            self.synced_generation.send_replace(synced);
+            self.synced_relist.send_replace(synced);
         }
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         commands: watch::Sender<Command>,
     }
 
-    /// Runs the cache of these places.
+    /// Runs the cache of these watched namespaces.
     fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
         let (sender, changes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(KindState::Syncing);
@@ -346,15 +346,15 @@ mod tests {
         });
         let mut scene = run(vec![(None, apis)]);
         let (mut states, commands) = (scene.state.clone(), scene.commands.clone());
-        let names = async |synced: &mut watch::Receiver<Option<u64>>, generation| {
-            synced.wait_for(|it| *it == Some(generation)).await.unwrap();
+        let names = async |synced: &mut watch::Receiver<Option<u64>>, relist| {
+            synced.wait_for(|it| *it == Some(relist)).await.unwrap();
             let objects = scene.cache.store.state();
             let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
             (log.count(WatchRequest::List), names)
         };
         assert_eq!(names(&mut scene.synced, 0).await, (1, vec!["x".into()]));
         states.mark_unchanged();
-        commands.send_modify(|command| command.generation += 1);
+        commands.send_modify(|command| command.relist += 1);
         assert_eq!(names(&mut scene.synced, 1).await, (2, vec!["y".into()]));
         assert!(
             !states.has_changed().unwrap(),
@@ -375,9 +375,7 @@ mod tests {
         });
         let mut scene = run(vec![(None, apis)]);
         scene.synced.wait_for(|it| *it == Some(0)).await.unwrap();
-        scene
-            .commands
-            .send_modify(|command| command.generation += 1);
+        scene.commands.send_modify(|command| command.relist += 1);
         for expected in ["+x false", "+x true", "-x", "+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
         }

@@ -16,7 +16,7 @@ use crate::ownership::owner_of;
 use crate::{ObjectKey, apply, version};
 
 /// Maximum number of deleted children that the cache remembers until they are created again.
-const MAX_LOST: usize = 10_000;
+const MAX_EXTERNAL_DELETIONS: usize = 10_000;
 
 /// Cache of the children of one kind.
 pub struct ChildCache<S> {
@@ -26,10 +26,10 @@ pub struct ChildCache<S> {
 
 struct CacheState<S> {
     known: HashMap<ObjectKey, Entry<S>>,
-    /// Names that were read and found to have no owned child.
+    /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
-    lost: HashSet<ObjectKey>,
+    external_deletions: HashSet<ObjectKey>,
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
     reads: HashMap<ObjectKey, PendingRead>,
@@ -42,7 +42,7 @@ struct Entry<S> {
     read_due: Option<Instant>,
 }
 
-/// Reads and writes of one child in flight, and what the watch showed meanwhile.
+/// Requests for one child in flight, and what the watch showed meanwhile.
 #[derive(Default)]
 struct PendingRead {
     /// Number of requests in flight.
@@ -113,7 +113,7 @@ pub struct Match {
     pub desired: String,
     /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
-    /// True if a container of the child had ports beside the desired ones.
+    /// True if a container of the child had ports besides the desired ones.
     pub has_foreign_ports: bool,
 }
 
@@ -130,7 +130,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         let state = Mutex::new(CacheState {
             known: HashMap::new(),
             absent: HashSet::new(),
-            lost: HashSet::new(),
+            external_deletions: HashSet::new(),
             deleting: HashMap::new(),
             reads: HashMap::new(),
         });
@@ -214,12 +214,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.absent.remove(key);
-        state.lost.remove(key);
+        state.external_deletions.remove(key);
         state.deleting.remove(key);
     }
 
-    /// Deletes the child at the version of `child`, so that [`ChildCache::take_lost`] does not report its
-    /// deletion. A missing child is no error.
+    /// Deletes the child at the version of `child`, so that the deletion does not count as
+    /// [external](ChildCache::take_external_deletion). A missing child is no error.
     ///
     /// # Errors
     /// The apiserver's error, such as 409 when the child has changed since or was replaced.
@@ -255,13 +255,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             return;
         }
         if let Some(entry) = state.known.remove(key) {
-            state.lose(key, &entry.known.uid);
+            state.record_deletion(key, &entry.known.uid);
         }
     }
 
-    /// Returns whether another client deleted the child, and forgets the deletion.
-    pub fn take_lost(&self, key: &ObjectKey) -> bool {
-        self.state().lost.remove(key)
+    /// Returns whether another client deleted the child, and forgets that.
+    pub fn take_external_deletion(&self, key: &ObjectKey) -> bool {
+        self.state().external_deletions.remove(key)
     }
 
     /// Marks a read or write of the child as in flight until the guard is dropped.
@@ -286,7 +286,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             return false;
         }
         state.absent.remove(key);
-        state.lost.remove(key);
+        state.external_deletions.remove(key);
         state.deleting.remove(key);
         let fingerprint = known.fingerprint;
         let confirmed = matched.map(|matched| Confirmed {
@@ -359,7 +359,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             state.take_deleting(key, uid);
             return None;
         }
-        state.lose(key, uid);
+        state.record_deletion(key, uid);
         state.known.remove(key)?.known.owner
     }
 
@@ -370,16 +370,16 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             read.missed = true;
         }
         let Entry { known, .. } = state.known.remove(key)?;
-        state.lose(key, &known.uid);
+        state.record_deletion(key, &known.uid);
         known.owner
     }
 
-    /// Returns the children of a place that are known, or whose requests are in flight.
-    pub fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    /// Returns the children in `namespace` (`None`: in any) that are known, or whose requests are in flight.
+    pub fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
         let unknown = |key: &&ObjectKey| !state.known.contains_key(*key);
         let keys = state.reads.keys().filter(unknown).chain(state.known.keys());
-        keys.filter(|key| key.is_in(place)).cloned().collect()
+        keys.filter(|key| key.is_in(namespace)).cloned().collect()
     }
 }
 
@@ -393,16 +393,16 @@ impl<S> CacheState<S> {
         self.known.insert(key, entry);
     }
 
-    /// Records the loss of the known child of this UID.
-    fn lose(&mut self, key: &ObjectKey, uid: &str) {
+    /// Records the deletion of the known child of this UID, by the operator or another client.
+    fn record_deletion(&mut self, key: &ObjectKey, uid: &str) {
         if self.take_deleting(key, uid) {
             return;
         }
         // Only an Event depends on this set.
-        if self.lost.len() >= MAX_LOST {
-            self.lost.clear();
+        if self.external_deletions.len() >= MAX_EXTERNAL_DELETIONS {
+            self.external_deletions.clear();
         }
-        self.lost.insert(key.clone());
+        self.external_deletions.insert(key.clone());
     }
 
     /// Returns whether the operator is deleting the child of this UID, and forgets the deletion.

@@ -3,8 +3,8 @@
 //! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
 //! the ownership first, and then takes the action that the pure [`DesiredChild::plan`] returns: it applies the child
 //! server-side, replaces it, changes its metadata or deletes it, unless the child matches its desired state. Children
-//! are watched, by their ownership label where its selector suffices, and never stored; the operator keeps only a fingerprint of each, and a summary
-//! for the owner's status.
+//! are watched by their ownership label where that label suffices. The operator stores no child, only a
+//! fingerprint of each and a summary for the owner's status.
 //!
 //! The operator detects drift by values. It keeps a digest of the values that the apiserver returned for the fields of
 //! the desired state, after admission and defaults; a child has drifted when its values at those fields differ.
@@ -37,7 +37,7 @@ mod desired;
 mod pacer;
 
 /// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Children of one kind and controller. `S` is the summary of each for its owner's status.
 pub struct Children<K, S> {
@@ -128,7 +128,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         // A deletion that the watch has shown may be complete by now.
         if let Some(known) = known.as_ref().filter(|known| !known.terminating)
             && (self.cache.is_up_to_date(&key, digest)
-                || self.drift.is_held_back(owner, &key, digest)
+                || self.drift.is_backing_off(owner, &key, digest)
                 || self
                     .unconfirmed
                     .waits(&key, &basis(owner, known.fingerprint)))
@@ -156,8 +156,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         });
         // Values and `managedFields` of a child that has drifted, from before the correction.
         let mut before = None;
-        for round in 1..=TRIES {
-            let is_last = round == TRIES;
+        for attempt in 1..=MAX_ATTEMPTS {
+            let is_last = attempt == MAX_ATTEMPTS;
             let mut rejected = None;
             if !may_exist {
                 let created = apply::create(&api, self.manager, desired.build()).await;
@@ -224,7 +224,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let Some(action) = action else {
                 if let Some(object) = object {
                     self.record_match(key, object, desired);
-                    self.report_correction(owner, key, desired, before.as_ref(), object);
+                    self.record_correction(owner, key, desired, before.as_ref(), object);
                 }
                 return Ok(Ensured::Kept(child));
             };
@@ -242,7 +242,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                         continue;
                     };
                     let has_drifted = drifted.is_some();
-                    if (has_drifted && self.drift.is_held_back(owner, key, digest))
+                    if (has_drifted && self.drift.is_backing_off(owner, key, digest))
                         || (ownership == Ownership::Owned
                             && matched.is_none()
                             && owner.is_observed()
@@ -272,7 +272,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             match written {
                 Ok(Some(written)) => {
                     self.record_match(key, &written, desired);
-                    self.report_correction(owner, key, desired, before.as_ref(), &written);
+                    self.record_correction(owner, key, desired, before.as_ref(), &written);
                     let child = self.known(&written);
                     return Ok(match ownership {
                         Ownership::Owned => Ensured::Updated(child),
@@ -280,8 +280,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     });
                 }
                 Ok(None) => {}
-                // Another client has changed or deleted the child. After a conflict with an apply the next reconcile
-                // tries again, with all rounds: the last one reports the rejection that an earlier one would resolve.
+                // Another client has changed or deleted the child. After a conflict with an apply, the next reconcile
+                // starts over with all attempts: the last attempt returns the rejection that an earlier one would
+                // resolve.
                 Err(error)
                     if error.is_not_found() || (error.is_stale() && !is_last && !is_applied) => {}
                 Err(error) => return Err(error),
@@ -310,7 +311,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .must_wait(key, basis(owner, fingerprint), move || wake(&of))
     }
 
-    fn report_correction(
+    /// Counts the correction of a child, and publishes its Event.
+    fn record_correction(
         &self,
         owner: &Owner,
         key: &ObjectKey,
@@ -371,7 +373,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     ) -> Result<bool> {
         self.drift.forget(key);
         self.unconfirmed.forget(key);
-        self.cache.take_lost(key);
+        self.cache.take_external_deletion(key);
         self.synced().await;
         let _read = self.cache.begin_read(key);
         let known = self.cache.known(key);
@@ -401,7 +403,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         key: &ObjectKey,
         stays: bool,
     ) -> Result<bool> {
-        for round in 1..=TRIES {
+        for attempt in 1..=MAX_ATTEMPTS {
             let Some(mut live) = self.read(key).await? else {
                 return Ok(false);
             };
@@ -425,7 +427,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             };
             match released {
                 Err(error) if error.is_not_found() => return Ok(false),
-                Err(error) if error.is_stale() && round < TRIES => {}
+                Err(error) if error.is_stale() && attempt < MAX_ATTEMPTS => {}
                 released => return released.map(|()| true),
             }
         }
@@ -447,7 +449,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Records a child that was created, and reports one that another client had deleted.
+    /// Records a child that was created. Publishes an Event if another client had deleted it.
     fn record_created(
         &self,
         owner: &Owner,
@@ -456,7 +458,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: &impl DesiredChild<K, S>,
     ) {
         // A new owner may have the name of an earlier one, whose children were deleted with it.
-        if self.cache.take_lost(key) && !owner.is_fresh() && desired.reports_recreation() {
+        if self.cache.take_external_deletion(key)
+            && !owner.is_fresh()
+            && desired.reports_recreation()
+        {
             self.drift.recreated(owner, key, &what::<K>(key));
         } else {
             self.drift.created(key);
@@ -535,8 +540,8 @@ impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
         });
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
-        self.cache.keys(place)
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.cache.keys(namespace)
     }
 }
 

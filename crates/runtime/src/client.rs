@@ -74,7 +74,7 @@ pub fn timed_out(error: &kube::Error) -> Option<String> {
 
 /// Creates the main client; only requests that need no lease use another.
 ///
-/// - The client writes (any method but GET and HEAD) only while `fence` is held, which is checked until the request is
+/// - The client writes (any method but GET and HEAD) only while `fence` is open, which is checked until the request is
 ///   on its way.
 /// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
 ///   create can meet its own `AlreadyExists`. Callers back off and compute the request again instead.
@@ -263,7 +263,7 @@ where
         let writes = !matches!(method, Method::GET | Method::HEAD);
         let stores = stores(&method, request.uri());
         let fence = gate.fence.clone().filter(|_| writes);
-        if fence.as_ref().is_some_and(|fence| !fence.held()) {
+        if fence.as_ref().is_some_and(|fence| !fence.is_open()) {
             return Box::pin(async { Err(RequestError::NotLeading.into()) });
         }
         let span = traces::request(&method, &path, &gate.server);
@@ -274,7 +274,9 @@ where
             let mut answer = pin!(answer);
             // The lease may be lost while the connection is set up, so the fence is checked at every step.
             let guarded = poll_fn(|context| match &fence {
-                Some(fence) if !fence.held() => Poll::Ready(Err(RequestError::NotLeading.into())),
+                Some(fence) if !fence.is_open() => {
+                    Poll::Ready(Err(RequestError::NotLeading.into()))
+                }
                 _ => answer.as_mut().poll(context),
             });
             let result = match timeout(gate.timeout, guarded).await {
@@ -286,11 +288,11 @@ where
                 .ok()
                 .map(|response| response.status().as_u16());
             // A write that the fence blocked is no evidence about the apiserver.
-            let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
+            let is_fenced = fence.as_ref().is_some_and(|fence| !fence.is_open());
             if let Some(availability) = gate
                 .availability
                 .as_ref()
-                .filter(|_| code.is_some() || !held_back)
+                .filter(|_| code.is_some() || !is_fenced)
             {
                 availability.answered(
                     stores,

@@ -32,13 +32,13 @@ use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::{ObjectKey, apply, finalizer};
 
-/// Maximum time that a status waits for reconciles, so that constant load starves no status.
+/// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
 const STATUS_DELAY: Duration = Duration::from_secs(5);
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
 
-/// A kind that a [`Controller`] can reconcile: one whose API type derives `kube::CustomResource` and whose status has
+/// Kind that a [`Controller`] can reconcile: its API type derives `kube::CustomResource`, and its status has
 /// conditions.
 pub trait ReconciledKind:
     HasReadyCondition
@@ -105,8 +105,8 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Waits until the objects that [`Controller::observe`] shows have been listed: otherwise the status of an object
-    /// that nothing else waits for, such as a suspended one, would lose its fields at each start.
+    /// Waits until the objects that [`Controller::observe`] shows have been listed. Without this wait, the status of a
+    /// suspended object would lose its fields at each start.
     fn synced(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -120,18 +120,18 @@ pub trait Controller: Send + Sync + 'static {
         error.classify()
     }
 
-    /// Called after the write of a reconcile's status and Event, also if the object no longer exists.
-    fn reported(&self, _cx: &Context<Self::Kind>) {}
+    /// Called once the status of a reconcile is written, or needs no write; also if the object no longer exists.
+    fn status_written(&self, _cx: &Context<Self::Kind>) {}
 
-    /// Called on every replica when an object was created or changed, by this operator too. After all objects have been
-    /// listed, each comes once more; until then `is_listed` is false.
+    /// Called on every replica when an object was created or changed, also by this operator. `is_listed` is false until
+    /// all objects have been listed; then this is called again for each object.
     fn changed(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
 
     /// Called on every replica when an object was deleted.
     fn deleted(&self, _object: &Arc<Self::Kind>) {}
 
     /// Called on every replica after an object was deleted, and again whenever something triggers its key; also for an
-    /// object that is being deleted and no longer has our finalizer.
+    /// object that is being deleted and no longer has the kind's finalizer.
     fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica becomes the leader, before the first reconcile.
@@ -176,8 +176,8 @@ impl<K: ReconciledKind> KindContext<K> {
 pub struct Context<K: ReconciledKind> {
     /// The object, as last read or written.
     pub object: Arc<K>,
-    /// Draft of the status, initially the status that the last reconcile reported, which may not be written yet. The
-    /// runtime sets the condition `Ready` and writes the status after the reconcile.
+    /// Draft of the status, initially the status of the last reconcile, which may not be written yet. The runtime sets
+    /// the condition `Ready` and writes the status after the reconcile.
     pub status: StatusOf<K>,
     /// Namespace and name of the object.
     pub key: ObjectKey,
@@ -208,7 +208,7 @@ impl<K: ReconciledKind> Context<K> {
         &self.shared.owners
     }
 
-    /// Returns the relation of an object of this metadata to the reconciled object.
+    /// Returns how an object with this metadata relates to the reconciled object.
     pub fn ownership(&self, metadata: &ObjectMeta) -> Ownership {
         self.owner
             .ownership(metadata, |uid| self.shared.owners.exists(uid))
@@ -230,8 +230,8 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Asks the apiserver whether the object still exists, before a write that a later object of its name must not
-    /// inherit.
+    /// Checks with the apiserver that the object still exists, before a write that a later object of its name must not
+    /// get.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
@@ -337,24 +337,24 @@ impl<K: ReconciledKind> Context<K> {
 }
 
 /// Status to write after a reconcile, and the outcome whose Event follows.
-pub(super) struct Report<K: ReconciledKind> {
+pub(super) struct StatusUpdate<K: ReconciledKind> {
     cx: Context<K>,
     outcome: Outcome,
-    /// True if the log reports a failure anyway.
+    /// True if the failure is logged elsewhere.
     is_logged: bool,
-    /// True if the reconcile failed and its retry reports again, so that a failed write needs no retry of its own.
+    /// True if the reconcile failed and its retry writes a status again, so that a failed write needs no retry.
     is_retried: bool,
 }
 
-impl<K: ReconciledKind> Report<K> {
-    /// Returns whether `object` is still the one of the report, with the same status: no other client's change of the
-    /// status may be lost.
+impl<K: ReconciledKind> StatusUpdate<K> {
+    /// Returns whether `object` is still the object of this update, with the same status: no other client's change of
+    /// the status may be lost.
     fn is_of(&self, object: &K) -> bool {
         self.cx.object.uid() == object.uid() && self.cx.object.status() == object.status()
     }
 }
 
-/// A controller with what the runtime keeps for it.
+/// A controller and its state in the runtime.
 pub(super) struct Managed<C: Controller> {
     pub controller: C,
     pub shared: Arc<KindContext<C::Kind>>,
@@ -429,14 +429,14 @@ impl<C: Controller> Managed<C> {
         Ok(left)
     }
 
-    /// Completes the draft of the status. Returns the report, if there is something to write or to publish.
+    /// Completes the draft of the status. Returns `None` if there is nothing to write or to publish.
     fn draft(
         &self,
         mut cx: Context<C::Kind>,
         outcome: Outcome,
         is_logged: bool,
         is_retried: bool,
-    ) -> Option<Box<Report<C::Kind>>> {
+    ) -> Option<Box<StatusUpdate<C::Kind>>> {
         self.controller.observe(&mut cx);
         let mut is_silent = !matches!(outcome.event, EventPolicy::Renew(_));
         if outcome.progress != Progress::Unchanged {
@@ -446,10 +446,10 @@ impl<C: Controller> Managed<C> {
             is_silent &= C::Kind::ready_annotations(&condition).is_empty();
         }
         if is_silent && cx.is_written() {
-            self.controller.reported(&cx);
+            self.controller.status_written(&cx);
             return None;
         }
-        Some(Box::new(Report {
+        Some(Box::new(StatusUpdate {
             cx,
             outcome,
             is_logged,
@@ -459,8 +459,8 @@ impl<C: Controller> Managed<C> {
 
     /// Writes the annotations and the status, and publishes the Event of the outcome. Returns the time until the Event
     /// must be renewed.
-    async fn write(&self, report: &mut Report<C::Kind>) -> Result<Option<Duration>> {
-        let Report { cx, outcome, .. } = report;
+    async fn write(&self, update: &mut StatusUpdate<C::Kind>) -> Result<Option<Duration>> {
+        let StatusUpdate { cx, outcome, .. } = update;
         let mut annotated = Ok(());
         if outcome.progress != Progress::Unchanged {
             let annotations = C::Kind::ready_annotations(&outcome.condition());
@@ -471,7 +471,7 @@ impl<C: Controller> Managed<C> {
             annotated = cx.annotate(&annotations).await;
         }
         let written = cx.written().await;
-        // The apiserver stores no status of an object that its schema rejects. Only the Event then reports the reason.
+        // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
         let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
         let is_due = if let EventPolicy::Renew(period) = outcome.event {
@@ -487,7 +487,7 @@ impl<C: Controller> Managed<C> {
         };
         if is_due {
             let is_failed = outcome.is_failed();
-            if is_failed && !report.is_logged {
+            if is_failed && !update.is_logged {
                 warn!(
                     reason = &*outcome.reason,
                     cause = outcome.message,
@@ -504,7 +504,7 @@ impl<C: Controller> Managed<C> {
         }
         annotated?;
         written?;
-        self.controller.reported(cx);
+        self.controller.status_written(cx);
         Ok(renewal)
     }
 
@@ -513,7 +513,7 @@ impl<C: Controller> Managed<C> {
         Failure { class, error }
     }
 
-    /// Returns the outcome that reports a failure. A transient failure is reported once it repeats.
+    /// Returns the outcome of a failure; `None` for a stale state, and for the first of several transient failures.
     fn failed(
         &self,
         key: &ObjectKey,
@@ -531,7 +531,7 @@ impl<C: Controller> Managed<C> {
     }
 }
 
-/// Adds the history that the object's status records.
+/// Adds what the object's status says about earlier reconciles.
 fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     // Another program that has worked on the object may have left an annotation instead of a status.
     let has_foreign = K::FOREIGN_ANNOTATIONS
@@ -547,9 +547,9 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
 
 impl<C: Controller> Reconcile for Managed<C> {
     type Object = C::Kind;
-    type Report = Box<Report<C::Kind>>;
+    type StatusUpdate = Box<StatusUpdate<C::Kind>>;
 
-    const LONGEST_WAIT: Duration = if C::STATUS_CAN_WAIT {
+    const MAX_STATUS_DELAY: Duration = if C::STATUS_CAN_WAIT {
         STATUS_DELAY
     } else {
         Duration::ZERO
@@ -558,7 +558,7 @@ impl<C: Controller> Reconcile for Managed<C> {
     async fn reconcile(
         &self,
         object: Arc<C::Kind>,
-        report: &mut Option<Self::Report>,
+        update: &mut Option<Self::StatusUpdate>,
     ) -> Result<Requeue, Failure> {
         let object = self
             .shared
@@ -568,20 +568,20 @@ impl<C: Controller> Reconcile for Managed<C> {
         let Some(owner) = Owner::of(object.as_ref()) else {
             return Ok(Requeue::OnChange);
         };
-        match report {
+        match update {
             // A write pinned to an older version would conflict.
             Some(last) if last.is_of(&object) => last.cx.object = Arc::clone(&object),
-            _ => *report = None,
+            _ => *update = None,
         }
-        // The controller sees the status of the last report, even if the report is not written yet.
-        let reported = report.as_ref().map(|last| {
-            let mut reported = object.as_ref().clone();
-            *reported.status_mut() = Some(last.cx.status.clone());
-            reported
+        // The controller sees the status of the last reconcile, even if that status is not written yet.
+        let updated = update.as_ref().map(|last| {
+            let mut updated = object.as_ref().clone();
+            *updated.status_mut() = Some(last.cx.status.clone());
+            updated
         });
-        let reported = reported.as_ref().unwrap_or(&object);
-        let owner = owner_with_history(owner, reported);
-        let status = reported.status().cloned().unwrap_or_default();
+        let updated = updated.as_ref().unwrap_or(&object);
+        let owner = owner_with_history(owner, updated);
+        let status = updated.status().cloned().unwrap_or_default();
         let shared = Arc::clone(&self.shared);
         let mut cx = Context {
             status,
@@ -591,11 +591,11 @@ impl<C: Controller> Reconcile for Managed<C> {
             Ok(outcome) => {
                 self.failing().remove(&cx.key);
                 let requeue = outcome.as_ref().map(|it| it.requeue).unwrap_or_default();
-                *report = outcome.and_then(|outcome| self.draft(cx, outcome, false, false));
+                *update = outcome.and_then(|outcome| self.draft(cx, outcome, false, false));
                 Ok(requeue)
             }
-            Err(Error::Reported { outcome, error }) => {
-                *report = self.draft(cx, *outcome, true, false);
+            Err(Error::WithOutcome { outcome, error }) => {
+                *update = self.draft(cx, *outcome, true, false);
                 Err(self.failure(*error))
             }
             Err(error) => {
@@ -604,16 +604,19 @@ impl<C: Controller> Reconcile for Managed<C> {
                     let is_logged = class != Class::Waiting;
                     // Other failures are retried much later.
                     let is_retried = matches!(class, Class::Transient | Class::Waiting);
-                    *report = self.draft(cx, outcome, is_logged, is_retried);
+                    *update = self.draft(cx, outcome, is_logged, is_retried);
                 }
                 Err(Failure { class, error })
             }
         }
     }
 
-    async fn report(&self, mut report: Self::Report) -> Result<Option<Duration>, Failure> {
-        match self.write(&mut report).await {
-            Err(_) if report.is_retried => Ok(None),
+    async fn write_status(
+        &self,
+        mut update: Self::StatusUpdate,
+    ) -> Result<Option<Duration>, Failure> {
+        match self.write(&mut update).await {
+            Err(_) if update.is_retried => Ok(None),
             written => written.map_err(|error| self.failure(error)),
         }
     }
@@ -684,7 +687,7 @@ mod tests {
     struct Fixture {
         managed: Managed<Widgets>,
         writes: mpsc::UnboundedReceiver<(String, Value)>,
-        report: Option<Box<Report<Widget>>>,
+        update: Option<Box<StatusUpdate<Widget>>>,
     }
 
     impl Fixture {
@@ -724,17 +727,17 @@ mod tests {
             Self {
                 managed: Managed::new(widgets, shared),
                 writes,
-                report: None,
+                update: None,
             }
         }
 
         async fn reconcile(&mut self, widget: Widget) -> Result<Requeue, Failure> {
-            let (widget, report) = (Arc::new(widget), &mut self.report);
-            self.managed.reconcile(widget, report).await
+            let (widget, update) = (Arc::new(widget), &mut self.update);
+            self.managed.reconcile(widget, update).await
         }
 
-        async fn report(&mut self) -> Result<Option<Duration>, Failure> {
-            self.managed.report(self.report.take().unwrap()).await
+        async fn write_status(&mut self) -> Result<Option<Duration>, Failure> {
+            self.managed.write_status(self.update.take().unwrap()).await
         }
 
         /// Returns what the last reconcile saw.
@@ -783,14 +786,14 @@ mod tests {
             (status("A"), false),
             "as if it were written"
         );
-        fixture.report().await.unwrap();
+        fixture.write_status().await.unwrap();
         let (path, body) = fixture.writes.recv().await.unwrap();
         assert!(path.ends_with("/widgets/w/status"), "{path}");
         assert_eq!(body["status"], json!({ "ready": "B" }));
         let (path, body) = fixture.writes.recv().await.unwrap();
         assert!(path.ends_with("/events"), "{path}");
         assert_eq!(body["reason"], "B");
-        assert!(fixture.writes.try_recv().is_err(), "A is not reported");
+        assert!(fixture.writes.try_recv().is_err(), "A is not written");
     }
 
     #[rstest]
@@ -803,7 +806,7 @@ mod tests {
         let shown = next.status.clone().unwrap_or_default();
         assert!(fixture.reconcile(next).await.is_err());
         assert_eq!(fixture.seen().0, shown);
-        assert!(fixture.report.is_none());
+        assert!(fixture.update.is_none());
     }
 
     #[tokio::test]
@@ -811,7 +814,7 @@ mod tests {
         let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
         fixture.reconcile(widget("1", "7", None)).await.unwrap();
         assert!(fixture.reconcile(widget("1", "7", None)).await.is_err());
-        fixture.report().await.unwrap();
+        fixture.write_status().await.unwrap();
         let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["status"], json!({ "ready": "A" }));
     }
@@ -821,7 +824,7 @@ mod tests {
         let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Err(conflict())]);
         fixture.reconcile(widget("1", "7", None)).await.unwrap();
         assert!(fixture.reconcile(widget("1", "8", None)).await.is_err());
-        fixture.report().await.unwrap();
+        fixture.write_status().await.unwrap();
         let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "8");
     }
@@ -834,16 +837,16 @@ mod tests {
         assert!(waiting.is_none());
         fixture.managed.controller.is_synced = true;
         fixture.reconcile(widget("1", "7", None)).await.unwrap();
-        assert!(fixture.report.is_some());
+        assert!(fixture.update.is_some());
     }
 
     #[tokio::test]
-    async fn written_status_is_not_reported_again() {
+    async fn written_status_is_not_written_again() {
         let mut fixture = Fixture::start(200, vec![Ok(outcome("B")), Ok(outcome("A"))]);
-        for is_reported in [true, false] {
+        for is_drafted in [true, false] {
             let stored = widget("1", "7", Some(status("A")));
             fixture.reconcile(stored).await.unwrap();
-            assert_eq!(fixture.report.is_some(), is_reported);
+            assert_eq!(fixture.update.is_some(), is_drafted);
         }
     }
 
@@ -854,7 +857,7 @@ mod tests {
     #[case::failure_that_nobody_retries(500, Err(Error::Invalid("no text".into())), true)]
     #[case::failure_with_an_outcome(
         500,
-        Err(conflict().reported(outcome("A"))),
+        Err(conflict().with_outcome(outcome("A"))),
         true
     )]
     #[tokio::test]
@@ -865,6 +868,6 @@ mod tests {
     ) {
         let mut fixture = Fixture::start(code, vec![result]);
         let _ = fixture.reconcile(widget("1", "7", None)).await;
-        assert_eq!(fixture.report().await.is_err(), fails);
+        assert_eq!(fixture.write_status().await.is_err(), fails);
     }
 }

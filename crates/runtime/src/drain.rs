@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
-/// Runs the controllers until `stop`, and then on until `drained` has finished.
+/// Runs the controllers until `stop` is cancelled and `drained` has finished.
 pub async fn run(
     controllers: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,

@@ -33,7 +33,7 @@ const REPEATED: usize = 3;
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
-/// Corrections of one kind of children of one controller.
+/// Corrections of one controller's children of one kind.
 pub struct Drift {
     events: Events,
     corrected: Counter,
@@ -102,7 +102,7 @@ impl Drift {
         }
     }
 
-    /// Never delays a correction.
+    /// Disables the backoff of corrections.
     #[must_use]
     pub fn without_backoff(self) -> Self {
         Self {
@@ -137,8 +137,8 @@ impl Drift {
         self.taken().remove(child).unwrap_or_default()
     }
 
-    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an
-    /// earlier process has corrected the child. Corrections recorded in this process take precedence.
+    /// Continues a contest that an earlier process recorded in the owner's status with this message, if the message is
+    /// about the child `what`. Corrections recorded in this process take precedence.
     pub fn resume(
         &self,
         owner: &Owner,
@@ -166,7 +166,7 @@ impl Drift {
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
-    pub fn is_held_back(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
+    pub fn is_backing_off(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
         let mut episodes = self.episodes();
         let Some(episode) = episodes.get(child) else {
             return false;

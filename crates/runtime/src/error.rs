@@ -28,7 +28,7 @@ pub const WRITE_FAILED: &str = "WriteFailed";
 /// Class of an error, which decides when to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Wait until somebody changes the object, or for the resync.
+    /// Wait for a change of the object, or for the resync.
     Terminal,
     /// Retry with growing delays. The object waits for something that no watch shows; waiting is not an error.
     Waiting,
@@ -57,10 +57,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Error of a reconcile. The message becomes that of the condition `Ready`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The spec is invalid, with what to write instead.
+    /// The spec is invalid; the message says what to write instead.
     #[error("{0}")]
     Invalid(String),
-    /// The child is foreign, with its owner and the command that adopts it.
+    /// The child is foreign; the message names its owner and the command that adopts it.
     #[error("{0}")]
     NotOwned(String),
     /// The child is being deleted.
@@ -85,10 +85,10 @@ pub enum Error {
         /// Cause of the failure.
         source: kube::Error,
     },
-    /// An error with its own outcome.
+    /// An error with an outcome for the status.
     #[error("{error}")]
-    Reported {
-        /// Outcome that the status reports.
+    WithOutcome {
+        /// Outcome for the status.
         outcome: Box<Outcome>,
         /// Error that decides when to retry.
         #[source]
@@ -113,10 +113,10 @@ impl Error {
         move |source| Self::Api { what, source }
     }
 
-    /// Adds the outcome that reports the error.
+    /// Adds an outcome, which the status gets in place of the error.
     #[must_use]
-    pub fn reported(self, outcome: Outcome) -> Self {
-        Self::Reported {
+    pub fn with_outcome(self, outcome: Outcome) -> Self {
+        Self::WithOutcome {
             outcome: Box::new(outcome),
             error: Box::new(self),
         }
@@ -141,7 +141,7 @@ impl Error {
         }
     }
 
-    /// Returns the class of the error, and the reason of the condition `Ready` that reports it.
+    /// Returns the class of the error, and the reason of the condition `Ready`.
     pub fn classify(&self) -> (Class, Cow<'static, str>) {
         let (class, reason) = match self {
             Self::Invalid(_) => (Class::Terminal, SPEC_INVALID),
@@ -153,7 +153,7 @@ impl Error {
             },
             Self::Stale(_) => (Class::Stale, ""),
             Self::Api { source, .. } => (Class::of(source), WRITE_FAILED),
-            Self::Reported { error, .. } => return error.classify(),
+            Self::WithOutcome { error, .. } => return error.classify(),
             Self::Other { class, reason, .. } => return (*class, reason.clone()),
         };
         (class, reason.into())
@@ -181,8 +181,8 @@ impl Error {
         self.classify().0 == Class::Stale
     }
 
-    /// Merges two errors of one reconcile into the one to report: all foreign children; else the first error, unless it
-    /// waits for a change of the spec and the other one does not.
+    /// Merges two errors of one reconcile. Errors about foreign children are joined. Otherwise the first error wins,
+    /// unless it is terminal and the second is not.
     #[must_use]
     pub fn or(self, next: Self) -> Self {
         let is_terminal = |error: &Self| error.classify().0 == Class::Terminal;

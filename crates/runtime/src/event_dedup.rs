@@ -1,4 +1,4 @@
-//! Deduplication of Events: an Event reports a condition that comes and goes only once.
+//! Deduplication of Events: a condition that comes and goes causes a single Event.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 use super::ObjectKey;
 use super::outcome::{EventPolicy, Outcome, Progress};
 
-/// Time of readiness after which the deduplication for an object starts again, as the kubelet's restart backoff does
-/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
+/// Time of readiness after which the deduplication of an object's Events is reset, as the kubelet resets its restart
+/// backoff (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-restarts>).
 const RESET_AFTER: Duration = Duration::from_mins(10);
 
-/// Reasons that Events have reported of each object since its last long readiness or change of the spec. After a
-/// restart of the process a reason may be reported once more.
+/// Reasons of the Events of each object since its spec changed or it was last ready for [`RESET_AFTER`]. After a
+/// restart of the process, an Event may repeat a reason.
 #[derive(Default)]
 pub(super) struct EventDedup(Mutex<HashMap<ObjectKey, Reported>>);
 

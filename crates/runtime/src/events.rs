@@ -81,7 +81,7 @@ impl Events {
         self.publish("Normal", regarding, action, reason, note);
     }
 
-    /// Emits a Warning Event, which somebody should look at.
+    /// Emits a Warning Event.
     pub fn warning(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
         self.publish("Warning", regarding, action, reason, note);
     }

@@ -23,8 +23,8 @@ pub enum KindState {
     Absent(String),
     /// The caches are not synced yet.
     Syncing,
-    /// The caches are synced except in these places (`None` is the whole cluster), whose list the apiserver denies;
-    /// with the reasons. Other kinds work without them.
+    /// The apiserver denies the lists in these namespaces (`None` is all namespaces), for these reasons. All other
+    /// caches are synced.
     PartiallySynced(BTreeMap<Option<String>, String>),
     /// The caches are synced.
     Synced,
@@ -59,7 +59,7 @@ impl Probes {
         self.state().kinds.insert(kind, state);
     }
 
-    /// Adds a loop of which no single step may take longer than `max_age`.
+    /// Adds a loop, none of whose steps may take longer than `max_age`.
     pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
         let mut inner = self.state();
         inner.loops.push(Loop {
@@ -112,15 +112,15 @@ impl Probes {
                 KindState::Synced => report.line(true, kind, format_args!("synced")),
                 KindState::Syncing => report.line(false, kind, format_args!("not synced")),
                 KindState::PartiallySynced(denied) => {
-                    let places = denied.iter().map(|(namespace, why)| match namespace {
+                    let namespaces = denied.iter().map(|(namespace, why)| match namespace {
                         Some(namespace) => format!("in {namespace}: {why}"),
                         None => format!("in the cluster: {why}"),
                     });
-                    let places: Vec<_> = places.collect();
+                    let namespaces: Vec<_> = namespaces.collect();
                     report.line(
                         false,
                         kind,
-                        format_args!("not synced {}", places.join("; ")),
+                        format_args!("not synced {}", namespaces.join("; ")),
                     );
                 }
                 KindState::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),

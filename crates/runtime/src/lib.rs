@@ -88,9 +88,9 @@ impl ObjectKey {
         ObjectRef::new(&self.name).within(&self.namespace)
     }
 
-    /// Returns whether the object is in a place: the whole cluster (`None`) or one namespace.
-    pub fn is_in(&self, place: Option<&str>) -> bool {
-        place.is_none_or(|namespace| *self.namespace == *namespace)
+    /// Returns whether the object is in `namespace`; `None` is all namespaces.
+    pub fn is_in(&self, namespace: Option<&str>) -> bool {
+        namespace.is_none_or(|namespace| *self.namespace == *namespace)
     }
 }
 
@@ -106,17 +106,17 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// Part of the cluster that the operator serves.
+/// Namespaces that the operator watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchScope {
-    /// The whole cluster.
+    /// All namespaces, and cluster-scoped objects.
     Cluster,
     /// The listed namespaces.
     Namespaces(Vec<String>),
 }
 
 impl WatchScope {
-    /// Creates the scope of these namespaces; an empty set means the whole cluster.
+    /// Creates the scope of these namespaces; without any, the scope is the whole cluster.
     pub fn of(namespaces: &BTreeSet<String>) -> Self {
         if namespaces.is_empty() {
             Self::Cluster
@@ -125,7 +125,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns whether the operator serves objects in `namespace`, which is empty for cluster-scoped objects.
+    /// Returns whether the operator watches `namespace`, which is empty for cluster-scoped objects.
     pub fn covers(&self, namespace: &str) -> bool {
         match self {
             Self::Cluster => true,
@@ -133,25 +133,25 @@ impl WatchScope {
         }
     }
 
-    /// Returns the watched places: namespaces, or `None` for the whole cluster.
-    pub fn places(&self) -> Vec<Option<String>> {
+    /// Returns the namespaces to watch; `None` is all namespaces.
+    pub fn namespaces(&self) -> Vec<Option<String>> {
         match self {
             Self::Cluster => vec![None],
             Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
         }
     }
 
-    /// Returns the watched places with their APIs of a namespaced kind.
+    /// Returns the namespaces to watch, each with its API of a namespaced kind.
     pub fn apis<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
         &self,
         client: &Client,
     ) -> Vec<(Option<String>, Api<K>)> {
-        let apis = self.places().into_iter().map(|place| {
-            let api = match &place {
+        let apis = self.namespaces().into_iter().map(|namespace| {
+            let api = match &namespace {
                 Some(namespace) => Api::namespaced(client.clone(), namespace),
                 None => Api::all(client.clone()),
             };
-            (place, api)
+            (namespace, api)
         });
         apis.collect()
     }

@@ -364,7 +364,7 @@ pub fn renumbered(
         &mut Vec::new(),
         &mut found,
     );
-    let held = |path: &Path| {
+    let is_owned_by_others = |path: &Path| {
         let others = managed
             .iter()
             .filter(|entry| entry.manager.as_deref() != Some(manager));
@@ -372,7 +372,7 @@ pub fn renumbered(
             .filter(|entry| covers_content(entry))
             .any(|entry| find(fields(entry), path).is_some())
     };
-    found.retain(held);
+    found.retain(is_owned_by_others);
     found
 }
 

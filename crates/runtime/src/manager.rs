@@ -40,7 +40,7 @@ use crate::settings::{Settings, Timings};
 /// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
 
-/// Environment of the controllers, to which the program adds them.
+/// The operator's controllers, and what they share.
 pub struct Manager {
     /// Settings of the runtime.
     pub settings: Settings,
@@ -54,7 +54,7 @@ pub struct Manager {
     /// Configuration of watches whose lists are streamed where the apiserver supports it, and may be stale: the
     /// operator reads an object again before it acts on it.
     pub streaming_watch_config: watcher::Config,
-    /// Part of the cluster that the operator serves.
+    /// Namespaces that the operator watches.
     pub scope: WatchScope,
     /// Metrics of the process.
     pub metrics: Metrics,
@@ -110,7 +110,7 @@ impl Phase {
         (sender, Self(phase))
     }
 
-    /// Returns whether objects are cached, in the places that may be listed.
+    /// Returns whether objects are cached, in the namespaces that may be listed.
     fn is_served(&self) -> bool {
         matches!(
             &*self.0.borrow(),
@@ -290,7 +290,7 @@ impl Manager {
             writer,
         } = handles;
         let commands = watch::Sender::<Command>::default();
-        let (synced_generation, mut synced) = watch::channel(None);
+        let (synced_relist, mut synced) = watch::channel(None);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.set_resources(name, move || {
@@ -300,14 +300,7 @@ impl Manager {
         });
         if self.settings.runs(name) {
             self.probes.set(name, KindState::Syncing);
-            let cache = Cache::new(
-                name,
-                writer,
-                on,
-                self.probes.clone(),
-                state,
-                synced_generation,
-            );
+            let cache = Cache::new(name, writer, on, self.probes.clone(), state, synced_relist);
             self.watch_kind(kind, cache, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
@@ -330,10 +323,10 @@ impl Manager {
         let run = async move {
             if is_candidate {
                 runner.lead();
-                commands.send_modify(|command| command.generation += 1);
+                commands.send_modify(|command| command.relist += 1);
                 // A watch that stalled on a standby is stale, and a reconcile of stale state would undo the changes of
                 // the previous leader. The wait fails if no watch runs; then there are no objects to reconcile.
-                let _ = synced.wait_for(|generation| *generation >= Some(1)).await;
+                let _ = synced.wait_for(|relist| *relist >= Some(1)).await;
             }
             phase.synced().await;
             join_all(after.iter_mut().map(Phase::synced)).await;
@@ -346,8 +339,8 @@ impl Manager {
         );
     }
 
-    /// Watches the objects of a kind in the places of `apis` with `config`, once `is_needed` is set. `sync` gets the
-    /// state of the lists.
+    /// Watches the namespaces of `apis` with `config`, once `is_needed` is set. `index` gets the objects, and `sync`
+    /// the state of the lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,
@@ -497,9 +490,9 @@ impl Manager {
             return Ok(());
         }
         let lease = client::unfenced(kubernetes, &settings.program, metrics)?;
-        let place = (&*settings.operator_namespace, &*settings.leader_election_id);
+        let lease_key = (&*settings.operator_namespace, &*settings.leader_election_id);
         let watchdog = probes.watchdog("lease", max_step(&settings.timings));
-        let election = LeaderElector::new(lease, place, identity, &settings.timings, watchdog);
+        let election = LeaderElector::new(lease, lease_key, identity, &settings.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
         drop(running);
         match outcome {

@@ -393,7 +393,7 @@ impl Collector for Leadership {
             "1 while this replica holds the lease, and always without leader election.",
         );
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        let value = ConstGauge::new(i64::from(fence.held()));
+        let value = ConstGauge::new(i64::from(fence.is_open()));
         value.encode(family.encode_family(&[("name", lease.as_str())])?)
     }
 }

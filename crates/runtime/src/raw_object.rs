@@ -1,4 +1,4 @@
-//! Objects of foreign kinds as the apiserver's text, decoded within memory limits.
+//! Objects of any kind as the JSON text of the apiserver, decoded within memory limits.
 //!
 //! Decoded JSON takes up to 100 times the memory of its text (a map of one member takes 632 bytes), so an object that
 //! fits into etcd can take more memory than the operator has.

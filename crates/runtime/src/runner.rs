@@ -1,6 +1,6 @@
-//! Queue around the reconciles of one controller: a timeout, a guard against panics, backoff after failures, a limit on
-//! concurrent reconciles, a log line and metrics. The write of a report is a separate step in the same queue: under
-//! load, children come before statuses.
+//! Work queue of one controller. Around each reconcile: a timeout, a guard against panics, backoff after failures, a
+//! limit on concurrency, a log line and metrics. The write of the status is a separate step in the same queue, because
+//! under load children come before statuses.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -36,24 +36,25 @@ use super::{tasks, telemetry};
 pub(super) trait Reconcile: Send + Sync + 'static {
     /// Kind of the objects.
     type Object: Kind + Clone + Debug + Send + Sync + 'static;
-    /// Report of a reconcile: a status and its Event.
-    type Report: Send + 'static;
+    /// Status that a reconcile has computed, with its Event.
+    type StatusUpdate: Send + 'static;
 
-    /// Maximum time that a report waits for reconciles; meanwhile a newer report of the object may replace it.
-    const LONGEST_WAIT: Duration;
+    /// Maximum time that the write of a status waits for reconciles. Meanwhile a newer status of the object may replace
+    /// the waiting one.
+    const MAX_STATUS_DELAY: Duration;
 
     /// Reconciles one object. The runner takes one step of an object at a time, and may drop the future at any await.
-    /// `report` is the report of an earlier reconcile that still waits, if any; the reconcile replaces or keeps it.
+    /// `update` is the unwritten status of an earlier reconcile, if any; the reconcile replaces or keeps it.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
-        report: &mut Option<Self::Report>,
+        update: &mut Option<Self::StatusUpdate>,
     ) -> impl Future<Output = Result<Requeue, Failure>> + Send;
 
-    /// Writes a report. Returns the maximum time until the object is due again, if the report sets one.
-    fn report(
+    /// Writes the status and publishes its Event. Returns the maximum time until the next reconcile, if there is one.
+    fn write_status(
         &self,
-        report: Self::Report,
+        update: Self::StatusUpdate,
     ) -> impl Future<Output = Result<Option<Duration>, Failure>> + Send;
 
     /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
@@ -103,8 +104,8 @@ const SPREAD: Duration = Duration::from_secs(12);
 const CANARY: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const STEP: Duration = Duration::from_millis(50);
-/// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
-/// longest delay.
+/// Backoff between retries of all objects while the apiserver fails and recovers again and again. Reset once the
+/// longest delay has passed without a recovery.
 const RETURNS: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
@@ -113,12 +114,10 @@ const RETURNS: BackoffPolicy = BackoffPolicy {
 /// Generation and `requested-at` of an object: with a new value the delays start again.
 type TriggerKey = (Option<i64>, Option<String>);
 
-/// Limits of the reconciles of one controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReconcileLimits {
     /// Most concurrent reconciles.
     pub concurrency: u16,
-    /// Timeout of one reconcile.
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: BackoffPolicy,
@@ -148,35 +147,35 @@ pub(super) struct Runner<R: Reconcile> {
     work: Arc<Mutex<WorkOf<R>>>,
 }
 
-type WorkOf<R> = Work<ObjectRef<<R as Reconcile>::Object>, <R as Reconcile>::Report>;
+type WorkOf<R> = Work<ObjectRef<<R as Reconcile>::Object>, <R as Reconcile>::StatusUpdate>;
 
 /// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
 /// wait forever (kube 5: `Scheduler::pending` is a set).
 struct Work<O, R> {
     objects: HashMap<O, Item<R>>,
     /// Objects without a running step, in the order of their next reconciles.
-    queue: BTreeMap<Place, O>,
-    /// Objects with a report and without a running step, in the order of the reports.
-    reports: BTreeMap<Place, O>,
-    /// Number of places given so far.
-    places_given: u64,
+    queue: BTreeMap<QueuePosition, O>,
+    /// Objects with an unwritten status and without a running step, in the order of the writes.
+    status_writes: BTreeMap<QueuePosition, O>,
+    /// Number of the last new position.
+    last_position: u64,
     /// Objects with a running step, and when it began.
     running: HashMap<O, Instant>,
     /// Objects that are reconciled for the first time, which creates their children.
     creating: HashSet<O>,
 }
 
-/// Place in the queue: when the reconcile may begin or the report must be written, and a unique number.
-type Place = (Instant, u64);
+/// Position in the queue: when the reconcile may begin or the status must be written, and a unique number.
+type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
 struct Item<R> {
     /// Key of the last trigger.
     requested: Option<TriggerKey>,
-    /// Place of the next reconcile.
+    /// Position of the next reconcile.
     due: Option<Due>,
-    /// Report of the last reconcile, until its write begins.
-    report: Option<Box<Pending<R>>>,
+    /// Status of the last reconcile, until its write begins.
+    update: Option<Box<Pending<R>>>,
 }
 
 impl<R> Default for Item<R> {
@@ -184,28 +183,27 @@ impl<R> Default for Item<R> {
         Self {
             requested: None,
             due: None,
-            report: None,
+            update: None,
         }
     }
 }
 
 #[derive(Clone, Copy)]
 struct Due {
-    place: Place,
+    position: QueuePosition,
     /// True if the clock made the object due, rather than a trigger.
     timed: bool,
 }
 
-/// A report that is not written yet.
+/// A status that is not written yet.
 struct Pending<R> {
-    report: R,
-    /// Place among the reports.
-    place: Place,
+    update: R,
+    /// Position among the writes.
+    position: QueuePosition,
     /// Requeue of the reconcile, if that succeeded.
     requeue: Option<Requeue>,
-    /// Span of the reconcile.
     span: Span,
-    /// The shutdown waits for the report.
+    /// The shutdown waits for the write.
     running: TaskTrackerToken,
 }
 
@@ -219,8 +217,7 @@ enum Step<O, R> {
         /// now.
         timed: bool,
     },
-    /// The write of a report.
-    Report(O, Box<Pending<R>>),
+    WriteStatus(O, Box<Pending<R>>),
 }
 
 impl<O: Clone + Eq + Hash, R> Work<O, R> {
@@ -228,8 +225,8 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         Self {
             objects: HashMap::new(),
             queue: BTreeMap::new(),
-            reports: BTreeMap::new(),
-            places_given: 0,
+            status_writes: BTreeMap::new(),
+            last_position: 0,
             running: HashMap::new(),
             creating: HashSet::new(),
         }
@@ -238,10 +235,10 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     /// Makes an object due. Returns whether that is an addition to the queue.
     fn triggered(&mut self, object: O, now: Instant) -> bool {
         let due = self.objects.get(&object).and_then(|item| item.due);
-        let added = due.is_none_or(|due| due.place.0 > now);
+        let added = due.is_none_or(|due| due.position.0 > now);
         if added {
             if let Some(due) = due {
-                self.queue.remove(&due.place);
+                self.queue.remove(&due.position);
             }
             self.add(object, now, false);
         }
@@ -249,53 +246,53 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     }
 
     fn add(&mut self, object: O, at: Instant, timed: bool) {
-        let place = self.place(at);
-        self.objects.entry(object.clone()).or_default().due = Some(Due { place, timed });
+        let position = self.position(at);
+        self.objects.entry(object.clone()).or_default().due = Some(Due { position, timed });
         if !self.running.contains_key(&object) {
-            self.queue.insert(place, object);
+            self.queue.insert(position, object);
         }
     }
 
-    /// Returns a new place, after those of the same time.
-    fn place(&mut self, at: Instant) -> Place {
-        self.places_given += 1;
-        (at, self.places_given)
+    /// Returns a new position, after others of the same time.
+    fn position(&mut self, at: Instant) -> QueuePosition {
+        self.last_position += 1;
+        (at, self.last_position)
     }
 
-    fn take_report(&mut self, object: &O) -> Option<Pending<R>> {
+    fn take_status_update(&mut self, object: &O) -> Option<Pending<R>> {
         let item = self.objects.get_mut(object)?;
-        item.report.take().map(|pending| *pending)
+        item.update.take().map(|pending| *pending)
     }
 
     /// Starts the next step, if there is one; `free` steps may begin. Once the controller `is_closed`, no reconcile
     /// begins.
     ///
-    /// Under load, children come before statuses: due reconciles come before reports, and no report begins while an
-    /// object is reconciled for the first time, because its write would compete with the creation of children. Without
-    /// load, the report of an object comes before its next reconcile. A report that has waited for the maximum time
-    /// comes first.
+    /// Under load, children come before statuses: due reconciles come before writes of statuses, and no such write
+    /// begins while an object is reconciled for the first time, because the write would compete with the creation of
+    /// children. Without load, the status of an object is written before its next reconcile. A write that has waited
+    /// for the maximum time comes first.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
         let is_loaded = due > free || !self.creating.is_empty();
-        let first_report = self.reports.first_key_value();
-        let is_overdue = first_report.is_some_and(|((at, _), _)| *at <= now);
-        let reports_begin = is_closed || is_overdue || !is_loaded;
+        let first_write = self.status_writes.first_key_value();
+        let is_overdue = first_write.is_some_and(|((at, _), _)| *at <= now);
+        let may_write = is_closed || is_overdue || !is_loaded;
         let first = if due > 0 && !is_closed && !is_overdue {
             self.queue.first_key_value()
         } else {
-            first_report.filter(|_| reports_begin)
+            first_write.filter(|_| may_write)
         };
         let object = first?.1.clone();
         let item = self.objects.get_mut(&object)?;
         if let Some(due) = item.due {
-            self.queue.remove(&due.place);
+            self.queue.remove(&due.position);
         }
-        if let Some(report) = &item.report {
-            self.reports.remove(&report.place);
+        if let Some(update) = &item.update {
+            self.status_writes.remove(&update.position);
         }
         self.running.insert(object.clone(), now);
-        if reports_begin && let Some(report) = item.report.take() {
-            return Some(Step::Report(object, report));
+        if may_write && let Some(update) = item.update.take() {
+            return Some(Step::WriteStatus(object, update));
         }
         if item.requested.is_none() {
             self.creating.insert(object.clone());
@@ -303,14 +300,14 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         let due = item.due.take()?;
         Some(Step::Reconcile {
             object,
-            waited: now.saturating_duration_since(due.place.0),
+            waited: now.saturating_duration_since(due.position.0),
             timed: due.timed,
         })
     }
 
-    /// Returns when the next object is due, or the next report must be written.
+    /// Returns when the next reconcile is due, or the next status must be written.
     fn next_due(&self) -> Option<Instant> {
-        let first = [&self.queue, &self.reports].map(BTreeMap::first_key_value);
+        let first = [&self.queue, &self.status_writes].map(BTreeMap::first_key_value);
         first.into_iter().flatten().map(|((at, _), _)| *at).min()
     }
 
@@ -319,13 +316,13 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         self.running.remove(&object);
         self.creating.remove(&object);
         let item = self.objects.get(&object);
-        if let Some(report) = item.and_then(|item| item.report.as_ref()) {
-            self.reports.insert(report.place, object.clone());
+        if let Some(update) = item.and_then(|item| item.update.as_ref()) {
+            self.status_writes.insert(update.position, object.clone());
         }
         let due = item.and_then(|item| item.due);
-        let is_before = |due: &Due| latest.is_none_or(|latest| due.place.0 <= latest);
+        let is_before = |due: &Due| latest.is_none_or(|latest| due.position.0 <= latest);
         match (due.filter(is_before), latest) {
-            (Some(due), _) => _ = self.queue.insert(due.place, object),
+            (Some(due), _) => _ = self.queue.insert(due.position, object),
             (None, Some(latest)) => self.add(object, latest, true),
             // The object was deleted.
             (None, None) => {}
@@ -340,10 +337,10 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             return;
         };
         if let Some(due) = item.due {
-            self.queue.remove(&due.place);
+            self.queue.remove(&due.position);
         }
-        if let Some(report) = item.report {
-            self.reports.remove(&report.place);
+        if let Some(update) = item.update {
+            self.status_writes.remove(&update.position);
         }
     }
 
@@ -352,7 +349,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             .objects
             .values()
             .filter_map(|item| item.due)
-            .filter(|due| due.place.0 <= now);
+            .filter(|due| due.position.0 <= now);
         let unfinished = self
             .running
             .values()
@@ -446,9 +443,9 @@ impl<R: Reconcile> Runner<R> {
                         }
                         None => self.forget_deleted(&object),
                     },
-                    Some(Step::Report(object, report)) => {
+                    Some(Step::WriteStatus(object, update)) => {
                         if store.get(&object).is_some() {
-                            steps.push(self.report(object, *report).boxed());
+                            steps.push(self.write_status(object, *update).boxed());
                         } else {
                             self.forget_deleted(&object);
                         }
@@ -579,16 +576,16 @@ impl<R: Reconcile> Runner<R> {
         self.work().ended(key, Some(Instant::now() + delay));
     }
 
-    /// Writes a report. A failed write fails the reconcile, which is repeated.
-    async fn report(&self, key: ObjectRef<R::Object>, pending: Pending<R::Report>) {
+    /// Writes the status of a reconcile. A failed write fails the reconcile, which is then repeated.
+    async fn write_status(&self, key: ObjectRef<R::Object>, pending: Pending<R::StatusUpdate>) {
         let Pending {
-            report,
+            update,
             requeue,
             span,
             running: _running,
             ..
         } = pending;
-        let write = self.attempt(&key, self.reconciler.report(report).boxed());
+        let write = self.attempt(&key, self.reconciler.write_status(update).boxed());
         let delay = match write.instrument(span).await {
             Ok(renewal) => {
                 if let Some(requeue) = requeue {
@@ -629,13 +626,13 @@ impl<R: Reconcile> Runner<R> {
     async fn run_reconcile(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         let began = Instant::now();
         self.transient().remove(key);
-        let unwritten = self.work().take_report(key);
-        let (mut report, place) = match unwritten {
-            Some(pending) => (Some(pending.report), Some(pending.place)),
+        let unwritten = self.work().take_status_update(key);
+        let (mut update, position) = match unwritten {
+            Some(pending) => (Some(pending.update), Some(pending.position)),
             None => (None, None),
         };
         // The future is too large to be moved over the stack.
-        let reconcile = self.reconciler.reconcile(object, &mut report).boxed();
+        let reconcile = self.reconciler.reconcile(object, &mut update).boxed();
         let (delay, requeue) = match self.attempt(key, reconcile).await {
             Ok(requeue) => {
                 debug!(?requeue, "reconciled");
@@ -645,17 +642,18 @@ impl<R: Reconcile> Runner<R> {
             }
             Err(delay) => (delay, None),
         };
-        if let Some(report) = report {
+        if let Some(update) = update {
             let mut work = self.work();
             let pending = Pending {
-                report,
-                // The newest report keeps the place of the first one that was not written.
-                place: place.unwrap_or_else(|| work.place(Instant::now() + R::LONGEST_WAIT)),
+                update,
+                // The newest status keeps the position of the first unwritten one.
+                position: position
+                    .unwrap_or_else(|| work.position(Instant::now() + R::MAX_STATUS_DELAY)),
                 requeue,
                 span: Span::current(),
                 running: self.running.token(),
             };
-            work.objects.entry(key.clone()).or_default().report = Some(Box::new(pending));
+            work.objects.entry(key.clone()).or_default().update = Some(Box::new(pending));
         } else if let Some(requeue) = requeue {
             self.succeeded(key, requeue);
         }
@@ -703,7 +701,7 @@ impl<R: Reconcile> Runner<R> {
         Err(delay)
     }
 
-    /// Resets the delays of an object whose reconcile succeeded and whose report is written.
+    /// Resets the delays of an object whose reconcile succeeded and whose status is written.
     fn succeeded(&self, key: &ObjectRef<R::Object>, requeue: Requeue) {
         if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
@@ -907,8 +905,8 @@ mod tests {
 
     impl Reconcile for Failing {
         type Object = Widget;
-        type Report = ();
-        const LONGEST_WAIT: Duration = Duration::ZERO;
+        type StatusUpdate = ();
+        const MAX_STATUS_DELAY: Duration = Duration::ZERO;
 
         async fn reconcile(&self, _: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
             self.began.lock().unwrap().push(Instant::now());
@@ -918,7 +916,7 @@ mod tests {
             }
         }
 
-        async fn report(&self, (): ()) -> Result<Option<Duration>, Failure> {
+        async fn write_status(&self, (): ()) -> Result<Option<Duration>, Failure> {
             Ok(None)
         }
     }
@@ -935,8 +933,8 @@ mod tests {
 
     impl Reconcile for Busy {
         type Object = Widget;
-        type Report = ();
-        const LONGEST_WAIT: Duration = Duration::ZERO;
+        type StatusUpdate = ();
+        const MAX_STATUS_DELAY: Duration = Duration::ZERO;
 
         async fn reconcile(
             &self,
@@ -954,7 +952,7 @@ mod tests {
             Ok(Requeue::OnChange)
         }
 
-        async fn report(&self, (): ()) -> Result<Option<Duration>, Failure> {
+        async fn write_status(&self, (): ()) -> Result<Option<Duration>, Failure> {
             Ok(None)
         }
     }
@@ -1256,18 +1254,18 @@ mod tests {
         });
     }
 
-    /// Controller whose reconciles each report how often their object was reconciled. The controller records the steps.
-    struct Reporting<const CAN_WAIT: bool> {
+    /// Controller whose statuses count the reconciles of their objects. The controller records the steps.
+    struct Counting<const CAN_WAIT: bool> {
         steps: Mutex<Vec<(Duration, String)>>,
         since: Instant,
         counts: Mutex<HashMap<String, u32>>,
         /// Duration of the first reconcile of object `o-0`.
         first: Duration,
-        /// Number of reports that fail before one is written.
+        /// Number of writes that fail before one succeeds.
         failures: Mutex<u32>,
     }
 
-    impl<const CAN_WAIT: bool> Reporting<CAN_WAIT> {
+    impl<const CAN_WAIT: bool> Counting<CAN_WAIT> {
         fn step(&self, what: String) {
             self.steps
                 .lock()
@@ -1292,15 +1290,15 @@ mod tests {
         }
     }
 
-    impl<const CAN_WAIT: bool> Reconcile for Reporting<CAN_WAIT> {
+    impl<const CAN_WAIT: bool> Reconcile for Counting<CAN_WAIT> {
         type Object = Widget;
-        type Report = String;
-        const LONGEST_WAIT: Duration = Duration::from_secs(if CAN_WAIT { 5 } else { 0 });
+        type StatusUpdate = String;
+        const MAX_STATUS_DELAY: Duration = Duration::from_secs(if CAN_WAIT { 5 } else { 0 });
 
         async fn reconcile(
             &self,
             object: Arc<Widget>,
-            report: &mut Option<String>,
+            update: &mut Option<String>,
         ) -> Result<Requeue, Failure> {
             let name = object.name_any();
             let count = {
@@ -1312,12 +1310,12 @@ mod tests {
             self.step(format!("reconcile {name} {count}"));
             let is_first = name == "o-0" && count == 1;
             sleep(if is_first { self.first } else { STEP_TIME }).await;
-            *report = Some(format!("{name} {count}"));
+            *update = Some(format!("{name} {count}"));
             Ok(Requeue::OnChange)
         }
 
-        async fn report(&self, report: String) -> Result<Option<Duration>, Failure> {
-            self.step(format!("report {report}"));
+        async fn write_status(&self, update: String) -> Result<Option<Duration>, Failure> {
+            self.step(format!("write {update}"));
             sleep(STEP_TIME).await;
             let mut failures = self.failures.lock().unwrap();
             if *failures > 0 {
@@ -1328,9 +1326,9 @@ mod tests {
         }
     }
 
-    /// A running controller of [`Reporting`].
+    /// A running controller of [`Counting`].
     struct Fixture<const CAN_WAIT: bool> {
-        reporting: Arc<Reporting<CAN_WAIT>>,
+        counting: Arc<Counting<CAN_WAIT>>,
         trigger: Trigger<Widget>,
         writer: Mutex<Writer<Widget>>,
         running: TaskTracker,
@@ -1338,7 +1336,7 @@ mod tests {
 
     impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
         fn start(objects: usize, concurrency: u16, first: Duration, failures: u32) -> Self {
-            let reporting = Arc::new(Reporting {
+            let counting = Arc::new(Counting {
                 steps: Mutex::default(),
                 since: Instant::now(),
                 counts: Mutex::default(),
@@ -1353,12 +1351,12 @@ mod tests {
                 failed: policy,
                 ..limits(concurrency)
             };
-            let runner = runner(reporting.clone(), limits, &Availability::default());
+            let runner = runner(counting.clone(), limits, &Availability::default());
             let (trigger, running) = (Trigger::default(), runner.running.clone());
             let (store, writer) = filled(objects);
             tokio::spawn(runner.run(store, trigger.clone()));
             Self {
-                reporting,
+                counting,
                 trigger,
                 writer: Mutex::new(writer),
                 running,
@@ -1377,18 +1375,18 @@ mod tests {
         const OBJECTS: usize = 40;
         let fixture = Fixture::<true>::start(OBJECTS, 4, STEP_TIME, 0);
         sleep(MINUTE).await;
-        let steps = fixture.reporting.steps.lock().unwrap();
+        let steps = fixture.counting.steps.lock().unwrap();
         assert_eq!(steps.len(), 2 * OBJECTS, "each object has one of each");
-        let (reconciles, reports) = steps.split_at(OBJECTS);
+        let (reconciles, writes) = steps.split_at(OBJECTS);
         assert!(
             reconciles
                 .iter()
                 .all(|(_, what)| what.starts_with("reconcile"))
-                && reports.iter().all(|(_, what)| what.starts_with("report")),
+                && writes.iter().all(|(_, what)| what.starts_with("write")),
             "{steps:?}"
         );
         assert!(
-            reports[OBJECTS - 1].0 < STEP_TIME * 20,
+            writes[OBJECTS - 1].0 < STEP_TIME * 20,
             "nothing pauses in between: {steps:?}"
         );
     }
@@ -1397,13 +1395,13 @@ mod tests {
     async fn status_is_written_at_once_unless_an_object_is_new() {
         let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 0);
         sleep(MINUTE).await;
-        assert_eq!(fixture.reporting.at("report o-1 1"), Some(STEP_TIME));
+        assert_eq!(fixture.counting.at("write o-1 1"), Some(STEP_TIME));
         fixture.wake("o-1");
         sleep(STEP_TIME / 2).await;
         fixture.wake("o-0");
         sleep(MINUTE).await;
         assert_eq!(
-            fixture.reporting.at("report o-1 2"),
+            fixture.counting.at("write o-1 2"),
             Some(MINUTE + STEP_TIME),
             "although another object is reconciled"
         );
@@ -1412,13 +1410,13 @@ mod tests {
             sleep(STEP_TIME / 2).await;
         }
         sleep(MINUTE).await;
-        let steps = fixture.reporting.steps();
+        let steps = fixture.counting.steps();
         let steps: Vec<_> = steps[4..].iter().map(String::as_str).collect();
         let expected = [
             "reconcile o-1 3",
-            "report o-1 3",
+            "write o-1 3",
             "reconcile o-1 4",
-            "report o-1 4",
+            "write o-1 4",
         ];
         assert_eq!(steps, expected, "although the object is due again");
     }
@@ -1427,12 +1425,12 @@ mod tests {
     async fn statuses_wait_while_reconciles_wait() {
         let fixture = Fixture::<true>::start(4, 1, STEP_TIME, 0);
         sleep(MINUTE).await;
-        let before = fixture.reporting.steps().len();
+        let before = fixture.counting.steps().len();
         for name in ["o-1", "o-2", "o-3"] {
             fixture.wake(name);
         }
         sleep(MINUTE).await;
-        let steps = fixture.reporting.steps();
+        let steps = fixture.counting.steps();
         let is_reconcile = |what: &String| what.starts_with("reconcile");
         let reconciles = steps[before..].iter().take_while(|what| is_reconcile(what));
         assert_eq!(reconciles.count(), 3, "{steps:?}");
@@ -1440,7 +1438,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn newest_report_replaces_a_waiting_one() {
+    async fn newest_status_replaces_a_waiting_one() {
         let first = Duration::from_secs(1);
         let fixture = Fixture::<true>::start(2, 4, first, 0);
         for _ in 0..3 {
@@ -1449,29 +1447,29 @@ mod tests {
         }
         sleep(MINUTE).await;
         let reconciles = (1..=4).map(|count| format!("reconcile o-1 {count}"));
-        let steps: Vec<_> = reconciles.chain(["report o-1 4".to_owned()]).collect();
-        assert_eq!(fixture.reporting.steps(), steps);
-        assert_eq!(fixture.reporting.at("report o-1 4"), Some(first));
+        let steps: Vec<_> = reconciles.chain(["write o-1 4".to_owned()]).collect();
+        assert_eq!(fixture.counting.steps(), steps);
+        assert_eq!(fixture.counting.at("write o-1 4"), Some(first));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn replaced_report_does_not_wait_for_longer() {
+    async fn replaced_status_does_not_wait_for_longer() {
         let fixture = Fixture::<true>::start(2, 4, MINUTE, 0);
         for _ in 0..9 {
             sleep(Duration::from_secs(1)).await;
             fixture.wake("o-1");
         }
-        let reported = fixture.reporting.at("report o-1 6");
-        assert_eq!(reported, Some(Duration::from_secs(5) + STEP_TIME));
+        let written = fixture.counting.at("write o-1 6");
+        assert_eq!(written, Some(Duration::from_secs(5) + STEP_TIME));
     }
 
     #[tokio::test(start_paused = true)]
     async fn constant_load_starves_no_status() {
         const OBJECTS: usize = 3000;
-        let longest = Reporting::<true>::LONGEST_WAIT;
+        let longest = Counting::<true>::MAX_STATUS_DELAY;
         let fixture = Fixture::<true>::start(OBJECTS, 2, STEP_TIME, 0);
         sleep(MINUTE).await;
-        let steps = fixture.reporting.steps.lock().unwrap();
+        let steps = fixture.counting.steps.lock().unwrap();
         let mut ended = HashMap::new();
         for (at, what) in &*steps {
             match what.split(' ').collect::<Vec<_>>()[..] {
@@ -1494,32 +1492,32 @@ mod tests {
         sleep(MINUTE).await;
         let steps = [
             "reconcile o-1 1",
-            "report o-1 1",
+            "write o-1 1",
             "reconcile o-1 2",
-            "report o-1 2",
+            "write o-1 2",
         ];
-        assert_eq!(fixture.reporting.steps(), steps);
-        assert_eq!(fixture.reporting.at("report o-1 1"), Some(STEP_TIME));
+        assert_eq!(fixture.counting.steps(), steps);
+        assert_eq!(fixture.counting.at("write o-1 1"), Some(STEP_TIME));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_report_is_retried_with_backoff() {
+    async fn failed_write_is_retried_with_backoff() {
         let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 6);
         sleep(MINUTE).await;
         let at = |count| {
             fixture
-                .reporting
+                .counting
                 .at(&format!("reconcile o-1 {count}"))
                 .unwrap()
         };
         assert!(at(2) >= at(1) + Duration::from_secs(1), "the first delay");
         assert!(at(3) >= at(2) + Duration::from_secs(2), "the delays grow");
-        let steps = fixture.reporting.steps();
-        assert_eq!(steps.last().unwrap(), "report o-1 4", "{steps:?}");
+        let steps = fixture.counting.steps();
+        assert_eq!(steps.last().unwrap(), "write o-1 4", "{steps:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_report_of_a_deleted_object_is_dropped() {
+    async fn waiting_status_of_a_deleted_object_is_dropped() {
         let first = Duration::from_secs(1);
         let fixture = Fixture::<true>::start(2, 4, first, 0);
         sleep(first / 2).await;
@@ -1533,30 +1531,30 @@ mod tests {
             .apply_watcher_event(&Event::Delete(deleted));
         fixture.wake("o-1");
         sleep(MINUTE).await;
-        assert_eq!(fixture.reporting.steps(), ["reconcile o-1 1"]);
-        assert!(fixture.reporting.at("report o-0 1").is_some());
+        assert_eq!(fixture.counting.steps(), ["reconcile o-1 1"]);
+        assert!(fixture.counting.at("write o-0 1").is_some());
         fixture.running.close();
         fixture.running.wait().await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_writes_waiting_reports() {
+    async fn shutdown_writes_waiting_statuses() {
         let first = Duration::from_secs(1);
         let fixture = Fixture::<true>::start(3, 2, first, 0);
         sleep(first / 2).await;
         fixture.running.close();
         fixture.wake("o-1");
         fixture.running.wait().await;
-        assert!(fixture.reporting.since.elapsed() <= first + 2 * STEP_TIME);
+        assert!(fixture.counting.since.elapsed() <= first + 2 * STEP_TIME);
         let steps = [
             "reconcile o-1 1",
             "reconcile o-2 1",
-            "report o-1 1",
-            "report o-2 1",
+            "write o-1 1",
+            "write o-2 1",
         ];
-        let mut taken = fixture.reporting.steps();
+        let mut taken = fixture.counting.steps();
         taken.sort();
         assert_eq!(taken, steps, "no reconcile begins");
-        assert!(fixture.reporting.at("report o-0 1").is_some());
+        assert!(fixture.counting.at("write o-0 1").is_some());
     }
 }

@@ -42,7 +42,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         summary: fn(&T) -> S,
         advice: Advice,
     ) -> Arc<Children<T, S>> {
-        let places = self
+        let apis = self
             .manager
             .scope
             .apis::<BoundedObject<T>>(&self.manager.client);
@@ -52,12 +52,12 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let (cache, sync) = (self.child_cache(), SyncState::default());
         let children = Arc::new(self.children_of(cache, sync.clone(), summary, false, drift));
         self.manager
-            .watch_resource(places, &config, &self.needs_watch, &children, &sync);
+            .watch_resource(apis, &config, &self.needs_watch, &children, &sync);
         children
     }
 
-    /// Returns children that the owner of `cache` watches by their metadata, because they may be large; `sync` is the
-    /// state of that watch. Their corrections are never delayed.
+    /// Returns children that are watched by their metadata, because they may be large. The caller runs the watch, which
+    /// fills `cache` and `sync`. Corrections of these children are never delayed.
     pub fn children_by_metadata<T: ChildKind>(
         &self,
         cache: Arc<ChildCache<()>>,

@@ -78,12 +78,12 @@ pub(super) fn copy(
                         .into(),
                 ),
                 Some(_) => Adoptability::WouldReplace(
-                    "differs from its source, whose content replaces its own".into(),
+                    "differs from its source: the operator overwrites its content".into(),
                 ),
             }
         }
         Err(error) => Adoptability::Unknown(format!(
-            "its source could not be read, and may replace it: {error}"
+            "the source could not be read, so the operator may replace this copy: {error}"
         )),
     };
     classify(owner, &live.metadata, if_unowned, exists)
@@ -247,7 +247,8 @@ mod tests {
             panic!()
         };
         assert!(note.contains("until its source exists"), "{note}");
-        let text = "its source could not be read, and may replace it: you may not";
+        let text =
+            "the source could not be read, so the operator may replace this copy: you may not";
         assert_eq!(
             copied(&live, &Err("you may not".into()), &json!({})),
             Adoptability::Unknown(text.into())

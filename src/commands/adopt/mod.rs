@@ -84,7 +84,7 @@ impl Adopt<'_> {
     async fn consent(&self, candidate: &Candidate) -> Result<(), String> {
         let owner = &candidate.owner;
         let resource = match &candidate.object {
-            CandidateObject::Unreadable => return Err("it could not be read".into()),
+            CandidateObject::Unreadable => return Err("the object could not be read".into()),
             CandidateObject::Copy(copy) => {
                 let resource = ApiResource::erase::<ConfigMap>(&());
                 return self.annotate(&resource, copy, owner).await;
@@ -105,7 +105,7 @@ impl Adopt<'_> {
         let request = json!({ "uid": owner.uid(), "annotations": { REQUESTED_AT: now } });
         let triggered = self.patch(&resource, owner.namespace(), owner.name(), request);
         triggered.await.map_err(|error| {
-            format!("the adoption is allowed, but waits for the next reconcile, which could not be requested: {error}")
+            format!("the operator may now adopt the object, but could not be told to reconcile at once: {error}")
         })
     }
 
@@ -141,7 +141,7 @@ impl Adopt<'_> {
         match api.patch_metadata(name, &params, &patch).await {
             Ok(_) => Ok(()),
             Err(error) if has_code(&error, 409) => {
-                Err("it has changed since it was read: run this again".into())
+                Err("the object has changed since it was read: run the command again".into())
             }
             Err(error) => Err(message(&error)),
         }

@@ -62,7 +62,7 @@ pub(super) async fn purge(
             });
             match api.delete(&crd.name_any(), &params).await {
                 Ok(_) => {}
-                // Deleted or replaced meanwhile: the next round reads it again.
+                // Deleted or replaced meanwhile: the next attempt reads it again.
                 Err(error) if has_code(&error, 404) || has_code(&error, 409) => {}
                 Err(error) if has_code(&error, 403) => problem = Some(error.into()),
                 Err(error) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! The deletion, round by round, until nothing is left or nothing more can be done.
+//! The deletion, repeated until nothing is left or nothing more can be done.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -49,10 +49,10 @@ impl Deletion<'_> {
         let mut outage = OutageReporter::default();
         loop {
             let began = Instant::now();
-            let Ok(round) = timeout_at(deadline, self.round()).await else {
+            let Ok(remaining) = timeout_at(deadline, self.take_steps()).await else {
                 break;
             };
-            match round {
+            match remaining {
                 Err(error) if error.is::<RequestError>() => outage.report(&error, out)?,
                 Err(error) => return Err(error),
                 Ok(None) => return Ok(None),
@@ -78,7 +78,7 @@ impl Deletion<'_> {
         }
         let remaining = last.filter(|remaining| !remaining.is_empty());
         Ok(Some(remaining.context(
-            "the cluster did not answer in time: run it again",
+            "the apiserver did not answer in time: run the command again",
         )?))
     }
 
@@ -97,7 +97,7 @@ impl Deletion<'_> {
 
     /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns `None`
     /// if nothing is left. An error that is no `RequestError` ends the deletion.
-    async fn round(&self) -> anyhow::Result<Option<Remaining>> {
+    async fn take_steps(&self) -> anyhow::Result<Option<Remaining>> {
         let mut is_found = false;
         let mut remaining = Remaining::default();
         for kind in &self.kinds {
@@ -131,7 +131,7 @@ impl Deletion<'_> {
                 self.changes.borrow_mut().remove(&target);
                 return None;
             }
-            // The object has changed meanwhile: the next round reads it again.
+            // The object has changed meanwhile: the next attempt reads it again.
             Err(error) if has_code(&error, 409) => {}
             Err(error) => target.problem = Some(error.into()),
         }

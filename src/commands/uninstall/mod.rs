@@ -54,12 +54,15 @@ pub(crate) async fn run(
         },
         () = signals.next() => {
             out.line("")?;
-            out.line("Interrupted: run it again to continue.")?;
+            out.line("Interrupted. Run the command again to continue.")?;
             Ok(ExitCode::FAILURE)
         }
     };
     let undo = deletion.changes.borrow().undo(&args.scope.cluster);
-    out.section("Changed, but not deleted. To undo the changes:", &undo)?;
+    out.section(
+        "These objects were changed but not deleted. To undo the changes:",
+        &undo,
+    )?;
     result
 }
 
@@ -73,12 +76,14 @@ async fn confirm<'a>(
     let timeout = args.timeout;
     let deadline = Instant::now() + timeout;
     let Ok(plan) = timeout_at(deadline, discover(&client, args, out)).await else {
-        anyhow::bail!("the cluster did not answer within {timeout:?}: run it again");
+        anyhow::bail!(
+            "the apiserver did not answer within {timeout:?}: run the command again, or raise --timeout"
+        );
     };
     let plan = plan?;
     if plan.targets.is_empty() && plan.crds.is_empty() {
-        let place = in_namespace(args.scope.namespace());
-        out.line(format!("There is nothing to delete{place}."))?;
+        let in_namespace = in_namespace(args.scope.namespace());
+        out.line(format!("There is nothing to delete{in_namespace}."))?;
         plan.print_foreign(out)?;
         return Ok(ControlFlow::Break(ExitCode::SUCCESS));
     }
@@ -87,7 +92,9 @@ async fn confirm<'a>(
 
     let notes = operator_notes(&client, args, &plan.targets);
     let Ok(notes) = timeout_at(deadline, notes).await else {
-        anyhow::bail!("whether the operator runs is not known after {timeout:?}: raise --timeout");
+        anyhow::bail!(
+            "cannot tell within {timeout:?} whether the operator is running: raise --timeout"
+        );
     };
     let (expired_lease, notes) = notes?;
     out.paragraph(notes)?;
@@ -142,18 +149,16 @@ async fn operator_notes(
     if targets.iter().any(|target| target.needs_operator(args)) {
         let operator = OperatorState::read(client, &args.lease.key()).await;
         let problem = operator.problem();
-        notes.extend(
-            problem.map(|problem| {
-                format!("{problem}. Objects that need the operator will wait for it.")
-            }),
-        );
+        notes.extend(problem.map(|problem| {
+            format!("{problem}. Objects with its finalizers stay until the operator runs.")
+        }));
     }
     Ok((None, notes))
 }
 
 async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() || !out.is_terminal() {
-        out.line("Nothing was deleted: there is no terminal to ask on. Add --yes.")?;
+        out.line("Nothing was deleted: without a terminal, this command needs --yes.")?;
         return Ok(false);
     }
     out.raw("Delete all of this? [y/N] ")?;
@@ -171,10 +176,10 @@ async fn is_confirmed(out: &mut Printer) -> anyhow::Result<bool> {
 }
 
 fn print_success(args: &UninstallArgs, out: &mut Printer) -> anyhow::Result<ExitCode> {
-    let place = in_namespace(args.scope.namespace());
-    out.line(format!("Everything is deleted{place}."))?;
+    let in_namespace = in_namespace(args.scope.namespace());
+    out.line(format!("Everything is deleted{in_namespace}."))?;
     if args.scope.namespace().is_none() && !args.purge {
-        out.line("CRDs that are installed stay, and so does the operator: delete it the way it was installed.")?;
+        out.line("The operator and its CRDs stay: uninstall them the way they were installed.")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -46,8 +46,8 @@ impl Plan {
         let mut guarded = targets.iter().filter(|it| it.object.needs_operator());
         if let Some(target) = guarded.find(|target| is_foreign(target.kind)) {
             anyhow::bail!(
-                "CRD {} is not this program's (no annotation {SCHEMA}), but {} has a finalizer of this program's. Nothing was \
-                 deleted. Install this program's CRDs over it, and run this again: {}",
+                "CRD {} belongs to another program (it has no annotation {SCHEMA}), but {} has a finalizer of Quartermaster. \
+                 Nothing was deleted. Install Quartermaster's CRDs, then run the command again: {}",
                 target.kind.crd_name(),
                 target.object.title(),
                 args.scope.cluster.command(REPLACE_CRDS)
@@ -67,8 +67,8 @@ impl Plan {
     }
 
     pub(super) fn print(&self, args: &UninstallArgs, out: &mut Printer) -> io::Result<()> {
-        let place = in_namespace(args.scope.namespace());
-        out.paragraph([format!("To be deleted{place}:")])?;
+        let in_namespace = in_namespace(args.scope.namespace());
+        out.paragraph([format!("To be deleted{in_namespace}:")])?;
         out.line("")?;
         let mut rows = Vec::new();
         for kind in &self.kinds {
@@ -92,23 +92,23 @@ impl Plan {
         }
         for crd in &self.crds {
             let note = if crds::is_deleting(crd) {
-                "is being deleted already"
+                "already being deleted"
             } else {
                 ""
             };
             rows.push(["CRD", "1", &crd.name_any(), note].map(Cell::from).into());
         }
-        out.table(&["KIND", "COUNT", "NAMES", "WITH IT"], &rows)?;
+        out.table(&["KIND", "COUNT", "NAMES", "ALSO AFFECTED"], &rows)?;
         if args.without_operator {
             let guarded = self.targets.iter().filter(|it| it.object.needs_operator());
             let left = guarded.filter_map(|target| left_behind(target, &args.scope.cluster));
             let left: Vec<_> = left.collect();
-            out.section("Left behind, to be deleted by hand:", &left)?;
+            out.section("These objects stay; delete them by hand:", &left)?;
         }
         self.print_foreign(out)?;
         out.paragraph(self.unknown.iter().map(|why| {
             format!(
-                "Some of these objects may belong to another program: the owners of the CRDs are not known: {why}"
+                "Some of these objects may belong to another program, because not every CRD could be read: {why}"
             )
         }))
     }
@@ -117,7 +117,7 @@ impl Plan {
     pub(super) fn print_foreign(&self, out: &mut Printer) -> io::Result<()> {
         out.paragraph(self.foreign.iter().map(|crd| {
             format!(
-                "Unchanged, with its objects: CRD {crd}, which is not this program's (no annotation {SCHEMA})"
+                "CRD {crd} and its objects stay: the CRD belongs to another program (it has no annotation {SCHEMA})"
             )
         }))
     }

@@ -13,7 +13,7 @@ use crate::commands::operator_state::{LeaseVersion, other_leases};
 
 /// Time in which a standby acquires a released Lease.
 const HANDOVER: Duration = Duration::from_secs(5);
-const NOT_KNOWN: &str = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
+const UNKNOWN: &str = "cannot tell whether the operator is running, and --without-operator is safe only once it has stopped";
 
 /// Fails unless the operator is known to be gone. Returns its expired Lease, if there is one, and notes for the user.
 pub(super) async fn prove_gone(
@@ -28,10 +28,10 @@ pub(super) async fn prove_gone(
         Ok(leases) => {
             let leases = leases.iter().map(|key| format!("Lease {key}"));
             let leases = leases.collect::<Vec<_>>().join(", ");
-            Some(format!("another operator runs ({leases})"))
+            Some(format!("another operator is running ({leases})"))
         }
         Err(error) => Some(format!(
-            "whether another operator runs is not known ({error})"
+            "this command cannot tell whether another operator is running ({error})"
         )),
     };
     if let Some(refusal) = refusal(expired.is_some(), others.as_deref(), args) {
@@ -39,16 +39,16 @@ pub(super) async fn prove_gone(
     }
     let why = match &expired {
         Some(lease) => lease.why_gone(),
-        None => "it has no Lease".into(),
+        None => "the Lease does not exist".into(),
     };
-    let mut notes = vec![format!("No operator is running ({key}): {why}.")];
+    let mut notes = vec![format!("The operator is not running (Lease {key}): {why}.")];
     notes.extend(others.map(|others| {
-        format!("Note that {others}: make sure that none of its objects is listed.")
+        format!("Note: {others}. Make sure that the list above has none of its objects.")
     }));
     Ok((expired, notes))
 }
 
-/// Fails if the operator is back, because it removes its finalizers itself.
+/// Fails if the operator runs again, because the operator then removes its finalizers itself.
 pub(super) async fn ensure_still_gone(
     client: &Client,
     key: &ObjectKey,
@@ -67,7 +67,7 @@ async fn expired_lease(
     key: &ObjectKey,
     read: impl AsyncFn() -> anyhow::Result<Option<LeaseVersion>>,
 ) -> anyhow::Result<Option<LeaseVersion>> {
-    let Some(mut lease) = read().await.context(NOT_KNOWN)? else {
+    let Some(mut lease) = read().await.context(UNKNOWN)? else {
         return Ok(None);
     };
     let mut since = Instant::now();
@@ -78,7 +78,7 @@ async fn expired_lease(
             return Ok(Some(lease));
         }
         sleep(RETRY_INTERVAL).await;
-        match read().await.context(NOT_KNOWN)? {
+        match read().await.context(UNKNOWN)? {
             None => return Ok(None),
             Some(next) if next == lease => {}
             Some(next) if next.holder.is_empty() => (lease, since) = (next, Instant::now()),
@@ -88,38 +88,38 @@ async fn expired_lease(
 }
 
 fn is_running(holder: &str, key: &ObjectKey) -> String {
-    let holder = match holder {
-        "" => "it has just released",
-        _ => &format!("{holder} holds"),
+    let why = match holder {
+        "" => format!("Lease {key} has just been released"),
+        _ => format!("{holder} holds Lease {key}"),
     };
     format!(
-        "the operator runs ({holder} Lease {key}), and removes its finalizers itself: leave --without-operator out, or stop it \
+        "the operator is running ({why}) and removes its finalizers itself: omit --without-operator, or stop the operator \
          first"
     )
 }
 
-/// Returns why the flags do not suffice: the Lease may be another one, or another operator, of `others`, may own some
-/// objects. Pure.
+/// Returns why the flags do not prove enough: the operator may use another Lease, or some objects may belong to another
+/// operator, which `others` describes. Pure.
 fn refusal(has_lease: bool, others: Option<&str>, args: &UninstallArgs) -> Option<String> {
     let lease = args.lease.key();
     if !has_lease && args.lease.explicit_namespace().is_none() {
         return Some(format!(
-            "{NOT_KNOWN}: there is no Lease {lease}, but it may have run elsewhere. To confirm that it is gone, give the \
-             namespace that it ran in: --operator-namespace=NAMESPACE (and --leader-election-id=NAME, if its Lease had another \
-             name)"
+            "{UNKNOWN}: Lease {lease} does not exist, but the operator may run in another namespace. If the operator has \
+             stopped, name the namespace in which it ran: --operator-namespace=NAMESPACE (and --leader-election-id=NAME, if its \
+             Lease had another name)"
         ));
     }
     let others = others?;
     if !has_lease && args.lease.explicit_name().is_none() {
         return Some(format!(
-            "{NOT_KNOWN}: there is no Lease {lease}, but {others}, which may be that one. To confirm that it is not, give the \
-             name of the Lease, too: --leader-election-id=NAME"
+            "{UNKNOWN}: Lease {lease} does not exist, but {others}. To confirm that the stopped operator is a different one, \
+             also name its Lease: --leader-election-id=NAME"
         ));
     }
     args.scope.namespace().is_none().then(|| {
         format!(
-            "{others}, and its objects would lose their finalizers, too: give -n NAMESPACE, for each namespace of the operator \
-             that is gone"
+            "{others}, and without -n this command would also remove that operator's finalizers: run the command with \
+             -n NAMESPACE for each namespace of the stopped operator"
         )
     })
 }
@@ -138,13 +138,13 @@ mod tests {
 
     #[rstest]
     #[case::is_not_renewed(&[(0, Ok(Some(("a", 5))))], 9, Ok(Some("a")))]
-    #[case::is_renewed(&[(0, Ok(Some(("a", 5)))), (8, Ok(Some(("a", 6))))], 8, Err("the operator runs (a holds Lease ops/id)"))]
+    #[case::is_renewed(&[(0, Ok(Some(("a", 5)))), (8, Ok(Some(("a", 6))))], 8, Err("the operator is running (a holds Lease ops/id)"))]
     #[case::is_held_by_nobody(&[(0, Ok(Some(("", 5))))], 14, Ok(Some("")))]
-    #[case::is_handed_over(&[(0, Ok(Some(("", 5)))), (13, Ok(Some(("b", 6))))], 13, Err("the operator runs (b holds"))]
+    #[case::is_handed_over(&[(0, Ok(Some(("", 5)))), (13, Ok(Some(("b", 6))))], 13, Err("the operator is running (b holds"))]
     #[case::is_released(&[(0, Ok(Some(("a", 5)))), (8, Ok(Some(("", 6))))], 22, Ok(Some("")))]
     #[case::is_absent(&[(0, Ok(None))], 0, Ok(None))]
     #[case::is_deleted(&[(0, Ok(Some(("a", 5)))), (8, Ok(None))], 8, Ok(None))]
-    #[case::cannot_be_read(&[(0, Err("no answer"))], 0, Err("whether it runs is not known: no answer"))]
+    #[case::cannot_be_read(&[(0, Err("no answer"))], 0, Err("once it has stopped: no answer"))]
     #[tokio::test(start_paused = true)]
     async fn lease_expires_if_it_stays_the_same(
         #[case] reads: &[Read],
@@ -171,7 +171,7 @@ mod tests {
 
     const OPS: &str = "--operator-namespace=ops";
     const TEAM: &str = "--leader-election-id=team";
-    const OTHER: Option<&str> = Some("another operator runs (Lease b/c)");
+    const OTHER: Option<&str> = Some("another operator is running (Lease b/c)");
 
     #[rstest]
     #[case::expired(true, None, &[], None)]
@@ -179,11 +179,11 @@ mod tests {
     #[case::missing_at_a_guess(false, None, &[], Some("--operator-namespace=NAMESPACE"))]
     #[case::missing_in_no_namespace(false, None, &["--operator-namespace="], Some("--operator-namespace=NAMESPACE"))]
     #[case::missing_by_its_name(false, None, &[TEAM], Some("--operator-namespace=NAMESPACE"))]
-    #[case::expired_beside_another(true, OTHER, &[OPS], Some("(Lease b/c), and its objects would lose their finalizers, too"))]
+    #[case::expired_beside_another(true, OTHER, &[OPS], Some("(Lease b/c), and without -n this command would also remove"))]
     #[case::expired_beside_another_elsewhere(true, OTHER, &[OPS, "-n=shop"], None)]
-    #[case::missing_and_maybe_the_other(false, OTHER, &[OPS, "-n=shop"], Some("(Lease b/c), which may be that one"))]
+    #[case::missing_and_maybe_the_other(false, OTHER, &[OPS, "-n=shop"], Some("(Lease b/c). To confirm that the stopped operator is a different one"))]
     #[case::missing_and_not_the_other(false, OTHER, &[OPS, TEAM, "-n=shop"], None)]
-    #[case::missing_beside_another(false, OTHER, &[OPS, TEAM], Some("its objects would lose their finalizers, too"))]
+    #[case::missing_beside_another(false, OTHER, &[OPS, TEAM], Some("would also remove that operator's finalizers"))]
     fn flags_are_refused_unless_they_prove_enough(
         #[case] has_lease: bool,
         #[case] others: Option<&str>,

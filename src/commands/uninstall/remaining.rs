@@ -1,4 +1,4 @@
-//! The objects and CRDs that exist after a round, what blocks them, and the remedies.
+//! The objects and CRDs that still exist, what blocks their deletion, and the remedies.
 
 use std::collections::HashSet;
 use std::io;
@@ -95,7 +95,7 @@ impl Remaining {
         let lease = args.lease.key();
         let operator = timeout(PATIENCE, OperatorState::read(client, &lease)).await;
         let operator = operator.unwrap_or_else(|_| OperatorState::Unknown {
-            message: "the cluster does not answer".into(),
+            message: "the apiserver did not answer".into(),
         });
         let objects = self.remedies(&operator, args);
         for remedy in namespaces.into_values().chain(objects) {
@@ -104,7 +104,7 @@ impl Remaining {
         let left = self.targets.len() + self.crds.len();
         let left = count(left, "object remains", "objects remain");
         out.paragraph([format!(
-            "{left}: run it again to continue, once the problem is fixed."
+            "{left}. Fix the problems above, then run the command again."
         )])?;
         Ok(ExitCode::FAILURE)
     }
@@ -130,10 +130,10 @@ impl Remaining {
             && let Some(problem) = operator.problem()
         {
             let is_known = operator.is_gone() || lease.explicit_namespace().is_some();
-            let (place, note) = if is_known {
+            let (lease_namespace, note) = if is_known {
                 (lease.key().namespace.to_string(), "")
             } else {
-                ("NAMESPACE".into(), " (the namespace that it ran in)")
+                ("NAMESPACE".into(), " (NAMESPACE is where the operator ran)")
             };
             let keep = if args.keep_children {
                 " --keep-children"
@@ -142,16 +142,17 @@ impl Remaining {
             };
             let name = lease.name_flag();
             let command = uninstall(format!(
-                "--without-operator{keep}{namespace} --operator-namespace={place}{name}"
+                "--without-operator{keep}{namespace} --operator-namespace={lease_namespace}{name}"
             ));
             remedies.push(format!(
-                "{problem}. Start it and run this again; or, if it is gone for good, remove its finalizers: {command}{note}"
+                "{problem}. Start the operator and run the command again. If the operator is gone for good, remove its finalizers: \
+                 {command}{note}"
             ));
         }
         if waiting.iter().any(|target| target.is(&my_ingress::KIND)) {
             let command = uninstall(format!("--keep-children{namespace}{}", lease.flags()));
             remedies.push(format!(
-                "To keep load balancers in AWS, and all other children: {command}"
+                "To keep the load balancers in AWS and all other children, run: {command}"
             ));
         }
         remedies
@@ -202,7 +203,7 @@ mod tests {
         // The command repeats flags that select Lease and cluster, and asks for the missing namespace.
         assert!(
             printed(ingress(), &unknown, &[])
-                .contains("--without-operator --operator-namespace=NAMESPACE (the")
+                .contains("--without-operator --operator-namespace=NAMESPACE (NAMESPACE is")
         );
         let given = [
             "-n",

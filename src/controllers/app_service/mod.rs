@@ -194,7 +194,7 @@ impl AppServices {
                 Some(service) => self.ensure_service(cx, service).await,
                 None => self.services.ensure_absent(cx, &cx.key).await.map(drop),
             };
-            // Otherwise the Ingress would lead to a Service that the app does not own.
+            // An Ingress must not send traffic to a Service that the app does not own.
             let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
             let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
                 Some(ingress) => self.ingresses.apply(cx, ingress, Quirks::default()).await,
@@ -253,8 +253,8 @@ impl AppServices {
         app: &App<'_>,
     ) -> Result<Option<DeploymentState>> {
         let known = self.deployments.summary(&cx.key, &cx.owner);
-        let has_twins = has_twins(&build::original_container_ports(&app.ports));
-        if known.is_some() || (app.spec.autoscaling.is_none() && !has_twins) {
+        let has_duplicate_ports = has_duplicate_ports(&build::original_container_ports(&app.ports));
+        if known.is_some() || (app.spec.autoscaling.is_none() && !has_duplicate_ports) {
             return Ok(known);
         }
         let api: Api<BoundedObject<Deployment>> =
@@ -277,10 +277,10 @@ impl AppServices {
         live: Option<&DeploymentState>,
         replicas: Option<i32>,
     ) -> Result<()> {
-        let twins = live.and_then(|live| live.twins.as_ref());
+        let duplicate_ports = live.and_then(|live| live.duplicate_ports.as_ref());
         let desired = numbers(&build::original_container_ports(&app.ports));
-        let ports =
-            twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
+        let ports = duplicate_ports
+            .is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
         let container_ports = [
             "f:spec",
@@ -332,7 +332,7 @@ impl AppServices {
         contested.or_else(|| self.ingresses.contested(key))
     }
 
-    /// Returns why the Pods of an app do not run, if a Pod reports a reason.
+    /// Returns the first problem of the app's Pods.
     async fn pod_problem(&self, cx: &Context<AppService>) -> Option<PodProblem> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
@@ -365,7 +365,7 @@ impl AppServices {
 pub struct DeploymentState {
     pub rollout: Rollout,
     /// Image of a container that has a port twice, and its ports in order of their numbers.
-    twins: Option<(String, Vec<i32>)>,
+    duplicate_ports: Option<(String, Vec<i32>)>,
 }
 
 /// Returns whether the requested node port is in use, or all of them are.
@@ -377,7 +377,6 @@ fn is_node_port_taken(status: &Status) -> bool {
 }
 
 impl DeploymentState {
-    /// Extracts the summary.
     pub fn of(deployment: &Deployment) -> Self {
         let pod = deployment
             .spec
@@ -387,12 +386,12 @@ impl DeploymentState {
         let ports = container
             .and_then(|container| container.ports.as_deref())
             .unwrap_or_default();
-        let twins = container
-            .filter(|_| has_twins(ports))
+        let duplicate_ports = container
+            .filter(|_| has_duplicate_ports(ports))
             .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
         Self {
             rollout: Rollout::of(deployment),
-            twins,
+            duplicate_ports,
         }
     }
 }
@@ -404,7 +403,7 @@ fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
 }
 
 /// Returns whether a port appears twice, which server-side apply cannot express.
-fn has_twins(ports: &[ContainerPort]) -> bool {
+fn has_duplicate_ports(ports: &[ContainerPort]) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
     let once: BTreeSet<_> = ports
         .iter()
@@ -413,30 +412,30 @@ fn has_twins(ports: &[ContainerPort]) -> bool {
     once.len() < ports.len()
 }
 
-/// Returns what server-side apply does not know of Services. The fields at the paths of `released` are released.
+/// Returns the exceptions of Services to server-side apply. The fields at the paths of `released` are released.
 fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
     Quirks {
         released,
-        lost: lost_a_port,
-        release: release_ports,
+        ignored: ignored_a_node_port,
+        clear_allocated: clear_node_ports,
     }
 }
 
-/// Removes the node ports that the live Service holds: the apiserver would report them as allocated.
-fn release_ports(desired: &mut Service, live: &Service) {
-    let held: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
+/// Removes the node ports of the live Service: the apiserver would reject them as allocated.
+fn clear_node_ports(desired: &mut Service, live: &Service) {
+    let allocated: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
     for port in desired
         .spec
         .iter_mut()
         .flat_map(|spec| spec.ports.iter_mut().flatten())
     {
-        port.node_port = port.node_port.filter(|number| !held.contains(number));
+        port.node_port = port.node_port.filter(|number| !allocated.contains(number));
     }
 }
 
-/// Returns whether the Service has a node port other than the one sent. An apiserver with a stale cache accepts the new
-/// port and keeps the old one.
-fn lost_a_port(sent: &Service, live: &Service) -> bool {
+/// Returns whether the Service lacks a node port that was sent: an apiserver with a stale cache accepts the new port
+/// and keeps the old one.
+fn ignored_a_node_port(sent: &Service, live: &Service) -> bool {
     let is_live = |port: &ServicePort| {
         ports(live).any(|it| {
             (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port)

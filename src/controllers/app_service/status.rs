@@ -70,8 +70,8 @@ pub struct InactiveScaling {
     message: String,
 }
 
-/// Adds the autoscaler's report. A ready app stays ready until its autoscaler has been inactive for `grace`, counted
-/// from the time at which the Pods became `available`: before that there are no metrics.
+/// Adds the state of the autoscaler. A ready app stays ready until its autoscaler has been inactive for `grace`,
+/// counted from the time at which the Pods became `available`: before that there are no metrics.
 pub fn with_scaling(
     outcome: Outcome,
     inactive: Option<&InactiveScaling>,
@@ -154,7 +154,7 @@ impl Rollout {
             && number(self.status.available_replicas) == updated
     }
 
-    /// Reports the progress of the app with this key; `problem` comes from its Pods.
+    /// Returns the outcome of the app with this key; `problem` comes from its Pods.
     pub fn outcome(&self, key: &ObjectKey, problem: Option<PodProblem>) -> Outcome {
         if self.is_complete() {
             return Outcome::ready(match self.desired {

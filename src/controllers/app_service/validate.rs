@@ -24,23 +24,17 @@ pub struct App<'a> {
     /// Name of the app and of all its objects.
     pub name: &'a str,
     pub namespace: String,
-    /// The whole spec.
     pub spec: &'a AppServiceSpec,
     /// Number of Pods.
     pub size: i32,
-    /// Ports of the Service.
     pub ports: Vec<ServicePort>,
     /// Type of the Service.
     pub service_type: &'a str,
-    /// Environment of the container.
     pub env: Vec<EnvVar>,
     /// Environment from `ConfigMaps` and Secrets.
     pub env_from: Vec<EnvFromSource>,
-    /// Liveness probe of the container.
     pub liveness: Option<Probe>,
-    /// Readiness probe of the container.
     pub readiness: Option<Probe>,
-    /// Startup probe of the container.
     pub startup: Option<Probe>,
 }
 

@@ -16,13 +16,9 @@ use qm_runtime::{ObjectKey, short_digest};
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// A desired copy.
 pub struct Copy<'a> {
-    /// Namespace and name of the copy.
     pub key: ObjectKey,
-    /// The source.
     pub source: &'a ConfigMap,
-    /// The spec of the sync.
     pub spec: &'a ConfigMapSyncSpec,
     /// The sync.
     pub owner: &'a Owner,

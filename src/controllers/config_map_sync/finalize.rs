@@ -13,7 +13,7 @@ use qm_runtime::error::{Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Outcome;
 
 use super::status::CopyProblem;
-use super::{ConfigMapSyncs, CopyTotals, blocked, reported};
+use super::{ConfigMapSyncs, CopyTotals, blocked, with_error};
 
 /// Number of copies in a page of a list.
 const PAGE: u32 = 500;
@@ -46,7 +46,7 @@ impl ConfigMapSyncs {
             message,
         } = first;
         let message = format!("the copy in {namespace} cannot be deleted: {message}");
-        reported(blocked(cx, reason, message), true, error).map(Some)
+        with_error(blocked(cx, reason, message), true, error).map(Some)
     }
 
     /// Lists the copies that the sync may own from the apiserver, because a watch may be behind.
@@ -60,8 +60,8 @@ impl ConfigMapSyncs {
         let here = here.filter(|_| cx.object.spec.orphans());
         copies.extend(here.map(|plan| ObjectKey::new(&cx.key.namespace, &plan.name)));
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
-        let places = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
-        for (_, api) in places {
+        let apis = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
+        for (_, api) in apis {
             let mut page = ListParams::default().labels(&owned).limit(PAGE);
             loop {
                 let list = api.list(&page).await?;

@@ -32,7 +32,7 @@ pub struct Index {
 
 #[derive(Default)]
 struct IndexState {
-    /// In order, so that a loop of several paths is always found along the same path.
+    /// Ordered, so that a loop with several paths is always found along the same path.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
     /// The syncs that `ConfigMap`s of a name concern.
     names: HashMap<String, BTreeSet<ObjectKey>>,
@@ -196,7 +196,7 @@ impl Index {
         found
     }
 
-    /// Wakes the syncs that a `ConfigMap` concerns, but not `known`, which knows of the change.
+    /// Wakes the syncs that a `ConfigMap` concerns, except `known`, which made the change.
     fn wake_concerned(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
@@ -339,11 +339,11 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
         self.wake_concerned(key, None);
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
-        self.copies.keys(place)
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.copies.keys(namespace)
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if *phase == WatchPhase::Listed {
             // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
             self.wake_all();
@@ -369,7 +369,7 @@ impl watch::Index<PartialObjectMeta<Namespace>> for Index {
         self.set_namespace(&key.name, None);
     }
 
-    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
         let names = state.namespaces.keys();
         names.map(|name| ObjectKey::new("", name)).collect()

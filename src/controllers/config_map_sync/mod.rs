@@ -82,13 +82,13 @@ pub struct ConfigMapSyncs {
     no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: Children<ConfigMap, ()>,
-    /// Room for the content of copies, in KiB.
+    /// Permits for the content of copies in memory, one for each KiB.
     room: Semaphore,
-    /// Times of writes that no status reports yet.
-    unreported: Mutex<HashMap<ObjectKey, Time>>,
+    /// Times of writes of copies that no status has yet.
+    unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
 
-/// Results of several copies.
+/// Totals of the results of several copies.
 #[derive(Default)]
 struct CopyTotals {
     has_written: bool,
@@ -140,7 +140,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             index,
             copies,
             room: Semaphore::new(ROOM as usize),
-            unreported: Mutex::default(),
+            unrecorded: Mutex::default(),
         })
     })
 }
@@ -223,7 +223,7 @@ impl Controller for ConfigMapSyncs {
         };
         self.record_writes(cx, has_written);
         let outcome = status::copied(&mut cx.status, &copied, now());
-        reported(outcome, is_polled, error)
+        with_error(outcome, is_polled, error)
     }
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
@@ -244,7 +244,7 @@ impl Controller for ConfigMapSyncs {
 
     fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
-        self.unreported
+        self.unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(key);
@@ -258,7 +258,8 @@ impl ConfigMapSyncs {
         Plan::of(&sync.spec, &self.scope, self.protected, only)
     }
 
-    /// Reports a source that does not exist. The copies stay, except those that the spec no longer asks for.
+    /// Ends the reconcile of a sync whose source does not exist. The copies stay, except those that the spec no longer
+    /// asks for.
     async fn without_source(
         &self,
         cx: &mut Context<ConfigMapSync>,
@@ -288,7 +289,7 @@ impl ConfigMapSyncs {
         } = CopyTotals::of(removed);
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
-        reported(outcome, !problems.is_empty(), error)
+        with_error(outcome, !problems.is_empty(), error)
     }
 
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
@@ -379,18 +380,18 @@ impl ConfigMapSyncs {
 
     /// Sets `lastSyncTime`, also for writes of an earlier reconcile whose status could not be written.
     fn record_writes(&self, cx: &mut Context<ConfigMapSync>, has_written: bool) {
-        let mut unreported = self
-            .unreported
+        let mut unrecorded = self
+            .unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if has_written {
-            unreported.insert(cx.key.clone(), now());
+            unrecorded.insert(cx.key.clone(), now());
         }
         let written = cx.object.status.as_ref();
         let written = written.and_then(|status| status.last_sync_time.as_ref());
-        if unreported.get(&cx.key) == written {
-            unreported.remove(&cx.key);
-        } else if let Some(time) = unreported.get(&cx.key) {
+        if unrecorded.get(&cx.key) == written {
+            unrecorded.remove(&cx.key);
+        } else if let Some(time) = unrecorded.get(&cx.key) {
             cx.status.last_sync_time = Some(time.clone());
         }
     }
@@ -433,7 +434,7 @@ impl CopyTotals {
     }
 }
 
-/// Reports that nothing was copied.
+/// Returns the outcome of a sync that copied nothing.
 fn blocked(
     cx: &mut Context<ConfigMapSync>,
     reason: impl Into<Cow<'static, str>>,
@@ -448,9 +449,9 @@ fn blocked(
 }
 
 /// Ends a reconcile with an outcome, and the error that is retried.
-fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
+fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
     match error {
-        Some(error) => Err(Error::Reported {
+        Some(error) => Err(Error::WithOutcome {
             outcome: Box::new(outcome),
             error: Box::new(error),
         }),
@@ -459,7 +460,7 @@ fn reported(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<O
     }
 }
 
-/// Returns the time, as exact as the API stores it.
+/// Returns the current time in whole seconds, as the API stores it.
 fn now() -> Time {
     let now = Timestamp::now();
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))

@@ -21,7 +21,7 @@ const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-s
 /// Why a spec has no plan, or a destination gets no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// An object that is older than the rules of its CRD breaks one.
+    /// The spec breaks a rule of the CRD that was added after the object was stored.
     #[error("{0}")]
     SpecInvalid(String),
     /// The operator does not watch a namespace that the spec names.
@@ -33,7 +33,6 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns the condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::SpecInvalid(_) => SPEC_INVALID,
@@ -43,12 +42,10 @@ impl PlanError {
     }
 }
 
-/// Objects that a `ConfigMapSync` concerns.
+/// The source and the copies of a `ConfigMapSync`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The source.
     pub source: ObjectKey,
-    /// Name of the copies.
     pub name: String,
     /// Namespaces of the copies.
     pub to: Destinations,
@@ -63,7 +60,6 @@ pub enum Destinations {
     Named(BTreeSet<String>),
     /// Namespaces with these labels, except those of Kubernetes and that of the source.
     Selected {
-        /// The labels.
         selector: Selector,
         /// Whether the namespaces of Kubernetes count.
         protected: bool,
@@ -114,7 +110,9 @@ impl Plan {
         named.extend(single.cloned());
         let outside = |namespace: &str| {
             let message = if !scope.covers(namespace) {
-                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+                format!(
+                    "the operator does not watch namespace {namespace:?}: add it to --watch-namespace"
+                )
             } else if only.is_some_and(|only| only != namespace) {
                 format!(
                     "namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})"
@@ -227,7 +225,7 @@ const LABEL: usize = 63;
 /// Longest name of any other object, in bytes (RFC 1123 subdomain, which may have dots).
 const SUBDOMAIN: usize = 253;
 
-/// Returns a part of a selector that is not a valid label: no namespace can have it, and each lacks it
+/// Returns a key or value of the selector that is not valid in a label, so that no namespace can have it
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
 fn impossible(selector: &LabelSelector) -> Option<&str> {
     let is_name = |text: &str, longest: usize| {

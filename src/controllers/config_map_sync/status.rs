@@ -13,7 +13,7 @@ use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";
-/// Reason of a sync with a namespace that this operator does not watch.
+/// Reason of a sync with a namespace that the operator does not watch.
 pub const OUT_OF_SCOPE: &str = "OutOfScope";
 /// Reason of a sync with a destination to which the operator copies nothing.
 pub const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
@@ -24,7 +24,6 @@ pub const SOURCE_NOT_FOUND: &str = "SourceNotFound";
 /// Reason of a sync with a destination that does not exist.
 pub const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
 
-/// All reasons.
 pub const REASONS: [&str; 15] = [
     SYNCED,
     SUSPENDED,
@@ -46,7 +45,7 @@ pub const REASONS: [&str; 15] = [
 /// Maximum number of destinations, or links of a loop, that a message names.
 const NAMED: usize = 5;
 
-/// Returns whether no watch shows the end of this reason.
+/// Returns whether a sync with this reason must poll, because no watch shows the end of its problem.
 pub fn is_polled(reason: &str) -> bool {
     [FORBIDDEN, QUOTA_EXCEEDED, WRITE_REJECTED].contains(&reason)
 }
@@ -54,9 +53,7 @@ pub fn is_polled(reason: &str) -> bool {
 /// Why one copy does not match its source, or could not be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyProblem {
-    /// The destination's namespace.
     pub namespace: String,
-    /// The condition's reason.
     pub reason: Cow<'static, str>,
     /// The problem, and what to do.
     pub message: String,
@@ -75,7 +72,7 @@ pub struct Copied {
     pub problems: Vec<CopyProblem>,
 }
 
-/// Reports that nothing was copied.
+/// Returns the outcome of a sync that copied nothing.
 pub fn blocked(
     status: &mut ConfigMapSyncStatus,
     reason: impl Into<Cow<'static, str>>,
@@ -85,7 +82,7 @@ pub fn blocked(
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
-/// Reports the results of the copies.
+/// Fills the draft of the status, and returns the outcome of these results.
 pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> Outcome {
     // A process that was killed before it wrote the status has written the copies.
     if copied.matching > 0 {

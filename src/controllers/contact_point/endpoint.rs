@@ -406,13 +406,13 @@ impl SecretReader<'_> {
     fn not_found(&self, name: &str) -> EndpointError {
         let own = self.point.namespace().unwrap_or_default();
         let operators = &self.source.operator_namespace;
-        let places = if self.may_look(operators) && own != *operators {
+        let namespaces = if self.may_look(operators) && own != *operators {
             format!("in namespace {own:?} or in {operators:?}")
         } else {
             format!("in namespace {own:?}")
         };
         EndpointError::SecretNotFound(format!(
-            "there is no usable Secret {name:?} {places}; create it in {own:?}"
+            "there is no usable Secret {name:?} {namespaces}; create it in {own:?}"
         ))
     }
 }

@@ -100,9 +100,10 @@ impl<T: Transport> ContactPoints<T> {
         if known.is_none_or(|known| {
             !known.is_open || known.tested != tested || known.uid != point.uid()
         }) {
-            let stage = stage(point.status.as_ref(), &tested);
+            let initial_state = initial_state(point.status.as_ref(), &tested);
             let test = test_message(point, &tested);
-            self.outbox.configure(key, resolved.endpoint, stage, test);
+            self.outbox
+                .configure(key, resolved.endpoint, initial_state, test);
         }
         if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
@@ -161,7 +162,7 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
 }
 
 /// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
-fn stage(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
+fn initial_state(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
     match status {
         Some(status) if status::is_verified(status, tested) => InitialState::Open,
         Some(status) if status.last_test.as_ref() == Some(tested) => InitialState::Probe,
@@ -186,11 +187,11 @@ impl<T: Transport> Controller for ContactPoints<T> {
         }
         let resolved = match endpoint::gather(&self.source, &point).await {
             Ok(resolved) => resolved,
-            // The apiserver recovers by itself: the last report stays, and the queue continues.
+            // The apiserver recovers by itself: the condition stays, and the queue continues.
             Err(EndpointError::SecretUnreadable(message)) => {
                 let error = EndpointError::SecretUnreadable(message);
                 let (reason, message) = (error.reason(), error.to_string());
-                let outcome = if status::is_unreported(&cx.status) {
+                let outcome = if status::has_no_readiness(&cx.status) {
                     status::blocked(&mut cx.status, &spec, reason, message.clone())
                 } else {
                     Outcome::unchanged()
@@ -200,7 +201,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
                     reason: reason.into(),
                     message,
                 };
-                return Err(error.reported(outcome));
+                return Err(error.with_outcome(outcome));
             }
             Err(error) => {
                 self.close(&key);
@@ -229,10 +230,10 @@ impl<T: Transport> Controller for ContactPoints<T> {
         let generation = cx.object.metadata.generation.unwrap_or_default();
         let left_out = self.outbox.left_out_of(&cx.key);
         let now = Time(jiff::Timestamp::now());
-        status::report_unwritable(&mut cx.status, &left_out, generation, now);
+        status::set_outcomes_recorded(&mut cx.status, &left_out, generation, now);
     }
 
-    fn reported(&self, cx: &Context<ContactPoint>) {
+    fn status_written(&self, cx: &Context<ContactPoint>) {
         if cx.status.ready {
             self.outbox.open(&cx.key);
         }

@@ -49,8 +49,8 @@ pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
             .is_none_or(|before| before == tested)
 }
 
-/// Returns whether the status reports no readiness yet.
-pub fn is_unreported(status: &ContactPointStatus) -> bool {
+/// Returns whether the status has no readiness yet.
+pub fn has_no_readiness(status: &ContactPointStatus) -> bool {
     !status.ready && conditions::get(&status.conditions, READY).is_none()
 }
 
@@ -131,8 +131,8 @@ fn close(status: &mut ContactPointStatus, spec: &str) {
     status.was_ready = was_ready(status).then_some(true);
 }
 
-/// Lists in `status` the `TrackedField`s whose status the apiserver rejects, with the cause.
-pub fn report_unwritable(
+/// Sets the condition that lists the `TrackedField`s whose status the apiserver rejects, with the cause.
+pub fn set_outcomes_recorded(
     status: &mut ContactPointStatus,
     left_out: &[(ObjectKey, String)],
     generation: i64,
@@ -185,10 +185,10 @@ mod tests {
         before: Option<&ContactPointStatus>,
         generation: i64,
         now: Time,
-        report: impl FnOnce(&mut ContactPointStatus) -> Outcome,
+        update: impl FnOnce(&mut ContactPointStatus) -> Outcome,
     ) -> Option<ContactPointStatus> {
         let mut status = before.cloned().unwrap_or_default();
-        let outcome = report(&mut status);
+        let outcome = update(&mut status);
         if outcome.progress == Progress::Unchanged {
             return None;
         }
@@ -472,26 +472,26 @@ mod tests {
         #[case] before: Option<ContactPointStatus>,
         #[case] again: bool,
     ) {
-        let held = suspended(before.as_ref(), 2, at(5));
-        assert!(!held.ready);
+        let paused = suspended(before.as_ref(), 2, at(5));
+        assert!(!paused.ready);
         assert_eq!(
-            held.initialized,
+            paused.initialized,
             before.as_ref().is_some_and(|before| before.initialized)
         );
         assert_eq!(
-            conditions::get(&held.conditions, READY).unwrap().reason,
+            conditions::get(&paused.conditions, READY).unwrap().reason,
             SUSPENDED
         );
-        assert_eq!(held.observed_generation, Some(2));
+        assert_eq!(paused.observed_generation, Some(2));
         assert_eq!(
-            suspended(Some(&held), 2, at(6)),
-            held,
+            suspended(Some(&paused), 2, at(6)),
+            paused,
             "the status is written once"
         );
 
-        assert_eq!(is_verified(&held, &tested()), again);
+        assert_eq!(is_verified(&paused, &tested()), again);
         let resumed = status(
-            Some(&held),
+            Some(&paused),
             &ReceiverState::Untried,
             false,
             &tested(),
@@ -513,7 +513,7 @@ mod tests {
         };
         let tested_before = before.is_some_and(|before| before.last_test.is_some());
         assert!(
-            !tested_before || !is_verified(&held, &new),
+            !tested_before || !is_verified(&paused, &new),
             "a Secret that changed meanwhile is tested again"
         );
     }
@@ -552,7 +552,7 @@ mod tests {
         let mut status = ready();
         let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
         let field = |name: &str, why: &String| (ObjectKey::new("n", name), why.clone());
-        report_unwritable(
+        set_outcomes_recorded(
             &mut status,
             &[field("a", &why[0]), field("b", &why[1])],
             1,
@@ -569,7 +569,7 @@ mod tests {
             "{}",
             condition.message
         );
-        report_unwritable(
+        set_outcomes_recorded(
             &mut status,
             &[field("b", &why[1]), field("c", &why[0])],
             1,
@@ -581,21 +581,21 @@ mod tests {
             "{}",
             condition.message
         );
-        report_unwritable(&mut status, &[], 1, at(2));
+        set_outcomes_recorded(&mut status, &[], 1, at(2));
         assert_eq!(status, ready());
     }
 
     #[test]
-    fn unreported_outcome_keeps_the_last_report() {
+    fn unchanged_outcome_keeps_the_condition() {
         let foreign = ContactPointStatus {
             initialized: true,
             ready: true,
             ..ContactPointStatus::default()
         };
         let silent = ContactPointStatus::default();
-        assert!(is_unreported(&silent));
-        assert!(!is_unreported(&foreign) && !is_unreported(&ready()));
-        assert!(!is_unreported(&blocked(None, "abc", at(0))));
+        assert!(has_no_readiness(&silent));
+        assert!(!has_no_readiness(&foreign) && !has_no_readiness(&ready()));
+        assert!(!has_no_readiness(&blocked(None, "abc", at(0))));
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub fn terminating(pod: &PodState) -> Outcome {
 /// Reports a Pod whose node no longer exists.
 pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
     let message = format!(
-        "node {node} of {} no longer exists; the operator recreates the Pod once it is deleted",
+        "node {node} of {} no longer exists; the operator recreates the Pod once Kubernetes has deleted it",
         pod.name()
     );
     Outcome::failed(NODE_NOT_FOUND, message).requeue(Requeue::Poll)
@@ -132,7 +132,7 @@ pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
 /// Reports a Pod whose node is not ready.
 pub fn node_not_ready(pod: &PodState, node: &str, why: &str) -> Outcome {
     let message = format!(
-        "node {node} of {} is not ready ({why}), and the Pod stays until the node is ready; if the node does not return: \
+        "node {node} of {} is not ready ({why}); the Pod waits for the node. If the node is gone for good: \
          kubectl delete node {node}",
         pod.name()
     );

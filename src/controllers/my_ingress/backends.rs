@@ -154,13 +154,13 @@ impl Index<Node> for Backends {
         self.set_node(&key.name, None);
     }
 
-    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
         let names = state.instances.keys();
         names.map(|name| ObjectKey::new("", name)).collect()
     }
 
-    fn phase(&self, _place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if *phase == WatchPhase::Listed && std::mem::take(&mut self.state().is_awaited) {
             self.wake_all();
         }
@@ -178,7 +178,7 @@ impl Index<PartialObjectMeta<Service>> for Backends {
         self.on_service(key);
     }
 
-    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         Vec::new()
     }
 }

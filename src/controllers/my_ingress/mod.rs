@@ -136,7 +136,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;
-        // Only a deletion ends without a report.
+        // Only a deletion ends without an outcome.
         outcome.ok_or_else(|| Error::Stale("the MyIngress is being deleted".into()))
     }
 

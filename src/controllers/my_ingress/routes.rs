@@ -82,14 +82,14 @@ pub(crate) fn released(
     let ports = service
         .and_then(|service| service.spec.as_ref()?.ports.as_deref())
         .unwrap_or_default();
-    let held: BTreeSet<_> = ports
+    let node_ports: BTreeSet<_> = ports
         .iter()
         .filter_map(|port| u16::try_from(port.node_port?).ok())
         .collect();
     let active = registered.iter().filter(|it| !it.is_draining());
     active
         .map(|it| &it.target)
-        .filter(|target| !held.contains(&target.port))
+        .filter(|target| !node_ports.contains(&target.port))
         .cloned()
         .collect()
 }
@@ -197,9 +197,9 @@ mod tests {
             ("i-1", 30_002, "unhealthy"),
             ("i-2", 30_001, "draining"),
         ]);
-        let held = service(&json!([{ "port": 81, "nodePort": 30_001 }]));
+        let other_port = service(&json!([{ "port": 81, "nodePort": 30_001 }]));
         assert_eq!(
-            released(Some(&held), &registered),
+            released(Some(&other_port), &registered),
             targets(&[("i-1", 30_002)])
         );
         let inside = service(&json!([{ "port": 80 }]));

@@ -1,4 +1,4 @@
-//! Leads from a spec to a watched target: the [`Tracker`] follows it, and reads cover what the watch cannot show.
+//! Resolves the target of a spec, watches the target for the [`Tracker`], and reads what the watch cannot show.
 //!
 //! Requests about targets run outside reconciles: an apiserver that hangs for one kind, because of a conversion webhook
 //! or an aggregated API, must not block delivery outcomes or reconciles of other kinds.
@@ -40,7 +40,6 @@ pub struct Targets {
     pub no_cross_namespace_refs: bool,
     /// State that the watches show.
     pub tracker: Arc<Tracker>,
-    /// The watches.
     pub hub: WatchHub,
     /// The resources that may be tracked.
     pub grants: Arc<Grants>,
@@ -62,7 +61,8 @@ pub struct Targets {
 pub(super) struct FollowedTarget {
     pub(super) target: TargetKey,
     pub(super) api: Api<RawObject>,
-    pub(super) shard: Option<String>,
+    /// Namespace of the watch that shows the target; `None` is all namespaces, or a cluster-scoped resource.
+    pub(super) watched_namespace: Option<String>,
 }
 
 impl Targets {
@@ -106,7 +106,7 @@ impl Targets {
             &FollowIdentity::of(object),
             &tracked.target,
             field,
-            tracked.shard.clone(),
+            tracked.watched_namespace.clone(),
         ) {
             self.end_idle_watches();
         }
@@ -117,7 +117,7 @@ impl Targets {
         if self.ensure(object) {
             return;
         }
-        // An answer about a target that cannot be tracked anyway would only alternate with the true reason.
+        // Discovery for a target that cannot be tracked would only make the reason alternate.
         let TargetReference { kind, .. } = &object.spec.target;
         if FieldSelector::compile(kind, &object.spec.field).is_ok()
             && matches!(self.target(object), Ok(None))
@@ -191,7 +191,7 @@ impl Targets {
         } else {
             Api::all_with(self.client.clone(), &resolved.resource)
         };
-        let shard = match &self.scope {
+        let watched_namespace = match &self.scope {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
@@ -203,7 +203,7 @@ impl Targets {
         Ok(FollowedTarget {
             target: key,
             api,
-            shard,
+            watched_namespace,
         })
     }
 

@@ -75,7 +75,7 @@ pub(super) enum Certainty {
     },
 }
 
-/// Knowledge at the start of a read.
+/// State of a follower at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket {
     newer_events: u64,
@@ -270,7 +270,7 @@ impl Follower {
         }
     }
 
-    /// Waits for the lists of a new generation, which begins now.
+    /// Waits for the list of a relist that begins now.
     pub(super) fn await_list(&mut self) {
         self.certainty = Certainty::AwaitingList(Instant::now());
     }

@@ -23,10 +23,8 @@ const MAX_INLINE_NODES: u64 = 100_000;
 /// Maximum number of nodes that one inline lookup visits.
 const MAX_INLINE_LOOKUP_NODES: u64 = 20_000;
 
-/// Result of the lookup of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
-    /// The value.
     Found(ObservedValue),
     /// The lookup is too expensive for this thread.
     Deferred,

@@ -1,4 +1,4 @@
-//! `TrackedField`: changes become entries, entries become messages.
+//! `TrackedField`: records the changes of a field as entries, and sends the entries as messages.
 //!
 //! The [`tracker`] observes the changes, [`history`] computes the next status, the reconcile writes it, and the outbox
 //! (`qm_notify::queue`) sends Pending entries. The reconcile is the only writer of a `TrackedField`.
@@ -67,7 +67,6 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
-/// Timings of a `TrackedField`.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryTimings {
     /// Time after which the Event that reports an obstacle is published again.
@@ -85,7 +84,6 @@ pub struct TrackedFields<T> {
     pub points_phase: Phase,
     /// Entries that wait to be sent.
     pub outbox: Arc<Outbox<T>>,
-    /// Metrics of the entries.
     pub metrics: DeliveryMetrics,
     pub timings: EntryTimings,
     /// Name of the cluster in messages.
@@ -94,7 +92,7 @@ pub struct TrackedFields<T> {
     pub availability: Availability,
 }
 
-/// The requests and the results of one reconcile that decide whether the object waits.
+/// Results of a reconcile that decide whether the object waits.
 struct Run<'a> {
     tracked: &'a Result<Option<FollowedTarget>, TrackError>,
     /// Whether an answer about the target is awaited.
@@ -104,17 +102,17 @@ struct Run<'a> {
 
 /// Obstacle of a `TrackedField`, as far as known.
 enum Obstacle {
-    /// The target's state is not known yet, so the last report stays.
+    /// The target's state is not known yet, so the condition stays.
     Unknown,
     /// The obstacle is known; `None` if nothing waits.
     Known(Option<WaitingReason>),
 }
 
-/// Reports the failure without a new outcome: the last report stays.
-fn unreported(error: Error) -> Error {
+/// Leaves the condition unchanged after a failure without an outcome.
+fn keep_condition(error: Error) -> Error {
     match error {
-        Error::Reported { .. } => error,
-        error => error.reported(Outcome::unchanged()),
+        Error::WithOutcome { .. } => error,
+        error => error.with_outcome(Outcome::unchanged()),
     }
 }
 
@@ -155,7 +153,7 @@ impl<T: Transport> TrackedFields<T> {
         cx: &mut Context<TrackedField>,
         point: &ObjectKey,
         outcomes: &[(String, history::DeliveryOutcome)],
-        held: bool,
+        suspended: bool,
     ) -> Result<History> {
         let key = cx.key.clone();
         let (identity, circumstances) = (
@@ -181,9 +179,9 @@ impl<T: Transport> TrackedFields<T> {
                 newest: newest.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
-                held,
+                suspended,
                 limit: cx.object.spec.history_limit,
-                held_for: &self.outbox.observe(&key, &before, held, now),
+                suspended_for: &self.outbox.observe(&key, &before, suspended, now),
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
@@ -211,7 +209,7 @@ impl<T: Transport> TrackedFields<T> {
                 }
             }
             self.outbox
-                .observe(&key, &changes.history, held, history::Now::read());
+                .observe(&key, &changes.history, suspended, history::Now::read());
             changes.merged += observations.merged;
             tracker.recorded(&key, &identity, &observations);
             if let Some(version) = changes.contradicted {
@@ -222,7 +220,8 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Reports a rejected write of the history to the outbox, and in the outcome once the outbox skips this object.
+    /// Records a rejected write of the history in the outbox. Once the outbox skips this object, the returned error has
+    /// an outcome that says so.
     fn write_failed(
         &self,
         key: &ObjectKey,
@@ -237,7 +236,7 @@ impl<T: Transport> TrackedFields<T> {
             self.outbox
                 .write_rejected(key, point, (code, &message), circumstances);
             if let Some(why) = self.outbox.left_out(key) {
-                return error.reported(self.outcome(Some(&WaitingReason::WriteRejected(why))));
+                return error.with_outcome(self.outcome(Some(&WaitingReason::WriteRejected(why))));
             }
         }
         error
@@ -347,7 +346,13 @@ impl<T: Transport> TrackedFields<T> {
             Ok(_) if is_requested && failure.is_some() => failure,
             Ok(_) if is_requested && is_unknown => return Obstacle::Unknown,
             Ok(tracked) => tracked.as_ref().and_then(|it| {
-                waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)
+                waiting::of_target(
+                    tracker,
+                    key,
+                    it.watched_namespace.as_deref(),
+                    &it.target,
+                    object,
+                )
             }),
         };
         if of_target.is_none() && is_unknown {
@@ -362,7 +367,6 @@ impl<T: Transport> TrackedFields<T> {
         )
     }
 
-    /// Returns when to reconcile again.
     fn requeue(&self, key: &ObjectKey, run: &Run) -> Requeue {
         let Run {
             tracked,
@@ -376,9 +380,12 @@ impl<T: Transport> TrackedFields<T> {
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
-            Ok(Some(FollowedTarget { target, shard, .. }))
-                if tracker.watch_problem(&target.resource, shard.as_deref())
-                    == Some(WatchProblem::NotServed) =>
+            Ok(Some(FollowedTarget {
+                target,
+                watched_namespace,
+                ..
+            })) if tracker.watch_problem(&target.resource, watched_namespace.as_deref())
+                == Some(WatchProblem::NotServed) =>
             {
                 Requeue::Poll
             }
@@ -419,14 +426,14 @@ impl<T: Transport> TrackedFields<T> {
         let point = self
             .points
             .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
-        let is_suspended = object.spec.suspend.unwrap_or_default();
-        let held = is_suspended
+        let is_object_suspended = object.spec.suspend.unwrap_or_default();
+        let suspended = is_object_suspended
             || point
                 .as_ref()
                 .is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let history = self.record(cx, &point_key, &outcomes, held).await?;
+        let history = self.record(cx, &point_key, &outcomes, suspended).await?;
         // The target is unfollowed only now, so that earlier observations, such as its deletion along with its CRD, are
         // recorded.
         if tracked
@@ -445,7 +452,7 @@ impl<T: Transport> TrackedFields<T> {
             _ => false,
         };
         // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
-        if is_suspended {
+        if is_object_suspended {
             self.outbox.dequeue(&key, false);
         } else {
             let entries = PendingEntries::of(&object, &history);
@@ -469,7 +476,7 @@ impl<T: Transport> TrackedFields<T> {
         match tracked {
             Err(TrackError {
                 error: Some(error), ..
-            }) => Err(error.reported(outcome)),
+            }) => Err(error.with_outcome(outcome)),
             _ => Ok(outcome),
         }
     }
@@ -480,11 +487,11 @@ impl<T: Transport> Controller for TrackedFields<T> {
 
     const KIND: &'static KindInfo = &KIND;
     const FIELD_MANAGER: &'static str = MANAGER;
-    // The status has the history: data, not only a report.
+    // The status has the history, which later steps rely on.
     const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
-        self.run(cx).await.map_err(unreported)
+        self.run(cx).await.map_err(keep_condition)
     }
 
     fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {
@@ -498,7 +505,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     fn lead(&self) {
         let Targets { tracker, hub, .. } = &*self.targets;
         if !tracker.leads() {
-            hub.relist(|generation| tracker.lead(generation));
+            hub.relist(|relist| tracker.lead(relist));
         }
     }
 

@@ -15,20 +15,17 @@ use qm_runtime::watch::ResourceName;
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TargetKey {
-    /// The resource.
     pub resource: ResourceName,
     /// The object's namespace; empty for a cluster-scoped one.
     pub namespace: String,
-    /// The object's name.
     pub name: String,
 }
 
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// API resource, as the apiserver names it.
     pub resource: ApiResource,
-    /// Whether its objects live in namespaces.
+    /// Whether the resource is namespaced.
     pub namespaced: bool,
 }
 
@@ -107,7 +104,8 @@ impl Resolver {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
-                    "kind {:?} needs target.apiVersion and target.resource (the plural) beside it",
+                    "target.kind {:?} needs target.apiVersion and target.resource as well: write the plural name, such as cronjobs, as \
+                     target.resource",
                     target.kind
                 ))
             });

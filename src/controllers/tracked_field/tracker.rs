@@ -44,10 +44,11 @@ pub struct Tracker {
 
 #[derive(Default)]
 struct TrackerState {
-    /// The first generation of lists that counts, once this replica leads.
+    /// Number of the first relist whose objects count, once this replica leads.
     leads_since: Option<u64>,
     followers: HashMap<ObjectKey, Follower>,
     targets: HashMap<TargetKey, Vec<ObjectKey>>,
+    /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     /// Events of large objects, and later ones of the same objects.
     queue: WatchEventQueue,
@@ -58,9 +59,9 @@ struct TrackerState {
 /// Progress of a watch.
 #[derive(Clone, Debug, Default)]
 struct Watch {
-    /// Generation of the last list that has begun: the watch may already have shown an object that is followed from now
+    /// Number of the last relist that has begun: its list may already have shown an object that is followed from now
     /// on.
-    generation: Option<u64>,
+    relist: Option<u64>,
     /// Epoch: a new one begins when the watch relists or the resource is not served. The resource may then have another
     /// kind or scope.
     epoch: u64,
@@ -95,10 +96,10 @@ impl Tracker {
         })
     }
 
-    /// Starts to lead: lists of this generation and later ones count.
-    pub fn lead(&self, generation: u64) {
+    /// Starts to lead: objects count from this relist on.
+    pub fn lead(&self, relist: u64) {
         let mut state = self.state();
-        state.leads_since = Some(generation);
+        state.leads_since = Some(relist);
         state.followers.values_mut().for_each(Follower::await_list);
     }
 
@@ -118,7 +119,7 @@ impl Tracker {
         identity: &FollowIdentity,
         target: &TargetKey,
         field: &FieldSelector,
-        shard: Option<String>,
+        watched_namespace: Option<String>,
     ) -> bool {
         let mut state = self.state();
         let before = state.followers.get(key);
@@ -130,8 +131,8 @@ impl Tracker {
         let replaced = state.forget(key);
         let begun = state
             .watches
-            .get(&(target.resource.clone(), shard))
-            .is_some_and(|watch| watch.generation.is_some());
+            .get(&(target.resource.clone(), watched_namespace))
+            .is_some_and(|watch| watch.relist.is_some());
         let begun = begun && state.counts(target);
         let certainty = if begun {
             Certainty::NeedsRead
@@ -402,15 +403,15 @@ impl Tracker {
             .map(|newest| newest.value.is_some())
     }
 
-    /// Returns why the watch of `resource` in `shard` does not work.
+    /// Returns the problem of the watch of `resource` in `watched_namespace`.
     pub fn watch_problem(
         &self,
         resource: &ResourceName,
-        shard: Option<&str>,
+        watched_namespace: Option<&str>,
     ) -> Option<WatchProblem> {
         self.state()
             .watches
-            .get(&(resource.clone(), shard.map(str::to_owned)))?
+            .get(&(resource.clone(), watched_namespace.map(str::to_owned)))?
             .problem
             .clone()
     }
@@ -545,11 +546,11 @@ impl Tracker {
         })
     }
 
-    /// Wakes every follower of a resource in a place.
-    fn wake_all(&self, resource: &ResourceName, shard: Option<&str>) {
+    /// Wakes every follower of `resource` in `watched_namespace`.
+    fn wake_all(&self, resource: &ResourceName, watched_namespace: Option<&str>) {
         let state = self.state();
         for (target, keys) in &state.targets {
-            if target.resource == *resource && in_shard(target, shard) {
+            if target.resource == *resource && is_watched_in(target, watched_namespace) {
                 for key in keys {
                     self.wake.wake(key);
                 }
@@ -558,25 +559,28 @@ impl Tracker {
     }
 }
 
-fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
-    shard.is_none_or(|namespace| target.namespace == namespace)
+/// Returns whether a watch of this namespace shows `target`; `None` is all namespaces.
+fn is_watched_in(target: &TargetKey, watched_namespace: Option<&str>) -> bool {
+    watched_namespace.is_none_or(|namespace| target.namespace == namespace)
 }
 
 impl TrackerState {
     /// Returns the watch that shows `target`.
     fn watch(&self, target: &TargetKey) -> Option<&Watch> {
-        let place = |shard: Option<&str>| {
-            self.watches
-                .get(&(target.resource.clone(), shard.map(str::to_owned)))
+        let watch = |watched_namespace: Option<&str>| {
+            self.watches.get(&(
+                target.resource.clone(),
+                watched_namespace.map(str::to_owned),
+            ))
         };
-        place(None).or_else(|| place(Some(&target.namespace)))
+        watch(None).or_else(|| watch(Some(&target.namespace)))
     }
 
     /// Returns whether events of the watch that shows `target` count.
     fn counts(&self, target: &TargetKey) -> bool {
-        let generation = self.watch(target).and_then(|watch| watch.generation);
+        let relist = self.watch(target).and_then(|watch| watch.relist);
         self.leads_since
-            .is_some_and(|since| since <= generation.unwrap_or_default())
+            .is_some_and(|since| since <= relist.unwrap_or_default())
     }
 
     /// Returns the epoch of the watch that shows `target`.
@@ -640,28 +644,33 @@ impl Index<RawObject> for TargetIndex {
         }
     }
 
-    /// The followers know which objects a list has shown.
-    fn keys(&self, _place: Option<&str>) -> Vec<ObjectKey> {
+    /// The index keeps no objects; the followers know which ones a list has shown.
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
         Vec::new()
     }
 
-    fn phase(&self, place: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
         let Self { tracker, resource } = self;
         match phase {
-            WatchPhase::Listing { generation } => {
-                tracker.on_list_started(resource, place, *generation);
+            WatchPhase::Listing { relist } => {
+                tracker.on_list_started(resource, namespace, *relist);
             }
-            WatchPhase::Listed => tracker.on_list_done(resource, place),
-            WatchPhase::Healthy => tracker.on_recovered(resource, place),
-            WatchPhase::Failed(problem) => tracker.on_failed(resource, place, problem),
-            // The hub aborts a watch instead.
+            WatchPhase::Listed => tracker.on_list_done(resource, namespace),
+            WatchPhase::Healthy => tracker.on_recovered(resource, namespace),
+            WatchPhase::Failed(problem) => tracker.on_failed(resource, namespace, problem),
+            // The hub does not stop watches; it aborts their tasks.
             WatchPhase::Stopped(_) => {}
         }
     }
 }
 
 impl Tracker {
-    fn on_list_started(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+    fn on_list_started(
+        &self,
+        resource: &ResourceName,
+        watched_namespace: Option<&str>,
+        relist: u64,
+    ) {
         let mut state = self.state();
         let TrackerState {
             followers,
@@ -670,12 +679,14 @@ impl Tracker {
             ..
         } = &mut *state;
         let watch = watches
-            .entry((resource.clone(), shard.map(str::to_owned)))
+            .entry((resource.clone(), watched_namespace.map(str::to_owned)))
             .or_default();
         *epochs += 1;
-        (watch.generation, watch.epoch) = (Some(generation), *epochs);
+        (watch.relist, watch.epoch) = (Some(relist), *epochs);
         for follower in followers.values_mut() {
-            if follower.target.resource == *resource && in_shard(&follower.target, shard) {
+            if follower.target.resource == *resource
+                && is_watched_in(&follower.target, watched_namespace)
+            {
                 follower.listed = false;
                 if follower.certainty == Certainty::NeedsRead {
                     follower.await_list();
@@ -696,24 +707,23 @@ impl Tracker {
         self.apply(resource, object.without_text(), false);
     }
 
-    fn on_list_done(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_list_done(&self, resource: &ResourceName, watched_namespace: Option<&str>) {
         let mut state = self.state();
-        let place = (resource.clone(), shard.map(str::to_owned));
-        let (generation, epoch) = state
+        let watch = (resource.clone(), watched_namespace.map(str::to_owned));
+        let (relist, epoch) = state
             .watches
-            .get(&place)
-            .map_or((None, 0), |watch| (watch.generation, watch.epoch));
-        if state
-            .leads_since
-            .is_none_or(|since| generation < Some(since))
-        {
+            .get(&watch)
+            .map_or((None, 0), |watch| (watch.relist, watch.epoch));
+        if state.leads_since.is_none_or(|since| relist < Some(since)) {
             return;
         }
         let TrackerState {
             followers, queue, ..
         } = &mut *state;
         for (key, follower) in followers {
-            if follower.target.resource != *resource || !in_shard(&follower.target, shard) {
+            if follower.target.resource != *resource
+                || !is_watched_in(&follower.target, watched_namespace)
+            {
                 continue;
             }
             // The list has shown the object.
@@ -731,32 +741,37 @@ impl Tracker {
             {
                 follower.certainty = Certainty::Confirmed(Instant::now());
             }
-            // A missing object may exist in another scope by now.
+            // The object may exist by now, if the scope of its resource has changed.
             if !follower.listed || follower.certainty == Certainty::NeedsRead {
                 self.wake.wake(key);
             }
         }
     }
 
-    fn on_recovered(&self, resource: &ResourceName, shard: Option<&str>) {
+    fn on_recovered(&self, resource: &ResourceName, watched_namespace: Option<&str>) {
         let mut state = self.state();
         let watch = state
             .watches
-            .get_mut(&(resource.clone(), shard.map(str::to_owned)));
+            .get_mut(&(resource.clone(), watched_namespace.map(str::to_owned)));
         let recovered = watch.is_some_and(|watch| watch.problem.take().is_some());
         drop(state);
         if recovered {
-            self.wake_all(resource, shard);
+            self.wake_all(resource, watched_namespace);
         }
     }
 
-    fn on_failed(&self, resource: &ResourceName, shard: Option<&str>, problem: &WatchProblem) {
+    fn on_failed(
+        &self,
+        resource: &ResourceName,
+        watched_namespace: Option<&str>,
+        problem: &WatchProblem,
+    ) {
         let mut state = self.state();
         let TrackerState {
             watches, epochs, ..
         } = &mut *state;
         let watch = watches
-            .entry((resource.clone(), shard.map(str::to_owned)))
+            .entry((resource.clone(), watched_namespace.map(str::to_owned)))
             .or_default();
         if *problem == WatchProblem::NotServed {
             *epochs += 1;
@@ -771,7 +786,7 @@ impl Tracker {
         }
         drop(state);
         if news {
-            self.wake_all(resource, shard);
+            self.wake_all(resource, watched_namespace);
         }
     }
 }

@@ -21,18 +21,15 @@ pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
 /// Obstacle to recording or sending changes. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitingReason {
-    /// The stored spec was not read.
+    /// The stored spec is too large.
     SpecInvalid(String),
-    /// The target does not exist.
     TargetNotFound {
         /// Target, as `KIND NAMESPACE/NAME`.
         target: String,
     },
     /// The operator may not read the target.
     Forbidden {
-        /// Resource that the operator may not read.
         resource: ResourceName,
-        /// Message of the apiserver.
         message: String,
     },
     /// The tracker role does not grant the target's resource.
@@ -66,9 +63,7 @@ pub enum WaitingReason {
     TemplateInvalid(String),
     /// The contact point's body fails; messages are sent without it.
     BodyInvalid {
-        /// The contact point's name.
         name: String,
-        /// The error.
         message: String,
     },
     /// The target is outside the namespaces that the operator watches.
@@ -81,23 +76,18 @@ pub enum WaitingReason {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
-    /// The `TrackedField` is suspended.
     Suspended,
-    /// The contact point does not exist.
     ContactPointNotFound {
-        /// The contact point's name.
         name: String,
         /// The most similar name that exists.
         nearest: Option<String>,
     },
     /// The contact point has no status yet; the first one takes a moment.
     ContactPointNotObserved {
-        /// The contact point's name.
         name: String,
     },
     /// The contact point is not ready, or is suspended.
     ContactPointNotReady {
-        /// The contact point's name.
         name: String,
         /// The contact point's reason and message.
         because: String,
@@ -106,9 +96,7 @@ pub enum WaitingReason {
     WriteRejected(String),
     /// The receiver does not accept messages now; the operator retries.
     DeliveryFailing {
-        /// The contact point's name.
         name: String,
-        /// The last error.
         message: String,
     },
 }
@@ -138,7 +126,7 @@ impl WaitingReason {
         }
     }
 
-    /// Returns whether somebody has to act, or something is wrong.
+    /// Returns whether the Event is a Warning: something is wrong, or a user has to act.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
     }
@@ -166,7 +154,6 @@ impl WaitingReason {
         }
     }
 
-    /// Returns the message.
     pub fn message(&self) -> String {
         match self {
             Self::TargetNotFound { target } => {
@@ -175,7 +162,7 @@ impl WaitingReason {
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; the operator retries", brief(message)),
             Self::TargetUndecodable { target, problem } => {
-                format!("{target} {problem}; nothing is recorded until then")
+                format!("{target} {problem}; until then, changes are not recorded")
             }
             Self::PathTooExpensive { target, problem } => format!("{target}: {problem}"),
             Self::SpecInvalid(message)
@@ -189,17 +176,27 @@ impl WaitingReason {
                 "webhookSpec.body of {name:?} fails for the newest change: {message}; such messages use the default body"
             ),
             Self::OutOfScope { namespace } if namespace.is_empty() => {
-                "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
+                "the target is cluster-scoped, but the operator watches only some namespaces (--watch-namespace): track an object in \
+                 one of these namespaces"
                     .into()
             }
             Self::OutOfScope { namespace } => {
-                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+                format!(
+                    "the operator does not watch namespace {namespace:?}: add it to --watch-namespace, or track an object in \
+                     a watched namespace"
+                )
             }
             Self::CrossNamespace { namespace } if namespace.is_empty() => {
-                format!("the target is cluster-scoped, and this operator does not allow that ({NO_CROSS_NAMESPACE_REFS})")
+                format!(
+                    "the target is cluster-scoped, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in the \
+                     TrackedField's own namespace"
+                )
             }
             Self::CrossNamespace { namespace } => {
-                format!("namespace {namespace:?} is not the TrackedField's own ({NO_CROSS_NAMESPACE_REFS})")
+                format!(
+                    "the target is in namespace {namespace:?}, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in \
+                     the TrackedField's own namespace"
+                )
             }
             Self::Suspended => "changes are recorded, and sent once spec.suspend is false".into(),
             Self::ContactPointNotFound { name, nearest: Some(nearest) } => {
@@ -242,11 +239,11 @@ pub fn brief(message: &str) -> &str {
 pub fn of_target(
     tracker: &Tracker,
     key: &ObjectKey,
-    shard: Option<&str>,
+    watched_namespace: Option<&str>,
     target: &TargetKey,
     object: &TrackedField,
 ) -> Option<WaitingReason> {
-    match tracker.watch_problem(&target.resource, shard) {
+    match tracker.watch_problem(&target.resource, watched_namespace) {
         Some(WatchProblem::Forbidden(message)) => {
             return Some(WaitingReason::Forbidden {
                 resource: target.resource.clone(),
@@ -269,12 +266,12 @@ pub fn of_target(
     }
     let name = || {
         let kind = &object.spec.target.kind;
-        let place = if target.namespace.is_empty() {
+        let namespace = if target.namespace.is_empty() {
             String::new()
         } else {
             format!("{}/", target.namespace)
         };
-        format!("{kind} {place}{}", target.name)
+        format!("{kind} {namespace}{}", target.name)
     };
     if let Some(why) = tracker.unreadable(key) {
         let (target, problem) = (name(), why.to_string());
@@ -288,7 +285,6 @@ pub fn of_target(
     (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
 }
 
-/// Returns the problem of the template.
 pub fn of_template(
     object: &TrackedField,
     history: &[Entry],

@@ -43,12 +43,10 @@ impl WatchEventQueue {
         Ok(())
     }
 
-    /// Returns the first event.
     pub(super) fn first(&self) -> Option<Arc<WatchEvent>> {
         self.events.front().cloned()
     }
 
-    /// Removes the first event.
     pub(super) fn pop(&mut self) {
         if let Some(event) = self.events.pop_front() {
             self.bytes -= event.object.text_len();

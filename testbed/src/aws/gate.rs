@@ -30,14 +30,14 @@ enum GateState {
 /// The call's side of a gate.
 pub(super) struct Door {
     state: watch::Sender<GateState>,
-    held: watch::Sender<bool>,
+    reached: watch::Sender<bool>,
 }
 
 impl Door {
     pub(super) fn new() -> Self {
         Self {
             state: watch::Sender::new(GateState::Closed),
-            held: watch::Sender::new(false),
+            reached: watch::Sender::new(false),
         }
     }
 
@@ -58,7 +58,7 @@ impl Door {
     /// Waits and returns whether the call continues. The server drops this future when the client disconnects.
     pub(super) async fn wait(&self) -> bool {
         let mut state = self.state.subscribe();
-        self.held.send_replace(true);
+        self.reached.send_replace(true);
         // The sender lives as long as `self`.
         let continues = state
             .wait_for(|state| *state != GateState::Closed)
@@ -84,15 +84,15 @@ impl Gate {
 
     /// Waits until the call is held; fails after `deadline`.
     pub async fn reached(&self, deadline: Duration) -> anyhow::Result<()> {
-        let mut held = self.door.held.subscribe();
-        let waited = tokio::time::timeout(deadline, held.wait_for(|held| *held)).await;
+        let mut reached = self.door.reached.subscribe();
+        let waited = tokio::time::timeout(deadline, reached.wait_for(|reached| *reached)).await;
         waited.with_context(|| format!("no such call within {deadline:?}"))??;
         Ok(())
     }
 
     /// Returns whether the call arrived.
     pub fn was_reached(&self) -> bool {
-        *self.door.held.borrow()
+        *self.door.reached.borrow()
     }
 
     /// Releases the call. A call held before it is performed is not performed if its client has disconnected.

@@ -63,7 +63,7 @@ fn every_alert_has_a_description_and_a_page() {
 }
 
 #[test]
-fn every_panel_has_a_place_a_title_a_description_and_a_unit() {
+fn every_panel_has_a_position_a_title_a_description_and_a_unit() {
     let mut titles = BTreeSet::new();
     let mut occupied = BTreeMap::new();
     for panel in panels() {
@@ -83,8 +83,8 @@ fn every_panel_has_a_place_a_title_a_description_and_a_unit() {
             unit.is_some_and(|unit| !unit.is_empty()),
             "{title} has no unit"
         );
-        let place = &panel["gridPos"];
-        let [x, y, w, h] = ["x", "y", "w", "h"].map(|side| place[side].as_u64().unwrap());
+        let position = &panel["gridPos"];
+        let [x, y, w, h] = ["x", "y", "w", "h"].map(|side| position[side].as_u64().unwrap());
         assert!(x + w <= 24, "{title}");
         for (x, y) in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
             if let Some(other) = occupied.insert((x, y), title.clone()) {

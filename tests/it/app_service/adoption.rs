@@ -193,7 +193,7 @@ fn ports(deployment: &Deployment) -> Vec<i32> {
 /// next change of the Pods.
 #[tokio::test]
 async fn duplicate_port_restarts_nothing() {
-    let bed = Bed::shared("twins").await;
+    let bed = Bed::shared("duplicate-ports").await;
     let spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 80 },
         { "name": "b", "port": 8080, "targetPort": 80 },

@@ -104,7 +104,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
     assert!(
         offered(&format!("configmap {there}/settings"))
             && line("/settings")
-                .contains("differs from its source, whose content replaces its own"),
+                .contains("differs from its source: the operator overwrites its content"),
         "{plan}"
     );
     assert!(
@@ -250,8 +250,8 @@ async fn missing_permission_is_named_and_the_rest_is_adopted() {
     let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
     let flag = format!("--watch-namespace={here},{there}");
     let _operator = Operator::start(&bed, Settings::default().flag(&flag)).await;
-    for place in [&bed, &far] {
-        place
+    for namespace in [&bed, &far] {
+        namespace
             .create::<ConfigMap>("copy", json!({ "data": {} }))
             .await;
     }
@@ -365,7 +365,7 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
         ),
         (
             Some(Fault::status(StatusCode::SERVICE_UNAVAILABLE)),
-            "its source could not be read, and may replace it: ".into(),
+            "the source could not be read, so the operator may replace this copy: ".into(),
         ),
     ] {
         let order = fault.map(|fault| proxy.inject(source.clone(), Times::Always, fault));

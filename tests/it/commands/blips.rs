@@ -76,7 +76,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         let order = proxy.inject(lists(), Times::Always, fault);
         let output = run.ends(1, &bound).await;
         assert!(
-            output.contains(expected) && output.contains("the cluster did not answer within 5s"),
+            output.contains(expected) && output.contains("the apiserver did not answer within 5s"),
             "{output}"
         );
         assert!(
@@ -94,7 +94,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         "{output}"
     );
     assert_eq!(order.hits(), 1);
-    // The pause after a slow round, twice as long as the round, ends at --timeout, too.
+    // The pause after a slow attempt, twice as long as the attempt, ends at --timeout, too.
     let with_finalizers = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
     bed.patch::<ContactPoint>("first", with_finalizers(&["example.com/theirs"]))
         .await;

@@ -101,7 +101,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
         .await;
     let output = run.ends(1, &["uninstall", "--purge", "--yes"]).await;
     assert!(
-        output.contains(&format!("CRD {synced} is not this program's"))
+        output.contains(&format!("CRD {synced} belongs to another program"))
             && output.contains("Nothing was deleted."),
         "{output}"
     );
@@ -111,7 +111,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")])
         .await;
 
-    let alone = format!("Unchanged, with its objects: CRD {foreign}, which is not this program's");
+    let alone = format!("CRD {foreign} and its objects stay: the CRD belongs to another program");
     let output = run.ends(2, &["uninstall", "--purge"]).await;
     assert!(
         output.contains(&alone) && !output.contains("AppService"),

@@ -69,7 +69,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
     );
     // The changes until then are listed, and nothing else, with one command that undoes them.
     let (_, changed) = output
-        .split_once("\nChanged, but not deleted. To undo the changes:\n")
+        .split_once("\nThese objects were changed but not deleted. To undo the changes:\n")
         .unwrap_or_else(|| panic!("{output}"));
     assert_eq!(changed.trim(), undo(&apps), "{output}");
     let suspended = async || {
@@ -94,7 +94,7 @@ async fn keep_children_waits_for_a_frozen_leader() {
         let output = started.ends(1).await;
         let undo = undo(&apps[1..]);
         assert!(
-            output.contains("\nInterrupted: run it again") && output.contains(&undo),
+            output.contains("\nInterrupted. Run the command again") && output.contains(&undo),
             "{signal}: {output}"
         );
         shell.ends(0, &["-c", &undo]).await;

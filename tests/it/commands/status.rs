@@ -43,7 +43,7 @@ async fn status_shows_every_object_and_its_problem() {
         "{unseen}"
     );
     assert!(
-        unseen.contains("Cannot tell whether the operator is running: there is no Lease"),
+        unseen.contains("Cannot tell whether the operator is running: Lease"),
         "{unseen}"
     );
 
@@ -166,18 +166,19 @@ async fn status_shows_blockers_of_deletions() {
     ])
     .await;
     let text = run.ends(0, &["status", "-n", here]).await;
-    let held = format!(
+    let blocked = format!(
         "\nconfigmapsync/sync in {here}: Terminating\n  quartermaster.dev/copies: the operator has not deleted the \
          copies in other namespaces yet; an operator that leaves out this kind or namespace (--controllers, --watch-namespace) \
          never will\n  example.com/theirs: the program that set the finalizer must remove it; "
     );
     assert!(
-        text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 terminating\n"),
+        text.contains(&blocked)
+            && text.contains("\n1 object: 0 ready, 0 not ready, 1 terminating\n"),
         "{text}"
     );
     let report = report(&run, here).await;
     assert_eq!(
-        report["objects"][0]["held"].as_array().map(Vec::len),
+        report["objects"][0]["blockers"].as_array().map(Vec::len),
         Some(2),
         "{report}"
     );

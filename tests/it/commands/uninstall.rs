@@ -197,7 +197,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
         );
     }
     assert!(
-        plan.ends_with("Nothing was deleted: there is no terminal to ask on. Add --yes.\n"),
+        plan.ends_with("Nothing was deleted: without a terminal, this command needs --yes.\n"),
         "{plan}"
     );
     assert_eq!(
@@ -350,15 +350,15 @@ async fn blockers_are_named_and_can_be_removed() {
     let output = until("the other objects are deleted", SOON * 4, async || {
         let output = run.ends(1, &arguments).await;
         Ok(output
-            .contains("\n2 objects remain: run it again")
+            .contains("\n2 objects remain. Fix the problems above")
             .then_some(output))
     })
     .await
     .unwrap();
-    let held =
+    let blocked =
         "  quartermaster.dev/load-balancer: DeletionProtected: deletion protection is enabled";
     assert!(
-        output.contains(held) && output.contains("modify-load-balancer-attributes"),
+        output.contains(blocked) && output.contains("modify-load-balancer-attributes"),
         "{output}"
     );
     assert!(output.contains(&format!(
@@ -377,7 +377,7 @@ async fn blockers_are_named_and_can_be_removed() {
     assert_eq!(
         scene.remaining().await.len(),
         2,
-        "the others are not held up"
+        "nothing blocks the others"
     );
 
     // The printed commands remove the foreign finalizers, and no others ...
@@ -450,7 +450,7 @@ async fn missing_permission_is_named_at_once() {
         .await;
     assert!(
         output.contains(
-            "Some of these objects may belong to another program: the owners of the CRDs are not known: custom"
+            "Some of these objects may belong to another program, because not every CRD could be read: custom"
         ),
         "{output}"
     );
@@ -474,7 +474,10 @@ async fn purge_leaves_nothing() {
     let run = Run::on(&scene.bed);
 
     let output = run.ends(0, &["uninstall", "--yes"]).await;
-    assert!(output.contains("CRDs that are installed stay"), "{output}");
+    assert!(
+        output.contains("The operator and its CRDs stay"),
+        "{output}"
+    );
     assert_eq!(
         (scene.remaining().await, scene.children().await),
         (vec![], vec![])

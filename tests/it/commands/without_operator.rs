@@ -53,7 +53,7 @@ async fn uninstall_deletes_the_rest_while_no_operator_runs() {
         "{output}"
     );
     assert!(
-        output.contains("Cannot tell whether the operator is running: there is no Lease"),
+        output.contains("Cannot tell whether the operator is running: Lease"),
         "{output}"
     );
     assert!(
@@ -95,7 +95,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     let output = run.ends(1, &guess).await;
     assert!(
         output.contains(
-            "there is no Lease quartermaster-system/alone, but it may have run elsewhere"
+            "Lease quartermaster-system/alone does not exist, but the operator may run in another namespace"
         ),
         "{output}"
     );
@@ -106,7 +106,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
         .await;
     assert!(
         output.contains(&format!(
-            "there is no Lease {here}/alone, but it may have run elsewhere"
+            "Lease {here}/alone does not exist, but the operator may run in another namespace"
         )),
         "{output}"
     );
@@ -134,7 +134,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
         .unwrap();
     let output = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
     assert!(
-        output.contains("whether it runs is not known: its Lease could not be read: leases")
+        output.contains("once it has stopped: the Lease of the operator could not be read: leases")
             && output.contains("cannot get resource \"leases\""),
         "{output}"
     );
@@ -146,7 +146,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     drop(operator);
     let output = run.ends(0, &arguments).await;
     assert!(
-        output.contains("No operator is running (quartermaster-system/alone): it has no Lease.\n"),
+        output.contains("The operator is not running (Lease quartermaster-system/alone): the Lease does not exist.\n"),
         "{output}"
     );
     let line = output
@@ -185,7 +185,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         .ends(1, &["uninstall", "--without-operator", "--yes"])
         .await;
     assert!(
-        output.contains("the operator runs (") && output.contains("leave --without-operator out"),
+        output.contains("the operator is running (") && output.contains("omit --without-operator"),
         "{output}"
     );
     assert_eq!(scene.remaining().await.len(), 6);
@@ -217,7 +217,9 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         .ends(1, &["uninstall", "--without-operator", "--yes"])
         .await;
     assert!(
-        output.contains(&format!("another operator runs (Lease {SYSTEM}/other)")),
+        output.contains(&format!(
+            "another operator is running (Lease {SYSTEM}/other)"
+        )),
         "{output}"
     );
     assert_eq!(scene.remaining().await.len(), 6);
@@ -242,7 +244,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
             let output = run.ends(2, &["uninstall"]).await;
             Ok([
                 "The operator may have stopped: ",
-                "The operator does not run: ",
+                "The operator is not running: ",
             ]
             .iter()
             .any(|it| output.contains(it))
@@ -257,7 +259,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         .ends(1, &["uninstall", "--yes", "--stalled-after=1s"])
         .await;
     assert!(
-        output.contains("The operator does not run: ")
+        output.contains("The operator is not running: ")
             && output.contains("quartermaster uninstall --without-operator"),
         "{output}"
     );
@@ -283,7 +285,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         .ends(1, &["uninstall", "--without-operator", "--yes"])
         .await;
     assert!(
-        output.contains("it may have run elsewhere")
+        output.contains("the operator may run in another namespace")
             && output.contains("--operator-namespace=NAMESPACE"),
         "{output}"
     );
@@ -299,7 +301,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         )
         .await;
     let expected = format!(
-        "there is no Lease {SYSTEM}/quartermaster, but another operator runs (Lease {SYSTEM}/other)"
+        "Lease {SYSTEM}/quartermaster does not exist, but another operator is running (Lease {SYSTEM}/other)"
     );
     assert!(
         output.contains(&expected) && output.contains("--leader-election-id=NAME"),
@@ -330,7 +332,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
     let copies =
         format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
     assert!(
-        output.contains("\nLeft behind, to be deleted by hand:\n") && output.contains(&copies),
+        output.contains("\nThese objects stay; delete them by hand:\n") && output.contains(&copies),
         "{output}"
     );
     assert!(
@@ -349,7 +351,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
 
     let done = run.ends(0, &alone).await;
     assert!(
-        done.contains("is being deleted already") || done.starts_with("There is nothing"),
+        done.contains("already being deleted") || done.starts_with("There is nothing"),
         "{done}"
     );
     let left = scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
@@ -380,9 +382,9 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
 async fn remedy_is_named_for_a_namespace_that_is_being_deleted() {
     let bed = Bed::shared("going").await;
     let here = bed.namespace.as_str();
-    let held = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
+    let guarded = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
         "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
-    bed.create::<ConfigMapSync>("sync", held).await;
+    bed.create::<ConfigMapSync>("sync", guarded).await;
     let run = Run::on(&bed);
     let lease = "--leader-election-id=going";
     bed.delete::<ConfigMapSync>("sync").await;
@@ -450,8 +452,8 @@ async fn without_operator_stops_when_the_operator_is_back(
 ) {
     let bed = Bed::shared("back").await;
     let here = bed.namespace.clone();
-    let held = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
-    bed.create::<Lease>("back", held("old", "2026-01-01T00:00:00.000000Z"))
+    let lease = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
+    bed.create::<Lease>("back", lease("old", "2026-01-01T00:00:00.000000Z"))
         .await;
     let finalizer = "quartermaster.dev/copies";
     let sync = json!({ "metadata": { "finalizers": [finalizer] }, "spec": {
@@ -478,7 +480,7 @@ async fn without_operator_stops_when_the_operator_is_back(
     let file = direct.with_extension("proxied");
     proxy.write_kubeconfig(&direct, &file).unwrap();
     let bed = Arc::new(bed);
-    let back = held("new", "2026-01-01T00:01:00.000000Z");
+    let back = lease("new", "2026-01-01T00:01:00.000000Z");
     let comes = Fault::hook(Point::AfterApplied, {
         let bed = Arc::clone(&bed);
         move |_| {
@@ -507,14 +509,14 @@ async fn without_operator_stops_when_the_operator_is_back(
         )
         .await;
     assert!(
-        output.contains("No operator is running (") && returned.hits() == 1,
+        output.contains("The operator is not running (Lease ") && returned.hits() == 1,
         "{output}"
     );
     let expected = format!(
-        "the operator runs (new holds Lease {here}/back), and removes its finalizers itself"
+        "the operator is running (new holds Lease {here}/back) and removes its finalizers itself"
     );
     assert!(
-        output.contains(&expected) && output.contains("leave --without-operator out"),
+        output.contains(&expected) && output.contains("omit --without-operator"),
         "{output}"
     );
     let all = bed
@@ -550,12 +552,12 @@ async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
         "--leader-election-id=kept",
     ];
     let output = run.ends(1, &keep).await;
-    let held = format!(
+    let blocked = format!(
         "Remaining: myapp/web in {here}\n  the operator has not observed spec.suspend yet\n"
     );
     assert!(
-        output.contains("Objects that need the operator will wait for it.")
-            && output.contains(&held),
+        output.contains("Objects with its finalizers stay until the operator runs.")
+            && output.contains(&blocked),
         "{output}"
     );
     let app: MyApp = bed.api().get("web").await.unwrap();
@@ -564,7 +566,7 @@ async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
         (Some(true), None)
     );
     let undo = format!(
-        "\nChanged, but not deleted. To undo the changes:\n  kubectl patch myapps.demo.rtfm.co.ua/web -n {here} --type=merge -p \
+        "\nThese objects were changed but not deleted. To undo the changes:\n  kubectl patch myapps.demo.rtfm.co.ua/web -n {here} --type=merge -p \
          '{{\"spec\":{{\"suspend\":null}}}}'\n"
     );
     assert!(output.ends_with(&undo), "{output}");

@@ -207,10 +207,10 @@ impl Shop {
         let mut mark = audit.mark().await.unwrap();
         let operator_user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
         for number in 0..3 {
-            let round = audit.mark().await.unwrap();
+            let before = audit.mark().await.unwrap();
             // By the end of the first reconcile, the previous ones have written their results.
             if number == 1 {
-                mark = round;
+                mark = before;
             }
             let at = uuid::Uuid::new_v4().to_string();
             let patch =
@@ -221,7 +221,7 @@ impl Shop {
                 &annotated.spec.config_map_name,
             );
             until(format!("a reconcile of {sync}"), SOON, async || {
-                let requests = audit.requests(round).await?;
+                let requests = audit.requests(before).await?;
                 let looked = requests.iter().map(|request| &request.subject).any(|it| {
                     it.user == operator_user
                         && it.verb == "get"

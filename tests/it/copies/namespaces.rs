@@ -159,35 +159,37 @@ async fn selector_covers_every_matching_namespace() {
     );
 
     // A namespace does not exist, is created, is Terminating, and is recreated.
-    let place = shop.far("place");
-    shop.sync("p", json!({ "destinationNamespace": place }))
+    let destination = shop.far("destination");
+    shop.sync("p", json!({ "destinationNamespace": destination }))
         .await;
     assert!(
         shop.reads("p", "NamespaceNotFound")
             .await
-            .contains(&format!("create namespace {place}"))
+            .contains(&format!("create namespace {destination}"))
     );
     shop.assert_at_rest("p").await;
-    shop.open("place", json!({})).await;
-    shop.copied(&place, "settings", json!({ "a": "2" })).await;
+    shop.open("destination", json!({})).await;
+    shop.copied(&destination, "settings", json!({ "a": "2" }))
+        .await;
     shop.edit(
-        &place,
+        &destination,
         "settings",
         json!({ "metadata": { "finalizers": ["example.com/held"] } }),
     )
     .await;
-    close(&shop, &place).await;
+    close(&shop, &destination).await;
     shop.reads("p", "NamespaceTerminating").await;
     shop.assert_at_rest("p").await;
     shop.edit(
-        &place,
+        &destination,
         "settings",
         json!({ "metadata": { "finalizers": null } }),
     )
     .await;
     shop.reads("p", "NamespaceNotFound").await;
-    shop.open("place", json!({})).await;
-    shop.copied(&place, "settings", json!({ "a": "2" })).await;
+    shop.open("destination", json!({})).await;
+    shop.copied(&destination, "settings", json!({ "a": "2" }))
+        .await;
     shop.reads("p", "Synced").await;
 
     // The operator writes nothing to the namespaces of Kubernetes unless a flag allows it.
@@ -195,7 +197,7 @@ async fn selector_covers_every_matching_namespace() {
         ("system", json!({ "destinationNamespace": "kube-system" })),
         (
             "ca",
-            json!({ "destinationNamespace": place, "destinationName": "kube-root-ca.crt" }),
+            json!({ "destinationNamespace": destination, "destinationName": "kube-root-ca.crt" }),
         ),
     ] {
         shop.sync(name, spec).await;

@@ -66,10 +66,10 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     tracked(&bed, "future", "hook", &[waiting(&bed, "future", -25)]).await;
     // The entry was suspended for 28 of 50 hours, before this process and while there was none.
     let since = Timestamp::now() - SignedDuration::from_hours(21);
-    let mut held = waiting(&bed, "held", 50);
-    held["suspendedSince"] = json!(format!("{since:.0}"));
-    held["suspendedSeconds"] = json!(7 * 3600);
-    tracked(&bed, "held", "hook", &[held]).await;
+    let mut suspended = waiting(&bed, "suspended", 50);
+    suspended["suspendedSince"] = json!(format!("{since:.0}"));
+    suspended["suspendedSeconds"] = json!(7 * 3600);
+    tracked(&bed, "suspended", "hook", &[suspended]).await;
     // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
     ahead["suspendedSince"] = json!(format!(
@@ -108,7 +108,7 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
         })
         .await
         .unwrap();
-    for name in ["young", "future", "held", "ahead"] {
+    for name in ["young", "future", "suspended", "ahead"] {
         assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
     }
     let metrics = operator.metrics().await;
@@ -119,7 +119,7 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
         "{metrics}"
     );
     receiver.behave();
-    for name in ["young", "future", "held", "ahead"] {
+    for name in ["young", "future", "suspended", "ahead"] {
         bed.delivered(name, &[("Updated", Some("1"))]).await;
     }
 }

@@ -174,13 +174,13 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
         .resource("trackedfields")
         .subresource("status")
         .name("web");
-    let (held, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (reached, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let hold = Fault::hook(Point::Before, {
-        let (held, go_on) = (Arc::clone(&held), Arc::clone(&go_on));
+        let (reached, go_on) = (Arc::clone(&reached), Arc::clone(&go_on));
         move |_| {
-            let (held, go_on) = (Arc::clone(&held), Arc::clone(&go_on));
+            let (reached, go_on) = (Arc::clone(&reached), Arc::clone(&go_on));
             async move {
-                held.notify_one();
+                reached.notify_one();
                 go_on.notified().await;
                 Then::GoOn
             }
@@ -193,7 +193,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
         expected.push(("Updated", Some(value)));
         bed.delivered("marker", &expected).await;
         if value == "2" {
-            tokio::time::timeout(SOON, held.notified())
+            tokio::time::timeout(SOON, reached.notified())
                 .await
                 .expect("the second entry is written");
         }

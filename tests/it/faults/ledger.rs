@@ -26,7 +26,7 @@ pub struct Ledger {
 struct Seen {
     /// Entries in the order of their first appearance, each in its last state.
     entries: Vec<Entry>,
-    places: HashMap<String, usize>,
+    indexes: HashMap<String, usize>,
     largest: usize,
 }
 
@@ -90,10 +90,10 @@ impl Seen {
         self.largest = self.largest.max(serde_json::to_vec(&status).unwrap().len());
         for entry in status {
             let id = entry.id.clone().unwrap();
-            if let Some(at) = self.places.get(&id) {
+            if let Some(at) = self.indexes.get(&id) {
                 self.entries[*at] = entry;
             } else {
-                self.places.insert(id, self.entries.len());
+                self.indexes.insert(id, self.entries.len());
                 self.entries.push(entry);
             }
         }

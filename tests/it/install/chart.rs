@@ -284,7 +284,7 @@ async fn notes_match_the_values() {
     ] {
         assert!(some.contains(expected), "{expected}: {some}");
     }
-    // The Lease may have another place and name, which `uninstall` needs to see that the operator runs.
+    // The Lease may have another namespace and name, which `uninstall` needs to see that the operator runs.
     let lease = "--operator-namespace=ops --leader-election-id=mine";
     for (values, expected) in [
         (

@@ -208,7 +208,7 @@ async fn pod_of_a_deleted_node_is_replaced(bed: Bed) {
     let message = bed.app_has_reason("web", "NodeNotFound").await;
     assert_eq!(
         message,
-        "node gone-node of web-pod no longer exists; the operator recreates the Pod once it is deleted"
+        "node gone-node of web-pod no longer exists; the operator recreates the Pod once Kubernetes has deleted it"
     );
     let terminating = bed
         .until("web-pod", "is being deleted", |pod: &Pod| {

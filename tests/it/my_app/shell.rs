@@ -100,7 +100,7 @@ fn started(
 }
 
 /// Returns the content of the banner variable after the kubelet's expansion.
-fn held(banner: &str) -> String {
+fn expanded(banner: &str) -> String {
     let given = [
         ("HOME", "/root"),
         ("KUBERNETES_PORT", "tcp"),
@@ -119,7 +119,7 @@ fn held(banner: &str) -> String {
 #[case("$")]
 #[case("$$(HOME) $$$$ $(BANNER) $ä $(KUBERNETES_PORT)$")]
 fn kubelet_expands_nothing(#[case] banner: &str) {
-    assert_eq!(held(banner), banner);
+    assert_eq!(expanded(banner), banner);
     // Without the operator's doubling the kubelet would expand these, except for text that it never changes.
     let given = [
         ("HOME", "/root"),
@@ -157,7 +157,7 @@ fn expansion_matches_the_kubelet(#[case] text: &str, #[case] expanded: &str) {
 proptest! {
     #[test]
     fn kubelet_expands_nothing_of_any_banner(banner in r"[$()AHOME\PC]{0,40}") {
-        prop_assert_eq!(held(&banner), banner);
+        prop_assert_eq!(expanded(&banner), banner);
     }
 }
 

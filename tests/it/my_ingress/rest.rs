@@ -7,7 +7,7 @@ use super::*;
 
 const MANY: usize = 200;
 
-/// Number of concurrent reconciles: the batch reads of an earlier round ended in the middle of them.
+/// Number of concurrent reconciles: the batch reads of earlier reconciles ended in the middle of them.
 const UNDER_WAY: usize = 16;
 
 #[tokio::test]

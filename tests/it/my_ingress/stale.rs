@@ -119,7 +119,7 @@ async fn new_leader_continues_the_creation() {
         .resource("myingresses")
         .subresource("status");
     let thawed = Arc::new(Notify::new());
-    let held = {
+    let frozen = {
         let thawed = Arc::clone(&thawed);
         let wait = move |_| {
             let thawed = Arc::clone(&thawed);
@@ -135,7 +135,7 @@ async fn new_leader_continues_the_creation() {
         )
     };
     site.ingress("web", json!({})).await;
-    held.wait_for_hits(1, SOON).await.unwrap();
+    frozen.wait_for_hits(1, SOON).await.unwrap();
     leader.child().freeze().unwrap();
     let _next = Operator::start(&site.bed, candidate()).await;
     site.ready("web").await;

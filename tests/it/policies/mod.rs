@@ -74,12 +74,12 @@ impl Permission {
             .name
             .map(|name| format!(" \"{name}\""))
             .unwrap_or_default();
-        let place = match &self.namespace {
+        let scope = match &self.namespace {
             Some(namespace) => format!("in namespace \"{namespace}\""),
             None => "in every namespace".into(),
         };
         format!(
-            "user \"{user}\" may not {} {}{name} {place}: ",
+            "user \"{user}\" may not {} {}{name} {scope}: ",
             self.verb, self.resource
         )
     }

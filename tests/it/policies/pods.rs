@@ -145,7 +145,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
 
 #[tokio::test]
 async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
-    let bed = Bed::bare("policy-places").await;
+    let bed = Bed::bare("policy-namespaces").await;
     let client = operator(&bed).await;
     // The operator's namespace enforces the restricted profile, which must not be the cause of the rejection.
     let restricted = json!({

@@ -74,9 +74,7 @@ pub fn page(crd: &CustomResourceDefinition, kind_page: &str) -> String {
         let (name, path) = (column.name.to_uppercase(), code(&cell(&column.json_path)));
         let _ = writeln!(page, "| {name} | {path} | {wide} |");
     }
-    page.push_str(
-        "\n## What `kubectl apply` refuses\n\nEach message says what to write instead.\n",
-    );
+    page.push_str("\n## Validation errors\n\nEach message says what to write instead.\n");
     for (message, paths) in messages(&fields) {
         let _ = write!(page, "\n- {}\n  ({paths})", code(message));
     }

@@ -35,10 +35,10 @@ pub struct Ages(HashMap<String, Age>);
 struct Age {
     waited: Duration,
     /// Time since the entry's `suspendedSince`.
-    held: Duration,
+    suspended: Duration,
     /// Instant up to which both durations count.
     at: Instant,
-    is_held: bool,
+    is_suspended: bool,
 }
 
 impl Age {
@@ -52,27 +52,27 @@ impl Age {
             .time
             .as_ref()
             .map_or(Duration::ZERO, |time| since(time.0, end));
-        let held_before = Duration::from_secs(entry.suspended_seconds.unwrap_or_default());
+        let suspended_before = Duration::from_secs(entry.suspended_seconds.unwrap_or_default());
         Self {
-            waited: waited.saturating_sub(held_before),
-            held: suspended_since.map_or(Duration::ZERO, |suspended_since| {
+            waited: waited.saturating_sub(suspended_before),
+            suspended: suspended_since.map_or(Duration::ZERO, |suspended_since| {
                 since(suspended_since, now.wall)
             }),
             at: now.monotonic,
-            is_held: suspended_since.is_some(),
+            is_suspended: suspended_since.is_some(),
         }
     }
 
     fn advanced_to(self, now: Instant) -> Self {
         let elapsed = now.saturating_duration_since(self.at);
-        let (waited, held) = if self.is_held {
-            (self.waited, self.held + elapsed)
+        let (waited, suspended) = if self.is_suspended {
+            (self.waited, self.suspended + elapsed)
         } else {
-            (self.waited + elapsed, self.held)
+            (self.waited + elapsed, self.suspended)
         };
         Self {
             waited,
-            held,
+            suspended,
             at: now,
             ..self
         }
@@ -80,8 +80,8 @@ impl Age {
 }
 
 impl Ages {
-    /// Updates the ages of the Pending entries of `history`, and forgets all others. `held` applies from now on.
-    pub fn observe(&mut self, history: &[Entry], held: bool, now: Now) {
+    /// Updates the ages of the Pending entries of `history`, and forgets all others. `suspended` applies from now on.
+    pub fn observe(&mut self, history: &[Entry], suspended: bool, now: Now) {
         let mut known = std::mem::take(&mut self.0);
         for entry in history.iter().filter(|entry| entry.is_pending()) {
             let Some(id) = &entry.id else { continue };
@@ -89,11 +89,11 @@ impl Ages {
                 .remove(id)
                 .unwrap_or_else(|| Age::of_new_entry(entry, now));
             let mut age = Age {
-                is_held: held,
+                is_suspended: suspended,
                 ..age.advanced_to(now.monotonic)
             };
             if entry.suspended_since.is_none() {
-                age.held = Duration::ZERO;
+                age.suspended = Duration::ZERO;
             }
             self.0.insert(id.clone(), age);
         }
@@ -112,35 +112,35 @@ impl Ages {
     }
 
     /// Returns the time since each entry's `suspendedSince`, up to the last observation.
-    pub fn held(&self) -> BTreeMap<String, Duration> {
+    pub fn suspended(&self) -> BTreeMap<String, Duration> {
         self.0
             .iter()
-            .filter(|(_, age)| !age.held.is_zero())
-            .map(|(id, age)| (id.clone(), age.held))
+            .filter(|(_, age)| !age.suspended.is_zero())
+            .map(|(id, age)| (id.clone(), age.suspended))
             .collect()
     }
 }
 
-/// Stops (`held`) or resumes the clocks of Pending entries: time during which the object or its contact point is
-/// suspended does not count. `held_for` has measured durations; other entries use the wall clock. Returns whether
+/// Stops (`suspended`) or resumes the clocks of Pending entries: time during which the object or its contact point is
+/// suspended does not count. `suspended_for` has measured durations; other entries use the wall clock. Returns whether
 /// anything changed; repeating a call changes nothing.
-pub fn hold(
+pub fn set_suspended(
     history: &mut History,
-    held: bool,
-    held_for: &BTreeMap<String, Duration>,
+    suspended: bool,
+    suspended_for: &BTreeMap<String, Duration>,
     now: Timestamp,
 ) -> bool {
     let mut changed = false;
     for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
-        if held && entry.suspended_since.is_none() {
+        if suspended && entry.suspended_since.is_none() {
             entry.suspended_since = Some(whole_seconds(now));
             changed = true;
-        } else if !held && let Some(since) = entry.suspended_since.take() {
+        } else if !suspended && let Some(since) = entry.suspended_since.take() {
             let by_wall_clock = || {
                 u64::try_from(now.as_second().saturating_sub(since.0.as_second()))
                     .unwrap_or_default()
             };
-            let known = entry.id.as_ref().and_then(|id| held_for.get(id));
+            let known = entry.id.as_ref().and_then(|id| suspended_for.get(id));
             let seconds = known.map_or_else(by_wall_clock, Duration::as_secs);
             entry.suspended_seconds = Some(
                 entry
@@ -158,8 +158,8 @@ pub fn hold(
 /// suspended time. For display only.
 pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
-        let held = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;
-        Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(held)?).ok()
+        let suspended = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;
+        Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(suspended)?).ok()
     };
     history
         .iter()

@@ -14,7 +14,7 @@ mod size;
 mod value;
 
 pub use buffer::{ObservationBuffer, Observations};
-pub use expiry::{Ages, Now, expired, hold, waiting_since};
+pub use expiry::{Ages, Now, expired, set_suspended, waiting_since};
 pub use next::{
     Changes, HistoryLimits, Inputs, ListLimits, NewestState, apply_limits, next, observation,
     record, record_newest,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
 
-use super::expiry::{hold, whole_seconds};
+use super::expiry::{set_suspended, whole_seconds};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
 use super::size;
 use super::value::ObservedValue;
@@ -27,11 +27,11 @@ pub struct Inputs<'a> {
     /// Ids of entries in flight.
     pub in_flight: &'a HashSet<String>,
     /// Whether the object or its contact point is suspended.
-    pub held: bool,
+    pub suspended: bool,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
     /// Measured time for which entries were suspended, by id.
-    pub held_for: &'a BTreeMap<String, Duration>,
+    pub suspended_for: &'a BTreeMap<String, Duration>,
     /// Current time.
     pub now: Timestamp,
 }
@@ -61,7 +61,12 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         .newest
         .and_then(|newest| record_newest(&mut history, newest, &mut ids));
     let failed = mark(&mut history, inputs.outcomes);
-    hold(&mut history, inputs.held, inputs.held_for, inputs.now);
+    set_suspended(
+        &mut history,
+        inputs.suspended,
+        inputs.suspended_for,
+        inputs.now,
+    );
     display(&mut history, inputs.subject);
     let limits = HistoryLimits::new(inputs.limit);
     let in_flight = |id: &str| inputs.in_flight.contains(id);
@@ -455,7 +460,7 @@ pub(super) fn merge_pending(
     merged
 }
 
-/// Pending entry, with its place in the list and what merging compares.
+/// Pending entry, with its index and what merging compares.
 struct Slot {
     at: usize,
     entry: Entry,

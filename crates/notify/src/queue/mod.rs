@@ -238,16 +238,16 @@ impl<T: Transport> Outbox<T> {
         self.queues().left_out_of(point)
     }
 
-    /// Updates the ages of the entries of `field` from its status. `held`: the entries are suspended from now on.
+    /// Updates the ages of the entries of `field` from its status. `suspended`: the entries are suspended from now on.
     /// Returns the suspended time of each entry, by id.
     pub fn observe(
         &self,
         field: &ObjectKey,
         history: &[Entry],
-        held: bool,
+        suspended: bool,
         now: Now,
     ) -> BTreeMap<String, Duration> {
-        self.queues().observe(field, history, held, now)
+        self.queues().observe(field, history, suspended, now)
     }
 
     /// Returns the ids of entries of `field` that are in flight or have an unrecorded outcome.

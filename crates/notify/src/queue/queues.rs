@@ -363,22 +363,22 @@ impl Queues {
             .min()
     }
 
-    /// Updates the ages of the entries of `field` from its status. `held`: the entries are suspended from now on.
+    /// Updates the ages of the entries of `field` from its status. `suspended`: the entries are suspended from now on.
     /// Returns the suspended time of each entry, by id.
     pub fn observe(
         &mut self,
         field: &ObjectKey,
         history: &[Entry],
-        held: bool,
+        suspended: bool,
         now: Now,
     ) -> BTreeMap<String, Duration> {
         let ages = self.ages.entry(field.clone()).or_default();
-        ages.observe(history, held, now);
-        let held_for = ages.held();
+        ages.observe(history, suspended, now);
+        let suspended_for = ages.suspended();
         if ages.is_empty() {
             self.ages.remove(field);
         }
-        held_for
+        suspended_for
     }
 
     /// Returns the queue that has entries of `field` in flight.

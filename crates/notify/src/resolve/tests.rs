@@ -113,7 +113,7 @@ async fn namespace_has_two_lookups_at_a_time_even_if_abandoned() {
     assert_eq!(
         servers.running(),
         3,
-        "another namespace has places of its own"
+        "another namespace has slots of its own"
     );
     sleep(Duration::from_secs(2)).await;
     assert!(tenant.iter().all(tokio::task::JoinHandle::is_finished));
@@ -122,7 +122,7 @@ async fn namespace_has_two_lookups_at_a_time_even_if_abandoned() {
     assert_eq!(
         servers.started(),
         3,
-        "the places are free when the lookups have ended"
+        "the slots are free once the lookups have ended"
     );
     sleep(LOOKUP_TIMEOUT * 2).await;
     assert_eq!(servers.running(), 0);

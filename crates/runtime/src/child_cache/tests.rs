@@ -15,9 +15,9 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("shop", name)
 }
 
-/// Ends a list of a place that has shown these children. Returns the owners of the others.
-fn end_list(cache: &ChildCache<u8>, place: Option<&str>, shown: &[&str]) -> Vec<ObjectKey> {
-    let keys = cache.keys(place).into_iter();
+/// Ends a list of `namespace` that has shown these children. Returns the owners of the others.
+fn end_list(cache: &ChildCache<u8>, namespace: Option<&str>, shown: &[&str]) -> Vec<ObjectKey> {
+    let keys = cache.keys(namespace).into_iter();
     let missing = keys.filter(|key| !shown.contains(&&*key.name));
     missing.filter_map(|key| cache.on_missing(&key)).collect()
 }
@@ -382,28 +382,43 @@ fn child_is_unknown_when_a_list_lacks_it() {
 }
 
 #[test]
-fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
+fn external_deletion_is_known_until_it_is_created_again() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    assert!(!cache.take_lost(&web), "the child never existed");
+    assert!(
+        !cache.take_external_deletion(&web),
+        "the child never existed"
+    );
     cache.record_missing(&web);
-    assert!(!cache.take_lost(&web), "the child never existed");
+    assert!(
+        !cache.take_external_deletion(&web),
+        "the child never existed"
+    );
     cache.record(&web, child(5, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "2");
-    assert!(!cache.take_lost(&web), "another child of the name");
+    assert!(
+        !cache.take_external_deletion(&web),
+        "another child of the name"
+    );
     cache.on_deleted(&web, "1");
-    assert!(cache.take_lost(&web) && !cache.take_lost(&web), "once");
+    assert!(
+        cache.take_external_deletion(&web) && !cache.take_external_deletion(&web),
+        "once"
+    );
 
     // A list lacks the child, or a read does not find it before the watch shows its deletion.
     cache.record(&web, child(6, 0, 1), Some(matched("d")));
     end_list(&cache, None, &[]);
-    assert!(cache.take_lost(&web));
+    assert!(cache.take_external_deletion(&web));
     cache.record(&web, child(7, 0, 1), Some(matched("d")));
     cache.record_missing(&web);
-    assert!(cache.take_lost(&web));
+    assert!(cache.take_external_deletion(&web));
     cache.on_deleted(&web, "1");
     cache.record(&web, child(8, 0, 1), Some(matched("d")));
-    assert!(!cache.take_lost(&web), "the child exists again");
+    assert!(
+        !cache.take_external_deletion(&web),
+        "the child exists again"
+    );
 }
 
 /// Deletes the child `web` of UID 1; the apiserver answers with this code.
@@ -429,20 +444,20 @@ async fn delete(cache: &ChildCache<u8>, code: u16) {
 }
 
 #[tokio::test]
-async fn child_that_the_operator_deletes_is_not_lost() {
+async fn deletion_by_the_operator_is_not_external() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
     cache.record(&web, child(5, 0, 1), Some(matched("d")));
     delete(&cache, 200).await;
     cache.on_deleted(&web, "1");
-    assert!(!cache.take_lost(&web));
+    assert!(!cache.take_external_deletion(&web));
     // The next child has another UID.
     cache.record(&web, child(6, 0, 1), Some(matched("d")));
     cache.on_deleted(&web, "1");
-    assert!(cache.take_lost(&web));
+    assert!(cache.take_external_deletion(&web));
     delete(&cache, 200).await;
     cache.forget(&web);
-    assert!(cache.state().deleting.is_empty() && cache.state().lost.is_empty());
+    assert!(cache.state().deleting.is_empty() && cache.state().external_deletions.is_empty());
 }
 
 #[rstest]
@@ -453,15 +468,15 @@ async fn child_that_the_operator_deletes_is_not_lost() {
 #[case::timeout(504, false)]
 #[case::internal_error(500, false)]
 #[tokio::test]
-async fn child_is_lost_after_a_deletion_that_had_no_effect(
+async fn deletion_without_effect_leaves_a_later_one_external(
     #[case] code: u16,
-    #[case] is_lost: bool,
+    #[case] is_external: bool,
 ) {
     let cache = ChildCache::new(TRUST);
     cache.record(&key("web"), child(5, 0, 1), Some(matched("d")));
     delete(&cache, code).await;
     cache.on_deleted(&key("web"), "1");
-    assert_eq!(cache.take_lost(&key("web")), is_lost);
+    assert_eq!(cache.take_external_deletion(&key("web")), is_external);
 }
 
 #[tokio::test]
@@ -472,16 +487,16 @@ async fn deletion_of_an_unknown_child_is_forgotten_with_the_child() {
     assert_eq!(cache.state().deleting.len(), 1, "another child");
     cache.on_deleted(&key("web"), "1");
     assert!(cache.state().deleting.is_empty());
-    assert!(!cache.take_lost(&key("web")));
+    assert!(!cache.take_external_deletion(&key("web")));
 }
 
 #[test]
-fn lost_children_are_bounded() {
+fn external_deletions_are_bounded() {
     let cache = ChildCache::new(TRUST);
-    for number in 0..=MAX_LOST {
+    for number in 0..=MAX_EXTERNAL_DELETIONS {
         let web = key(&number.to_string());
         cache.record(&web, child(5, 0, 1), Some(matched("d")));
         cache.on_deleted(&web, "1");
     }
-    assert_eq!(cache.state().lost.len(), 1);
+    assert_eq!(cache.state().external_deletions.len(), 1);
 }

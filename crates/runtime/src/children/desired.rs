@@ -102,7 +102,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         Projection::default()
     }
 
-    /// Returns whether the runtime reports the recreation of a child that another client deleted.
+    /// Returns whether an Event tells of the recreation of a child that another client deleted.
     fn reports_recreation(&self) -> bool {
         true
     }
@@ -124,20 +124,20 @@ pub enum ChildAction<'a, K> {
 pub struct Quirks<'a, K> {
     /// Fields that are released and keep their values, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
-    /// Returns whether the apiserver lost values of the first object, which was applied: the second object is the
-    /// response. The first object is then applied again.
-    pub lost: fn(&K, &K) -> bool,
-    /// Removes from a desired object the values that only the live object can hold, such as a node port, before a dry
-    /// run.
-    pub release: fn(&mut K, &K),
+    /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
+    /// shows. The object is then applied again.
+    pub ignored: fn(&K, &K) -> bool,
+    /// Removes from the desired object, before a dry run, the values that only one object may have and the live object
+    /// has, such as a node port.
+    pub clear_allocated: fn(&mut K, &K),
 }
 
 impl<K> Default for Quirks<'_, K> {
     fn default() -> Self {
         Self {
             released: &[],
-            lost: |_, _| false,
-            release: |_, _| (),
+            ignored: |_, _| false,
+            clear_allocated: |_, _| (),
         }
     }
 }
@@ -150,7 +150,7 @@ pub struct Applied<'a, K> {
     quirks: Quirks<'a, K>,
     pub(super) key: ObjectKey,
     object: K,
-    /// The object as sent.
+    /// The object as JSON, as it is sent.
     sent: Value,
     /// The [content](fields::content) of the object, once a live child has been compared with it: most reconciles find
     /// a cached match.
@@ -208,7 +208,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     fn is_current(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> bool {
         *ownership == Ownership::Owned
             && self.matches(live, matched)
-            && !(self.quirks.lost)(&self.object, live)
+            && !(self.quirks.ignored)(&self.object, live)
             // The apply that follows removes these fields.
             && !self.drift.has_taken(&self.key)
     }
@@ -227,8 +227,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
     }
 
-    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child; `None`
-    /// if the child must be read and applied again, but not for the last attempt (`is_last`).
+    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child;
+    /// `None`, except in the last attempt (`is_last`), if the child must be read and applied again.
     pub(super) async fn write(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -255,7 +255,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let owned = owned.as_ref().unwrap_or(live);
         let applied = apply::apply(api, self.manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
-            Ok(applied) if !is_last && (self.quirks.lost)(&self.object, &applied) => Ok(None),
+            Ok(applied) if !is_last && (self.quirks.ignored)(&self.object, &applied) => Ok(None),
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {
                     if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
@@ -286,8 +286,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let mut entries = None;
         let mut patch = json!({});
         if !is_owned {
-            // This patch must include the ownership label: if killed before the apply that follows, the operator would
-            // otherwise have neither label nor consent.
+            // This patch must include the ownership label: if the operator is killed before the apply, the child would
+            // otherwise have neither the label nor the consent.
             patch = self.owner.ownership_patch(live.meta());
         }
         if !is_owned || managed_fields::needs_upgrade(managed(live), manager, released) {
@@ -345,7 +345,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             return Ok(None);
         };
         let mut alone = self.object.clone();
-        (self.quirks.release)(&mut alone, live);
+        (self.quirks.clear_allocated)(&mut alone, live);
         let tried = apply::try_create(api, self.manager, alone).await;
         match classified::<K, _>(&self.key, tried) {
             Ok(()) => Ok(Some(taken)),

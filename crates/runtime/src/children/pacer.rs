@@ -1,5 +1,5 @@
-//! Rate limit for writes of children that only a restart of the operator requires: after a failover, all children may
-//! need one.
+//! Rate limit for the writes of children that a restart of the operator causes: after a failover, every child may need
+//! a write.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::ObjectKey;
 
-/// Length of the burst: the writes that fill this time, one per period, may happen at once.
+/// Size of a burst, as the time that its writes would take at one write per period.
 const BURST: Duration = Duration::from_secs(5);
 
 /// Rate limit of the writes of children, which delays no other work.
@@ -30,7 +30,7 @@ struct Turn {
     basis: Basis,
 }
 
-/// State in which the write of a child waits: a change of the child or of its owner ends the wait.
+/// State on which a waiting write is based. A change of the child or of its owner ends the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
     /// Digest of the child's content.
@@ -54,7 +54,7 @@ impl Pacer {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the write of the child still waits, and nobody has changed anything since.
+    /// Returns whether the write of the child still waits, on the same basis.
     pub(super) fn waits(&self, child: &ObjectKey, basis: &Basis) -> bool {
         self.turns()
             .given

@@ -54,7 +54,7 @@ fn children<S: ChildSummary>(
 /// Returns exceptions for children whose `data` the apiserver loses now and then.
 fn quirks() -> Quirks<'static, ConfigMap> {
     Quirks {
-        lost: |sent, applied| sent.data != applied.data,
+        ignored: |sent, applied| sent.data != applied.data,
         ..Quirks::default()
     }
 }
@@ -114,7 +114,7 @@ async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
 /// The number of retries is limited; afterwards only a change of the child or of the desired state causes an apply.
 #[rstest]
 #[case::once(1, 2)]
-#[case::always(usize::MAX, TRIES)]
+#[case::always(usize::MAX, MAX_ATTEMPTS)]
 #[tokio::test]
 async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     #[case] loses: usize,

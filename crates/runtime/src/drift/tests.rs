@@ -55,8 +55,8 @@ fn reported(drift: &Drift) -> usize {
         .map_or(0, |episode| episode.reported.len())
 }
 
-fn held_back(drift: &Drift) -> bool {
-    drift.is_held_back(&owner(None), &child(), "d")
+fn backing_off(drift: &Drift) -> bool {
+    drift.is_backing_off(&owner(None), &child(), "d")
 }
 
 #[tokio::test(start_paused = true)]
@@ -65,7 +65,7 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
     for _ in 0..5 {
         correct(&drift, "replicas");
         assert_eq!(
-            (drift.contested(&child()), held_back(&drift)),
+            (drift.contested(&child()), backing_off(&drift)),
             (None, false)
         );
         tokio::time::advance(MINUTE * 6).await;
@@ -81,11 +81,11 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
         again >= Duration::from_secs(15) && again <= Duration::from_secs(30),
         "{again:?}"
     );
-    assert!(held_back(&drift));
+    assert!(backing_off(&drift));
     assert_eq!(reported(&drift), 1, "one Event an episode");
     drift.forget(&child());
     assert_eq!(
-        (drift.contested(&child()), held_back(&drift)),
+        (drift.contested(&child()), backing_off(&drift)),
         (None, false)
     );
 }
@@ -94,7 +94,7 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
 async fn corrections_back_off_to_five_minutes_and_end_once_none_is_needed() {
     let drift = drift();
     for _ in 0..20 {
-        while held_back(&drift) {
+        while backing_off(&drift) {
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         correct(&drift, "replicas");
@@ -102,7 +102,7 @@ async fn corrections_back_off_to_five_minutes_and_end_once_none_is_needed() {
     let (_, again) = drift.contested(&child()).unwrap();
     assert!(again >= MINUTE * 5 / 2 && again <= MINUTE * 5, "{again:?}");
     tokio::time::advance(again).await;
-    assert!(!held_back(&drift));
+    assert!(!backing_off(&drift));
     if let Some((_, again)) = drift.contested(&child()) {
         assert!(again <= MINUTE * 5 / 2, "{again:?}");
         tokio::time::advance(again).await;
@@ -118,8 +118,8 @@ async fn correction_is_not_delayed_after_a_new_desired_state_or_request() {
         for _ in 0..3 {
             correct(&drift, "replicas");
         }
-        assert!(held_back(&drift));
-        assert!(!drift.is_held_back(&owner(requested), &child(), digest));
+        assert!(backing_off(&drift));
+        assert!(!drift.is_backing_off(&owner(requested), &child(), digest));
         assert_eq!(drift.contested(&child()), None, "the episode starts again");
     }
 }

@@ -30,18 +30,18 @@ impl Fence {
         }))
     }
 
-    /// Creates a fence without leader election: held until it is closed.
+    /// Creates a fence without leader election: open until [`Fence::close`].
     pub fn open() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// Creates a fence with leader election: held from the first renewal on.
+    /// Creates a fence with leader election: open from the first renewal on.
     pub fn shut() -> Self {
         Self::new(0)
     }
 
     /// Returns whether this process may write: the last renewal is still valid, and the fence was not closed.
-    pub fn held(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         !self.0.closed.load(Ordering::Acquire)
             && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
     }
@@ -67,6 +67,6 @@ impl Fence {
 
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Fence").field(&self.held()).finish()
+        f.debug_tuple("Fence").field(&self.is_open()).finish()
     }
 }

@@ -175,14 +175,14 @@ struct Replica {
 
 fn start(server: &FakeApiserver, identity: &str) -> Replica {
     let (fence, stop) = (Fence::shut(), CancellationToken::new());
-    let (elector, held, token) = (elector(server, identity), fence.clone(), stop.clone());
+    let (elector, open, token) = (elector(server, identity), fence.clone(), stop.clone());
     let task = tokio::spawn(async move {
         let work = async {
-            assert!(held.held(), "the fence opens before the work");
+            assert!(open.is_open(), "the fence opens before the work");
             token.cancelled().await;
             "done"
         };
-        lead(&elector, &held, &token, work).await
+        lead(&elector, &open, &token, work).await
     });
     Replica { fence, stop, task }
 }
@@ -202,35 +202,35 @@ async fn until(what: impl Fn() -> bool) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn fence_closes_when_the_renewal_expires() {
     let fence = Fence::shut();
-    assert!(!fence.held());
+    assert!(!fence.is_open());
     fence.renewed(Instant::now(), Duration::from_secs(6));
     advance(Duration::from_millis(5_999)).await;
-    assert!(fence.held());
+    assert!(fence.is_open());
     advance(Duration::from_millis(1)).await;
-    assert!(!fence.held());
+    assert!(!fence.is_open());
     fence.renewed(
         Instant::now() - Duration::from_secs(2),
         Duration::from_secs(6),
     );
     advance(Duration::from_secs(4)).await;
-    assert!(!fence.held(), "counts from the request's start");
+    assert!(!fence.is_open(), "counts from the request's start");
     let other = fence.clone();
     fence.close();
     fence.renewed(Instant::now(), Duration::from_secs(6));
     assert!(
-        !fence.held() && !other.held(),
+        !fence.is_open() && !other.is_open(),
         "closed for good, and for all"
     );
     let always = Fence::open();
     advance(Duration::from_secs(1 << 30)).await;
-    assert!(always.held());
+    assert!(always.is_open());
 }
 
 #[tokio::test(start_paused = true)]
 async fn first_candidate_acquires_the_lease_and_renews_it_with_one_write() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     let first = server.spec();
     assert_eq!(first.holder_identity.as_deref(), Some("one"));
     assert_eq!(
@@ -239,7 +239,7 @@ async fn first_candidate_acquires_the_lease_and_renews_it_with_one_write() {
     );
     let before = server.state().log.len();
     sleep(Duration::from_millis(5_250)).await;
-    assert!(one.fence.held());
+    assert!(one.fence.is_open());
     assert_eq!(server.state().log[before..], vec![Method::PUT; 10]);
     assert_eq!(server.spec().acquire_time, first.acquire_time);
     assert_eq!(server.spec().lease_transitions, Some(0));
@@ -247,7 +247,7 @@ async fn first_candidate_acquires_the_lease_and_renews_it_with_one_write() {
 
     one.stop.cancel();
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Finished("done"));
-    assert!(!one.fence.held());
+    assert!(!one.fence.is_open());
     let released = server.spec();
     assert_eq!(released.holder_identity.as_deref(), Some(""));
     assert_eq!(
@@ -260,17 +260,17 @@ async fn first_candidate_acquires_the_lease_and_renews_it_with_one_write() {
 async fn standby_leads_at_once_after_a_release() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     let two = start(&server, "two");
     for _ in 0..300 {
         sleep(Duration::from_millis(100)).await;
-        assert!(one.fence.held() && !two.fence.held());
+        assert!(one.fence.is_open() && !two.fence.is_open());
     }
     one.stop.cancel();
-    let took = until(|| two.fence.held()).await;
+    let took = until(|| two.fence.is_open()).await;
     assert!(took < Duration::from_millis(1_200), "{took:?}");
     assert_eq!(server.spec().lease_transitions, Some(1));
-    assert!(!one.fence.held());
+    assert!(!one.fence.is_open());
 }
 
 #[tokio::test(start_paused = true)]
@@ -279,7 +279,7 @@ async fn silent_leader_is_replaced_after_its_own_duration() {
         let server = FakeApiserver::default();
         server.held_by("other", seconds);
         let two = start(&server, "two");
-        let took = until(|| two.fence.held()).await;
+        let took = until(|| two.fence.is_open()).await;
         assert!(
             took >= Duration::from_millis(min) && took < Duration::from_millis(max),
             "{took:?}"
@@ -299,7 +299,7 @@ async fn one_of_many_candidates_acquires_an_expired_lease() {
     let leaders = || {
         replicas
             .iter()
-            .filter(|replica| replica.fence.held())
+            .filter(|replica| replica.fence.is_open())
             .count()
     };
     until(|| leaders() > 0).await;
@@ -317,15 +317,15 @@ async fn leader_stops_in_time_without_the_apiserver() {
     for failure in failures {
         let server = FakeApiserver::default();
         let one = start(&server, "one");
-        until(|| one.fence.held()).await;
+        until(|| one.fence.is_open()).await;
         let two = start(&server, "two");
         sleep(Duration::from_secs(3)).await;
         failure(&mut server.state(), true);
-        let took = until(|| !one.fence.held()).await;
+        let took = until(|| !one.fence.is_open()).await;
         assert!(took <= Duration::from_millis(6_020), "{took:?}");
         assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
         failure(&mut server.state(), false);
-        until(|| two.fence.held()).await;
+        until(|| two.fence.is_open()).await;
         assert_eq!(
             server.holder().as_deref(),
             Some("two"),
@@ -339,14 +339,14 @@ async fn leader_stops_in_time_without_the_apiserver() {
 async fn leader_survives_a_short_outage() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     server.state().fails = true;
     sleep(Duration::from_secs(4)).await;
     server.state().fails = false;
     server.state().loses_answer = true;
     sleep(Duration::from_secs(4)).await;
     assert!(!server.state().loses_answer);
-    assert!(one.fence.held() && !one.task.is_finished());
+    assert!(one.fence.is_open() && !one.task.is_finished());
     assert_eq!(server.spec().lease_transitions, Some(0));
     one.task.abort();
 }
@@ -355,14 +355,14 @@ async fn leader_survives_a_short_outage() {
 async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     let two = start(&server, "two");
     // A renewal is applied but its response is lost; then each of five writes conflicts with an edit.
     server.state().loses_answer = true;
     server.state().edits = 5;
     until(|| server.state().edits == 0).await;
     sleep(Duration::from_secs(20)).await;
-    assert!(one.fence.held() && !one.task.is_finished() && !two.fence.held());
+    assert!(one.fence.is_open() && !one.task.is_finished() && !two.fence.is_open());
     assert_eq!(server.spec().lease_transitions, Some(0));
     one.task.abort();
     two.task.abort();
@@ -380,16 +380,16 @@ async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
     server.held_by("other", 9);
     failure(&mut server.state());
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     let two = start(&server, "two");
     for _ in 0..300 {
         sleep(Duration::from_millis(100)).await;
-        assert!(one.fence.held() && !two.fence.held());
+        assert!(one.fence.is_open() && !two.fence.is_open());
     }
     assert_eq!(server.spec().lease_transitions, Some(5));
     // A lease of another candidate does not count as a write of this one.
     server.held_by("two", 9);
-    until(|| !one.fence.held()).await;
+    until(|| !one.fence.is_open()).await;
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     two.task.abort();
 }
@@ -398,9 +398,9 @@ async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(
 async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     server.state().edits = u32::MAX;
-    let took = until(|| !one.fence.held()).await;
+    let took = until(|| !one.fence.is_open()).await;
     assert!(
         took > Duration::from_secs(5) && took <= Duration::from_millis(6_020),
         "{took:?}"
@@ -412,9 +412,9 @@ async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
 async fn lease_is_lost_at_once_when_another_acquires_it() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     server.held_by("two", 9);
-    let took = until(|| !one.fence.held()).await;
+    let took = until(|| !one.fence.is_open()).await;
     assert!(took <= Duration::from_millis(520), "{took:?}");
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(server.holder().as_deref(), Some("two"));
@@ -425,13 +425,13 @@ async fn lease_is_lost_at_once_when_another_acquires_it() {
 async fn fence_is_closed_when_a_frozen_leader_continues() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     server.held_by("two", 9);
     let before = server.state().log.len();
     // With a manual clock, timers fire only once the runtime runs.
     let mut jump = std::pin::pin!(advance(Duration::from_secs(7)));
     assert!(futures::poll!(jump.as_mut()).is_pending());
-    assert!(!one.fence.held());
+    assert!(!one.fence.is_open());
     jump.await;
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Lost);
     assert_eq!(
@@ -446,10 +446,10 @@ async fn fence_is_closed_when_a_frozen_leader_continues() {
 async fn holder_recreates_a_deleted_lease() {
     let server = FakeApiserver::default();
     let one = start(&server, "one");
-    until(|| one.fence.held()).await;
+    until(|| one.fence.is_open()).await;
     server.state().lease = None;
     sleep(Duration::from_secs(7)).await;
-    assert!(one.fence.held());
+    assert!(one.fence.is_open());
     assert_eq!(server.holder().as_deref(), Some("one"));
     one.task.abort();
 }
@@ -485,7 +485,7 @@ async fn candidate_releases_the_lease_when_stopped_during_an_attempt() {
     one.stop.cancel();
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);
-    assert!(!one.fence.held());
+    assert!(!one.fence.is_open());
 }
 
 /// The candidate is stopped between two attempts: the first one acquired the lease, and its response was lost.
@@ -495,7 +495,7 @@ async fn candidate_releases_the_lease_when_stopped_after_an_attempt_without_a_re
     server.state().loses_answer = true;
     let one = start(&server, "one");
     until(|| server.holder().is_some()).await;
-    assert!(!one.fence.held());
+    assert!(!one.fence.is_open());
     one.stop.cancel();
     assert_eq!(one.task.await.unwrap(), LeadershipEnd::Stopped);
     assert_eq!(server.holder(), None);

@@ -21,7 +21,6 @@ pub struct QueueState {
 
 type Ask = Box<dyn Fn() -> QueueState + Send + Sync>;
 
-/// Queues by controller.
 #[derive(Clone, Default)]
 pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
 

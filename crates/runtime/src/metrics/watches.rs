@@ -21,7 +21,6 @@ pub enum Purpose {
     Target,
 }
 
-/// Health of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WatchHealth {
     /// The watch has not failed lately.
@@ -45,7 +44,6 @@ impl WatchHealth {
     }
 }
 
-/// All watches.
 #[derive(Clone, Default)]
 pub(super) struct WatchRegistry(Arc<Mutex<RegistryState>>);
 

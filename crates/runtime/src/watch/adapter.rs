@@ -1,5 +1,5 @@
-//! Adapter between the watches of a resource and an index of its objects: one watch for each place, the comparison of
-//! each list with the index, and the state of the lists.
+//! Adapter between the watches of a resource and an index of its objects. The adapter runs one watch for each watched
+//! namespace, or one for all namespaces; compares each list with the index; and keeps the state of the lists.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -56,7 +56,7 @@ impl From<&ApiResource> for ResourceName {
 
 /// Index of watched objects. The task of the watch calls the methods, one at a time, so no method may block.
 ///
-/// A place is the whole cluster (`None`) or one namespace, as watched.
+/// `namespace` is the namespace that a watch covers; `None` is all namespaces, or a cluster-scoped resource.
 pub trait Index<T>: Send + Sync + 'static {
     /// Applies the state of an object that exists. Returns whether the index keeps anything of the object.
     fn apply(&self, object: T) -> bool;
@@ -64,23 +64,23 @@ pub trait Index<T>: Send + Sync + 'static {
     /// Deletes an object. `last` is its last state, `None` if a list did not show the object or the watch has stopped.
     fn delete(&self, key: &ObjectKey, last: Option<T>);
 
-    /// Returns the keys of the objects in a place of which the index keeps anything. The watch deletes those that a
+    /// Returns the keys of the objects in `namespace` of which the index keeps anything. The watch deletes those that a
     /// complete list did not show.
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey>;
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey>;
 
-    /// Handles a new phase of the watch of a place.
-    fn phase(&self, _place: Option<&str>, _phase: &WatchPhase) {}
+    /// Handles a new phase of the watch of `namespace`.
+    fn phase(&self, _namespace: Option<&str>, _phase: &WatchPhase) {}
 }
 
-/// Phase of the watch of a place.
+/// Phase of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchPhase {
     /// A list begins.
     Listing {
-        /// Generation of the list, see [`Command::generation`].
-        generation: u64,
+        /// Number of the relist, see [`Command::relist`].
+        relist: u64,
     },
-    /// The list is complete: the index has every object of the place, and no other.
+    /// The list is complete: the index has every object of the watched namespace, and no other.
     Listed,
     /// Both list and watch succeed: an earlier problem is over.
     Healthy,
@@ -93,9 +93,9 @@ pub enum WatchPhase {
 /// Why a resource cannot be watched. Transient errors are not problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchProblem {
-    /// The operator may not list or watch it.
+    /// The operator may not list or watch the resource.
     Forbidden(String),
-    /// The apiserver does not serve it.
+    /// The apiserver does not serve the resource.
     NotServed,
     /// The apiserver answers with another error, which persists.
     Failing(String),
@@ -118,101 +118,106 @@ impl WatchProblem {
 /// Instructions for a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// Generation of the lists: a higher one begins with a new list of each place. The index keeps its objects until
-    /// the list of their place is complete.
-    pub generation: u64,
+    /// Number of relists requested. A higher number lists each watched namespace again; the index keeps its objects
+    /// until that list is complete.
+    pub relist: u64,
     /// Reason for which the watch is to stop.
     pub stop: Option<String>,
 }
 
-/// State of the lists of a watch: which places are listed or denied. Cheap to clone.
+/// State of the lists of a resource: which watched namespaces are listed or denied. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct SyncState(Arc<watch::Sender<Lists>>);
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Generation of the lists; `None` before the watch runs.
-    generation: Option<u64>,
-    places: BTreeMap<Option<String>, ListState>,
+    /// Number of the relist; `None` before the watch runs.
+    relist: Option<u64>,
+    namespaces: BTreeMap<Option<String>, ListState>,
 }
 
-/// State of the list of a place.
+/// State of the list of one watched namespace.
 #[derive(Debug, Default)]
 struct ListState {
-    /// True if a list of this generation was complete.
+    /// True if the list of this relist is complete.
     is_listed: bool,
     /// Message of the apiserver that has denied list or watch since the last complete list.
     denied: Option<String>,
 }
 
 impl Lists {
-    /// Returns whether every place has been listed or its list was denied: a denied place does not block the others.
+    /// Returns whether every namespace has been listed or its list was denied, which does not block the others.
     fn are_synced(&self) -> bool {
         let is_synced = |list: &ListState| list.is_listed || list.denied.is_some();
-        self.generation.is_some() && self.places.values().all(is_synced)
+        self.relist.is_some() && self.namespaces.values().all(is_synced)
     }
 }
 
 impl SyncState {
-    /// Waits until every place has been listed or its list was denied.
+    /// Waits until every namespace has been listed or its list was denied.
     pub async fn synced(&self) {
         // `self` owns the sender.
         let _ = self.0.subscribe().wait_for(Lists::are_synced).await;
     }
 
-    /// Returns the generation of the lists, if every place has been listed or its list was denied.
-    pub fn synced_generation(&self) -> Option<u64> {
+    /// Returns the number of the relist, if every namespace has been listed or its list was denied.
+    pub fn synced_relist(&self) -> Option<u64> {
         let lists = self.0.borrow();
-        lists.generation.filter(|_| lists.are_synced())
+        lists.relist.filter(|_| lists.are_synced())
     }
 
-    /// Returns whether every place has been listed, and the apiserver denies none.
+    /// Returns whether every namespace has been listed, and the apiserver denies none.
     pub fn is_listed(&self) -> bool {
         let is_listed = |list: &ListState| list.is_listed && list.denied.is_none();
         let lists = self.0.borrow();
-        lists.generation.is_some() && lists.places.values().all(is_listed)
+        lists.relist.is_some() && lists.namespaces.values().all(is_listed)
     }
 
-    /// Returns the message of the apiserver that denies a place.
+    /// Returns the message with which the apiserver denies a list or a watch.
     pub fn denied(&self) -> Option<String> {
         let lists = self.0.borrow();
-        lists.places.values().find_map(|list| list.denied.clone())
+        lists
+            .namespaces
+            .values()
+            .find_map(|list| list.denied.clone())
     }
 
-    /// Returns the places that were never listed because the apiserver denies that, with its messages.
+    /// Returns the namespaces that were never listed because the apiserver denies their lists, with its messages.
     pub fn unlisted(&self) -> BTreeMap<Option<String>, String> {
         let lists = self.0.borrow();
-        let unlisted = lists.places.iter().filter(|(_, list)| !list.is_listed);
+        let unlisted = lists.namespaces.iter().filter(|(_, list)| !list.is_listed);
         unlisted
-            .filter_map(|(place, list)| Some((place.clone(), list.denied.clone()?)))
+            .filter_map(|(namespace, list)| Some((namespace.clone(), list.denied.clone()?)))
             .collect()
     }
 
-    /// Starts the lists of a generation.
-    pub fn begin(&self, generation: u64, places: impl IntoIterator<Item = Option<String>>) {
-        let lists = places
+    /// Begins a relist of these namespaces.
+    pub fn begin(&self, relist: u64, namespaces: impl IntoIterator<Item = Option<String>>) {
+        let lists = namespaces
             .into_iter()
-            .map(|place| (place, ListState::default()));
+            .map(|namespace| (namespace, ListState::default()));
         self.0.send_replace(Lists {
-            generation: Some(generation),
-            places: lists.collect(),
+            relist: Some(relist),
+            namespaces: lists.collect(),
         });
     }
 
-    /// Records that the list of a place is complete.
-    pub fn set_listed(&self, place: Option<&str>) {
-        self.update(place, |list| (list.is_listed, list.denied) = (true, None));
+    /// Records that the list of `namespace` is complete.
+    pub fn set_listed(&self, namespace: Option<&str>) {
+        self.update(namespace, |list| {
+            (list.is_listed, list.denied) = (true, None)
+        });
     }
 
-    /// Records that the apiserver denies the list or the watch of a place. A place that was listed before stays listed.
-    pub fn set_denied(&self, place: Option<&str>, why: String) {
-        self.update(place, |list| list.denied = Some(why));
+    /// Records that the apiserver denies the list or the watch of `namespace`, which stays listed if it was.
+    pub fn set_denied(&self, namespace: Option<&str>, why: String) {
+        self.update(namespace, |list| list.denied = Some(why));
     }
 
-    fn update(&self, place: Option<&str>, update: impl FnOnce(&mut ListState)) {
-        let place = place.map(str::to_owned);
+    fn update(&self, namespace: Option<&str>, update: impl FnOnce(&mut ListState)) {
+        let namespace = namespace.map(str::to_owned);
         self.0
-            .send_modify(|lists| update(lists.places.entry(place).or_default()));
+            .send_modify(|lists| update(lists.namespaces.entry(namespace).or_default()));
     }
 }
 
@@ -220,7 +225,7 @@ impl SyncState {
 pub struct ResourceWatch<W, T> {
     /// Name of the resource.
     pub resource: ResourceName,
-    /// API of each place.
+    /// Watched namespaces and their APIs; `None` is all namespaces, or a cluster-scoped resource.
     pub apis: Vec<(Option<String>, Api<W>)>,
     /// Configuration of the watches.
     pub config: watcher::Config,
@@ -230,7 +235,7 @@ pub struct ResourceWatch<W, T> {
     pub sync: SyncState,
     /// Metrics of the watches.
     pub metrics: Metrics,
-    /// Purpose of the watches.
+    /// Purpose of the watches, in the metrics.
     pub purpose: Purpose,
     /// Watchdog of each step.
     pub watchdog: Watchdog,
@@ -241,41 +246,41 @@ where
     W: Resource + Into<T> + Clone + Debug + DeserializeOwned + Send + 'static,
     T: 'static,
 {
-    /// Watches until dropped, as the last of `commands` says.
+    /// Watches as the last of `commands` says, until the future is dropped.
     pub async fn run(self, mut commands: watch::Receiver<Command>) {
         loop {
-            let Command { generation, stop } = commands.borrow_and_update().clone();
-            let places = self.apis.iter().map(|(place, _)| place.clone());
-            self.sync.begin(generation, places);
+            let Command { relist, stop } = commands.borrow_and_update().clone();
+            let namespaces = self.apis.iter().map(|(namespace, _)| namespace.clone());
+            self.sync.begin(relist, namespaces);
             if let Some(why) = stop {
                 self.stop(&why);
                 changed(&mut commands).await;
                 continue;
             }
             tokio::select! {
-                () = self.watch(generation) => {}
+                () = self.watch(relist) => {}
                 () = changed(&mut commands) => {}
             }
         }
     }
 
-    async fn watch(&self, generation: u64) {
-        let watches = self.apis.iter().map(|(place, api)| {
+    async fn watch(&self, relist: u64) {
+        let watches = self.apis.iter().map(|(namespace, api)| {
             let guard = self.metrics.watch(&self.resource.full(), self.purpose);
             watch_updates(api.clone(), self.config.clone(), guard)
-                .map(|update| (place.as_deref(), update))
+                .map(|update| (namespace.as_deref(), update))
                 .boxed()
         });
         let mut updates = select_all(watches);
-        // The keys that the running list of each place has shown, as far as the index keeps the objects.
+        // Keys that each running list has shown, as far as the index keeps the objects.
         let mut shown = HashMap::<_, HashSet<_>>::new();
-        while let Some((place, update)) = updates.next().await {
+        while let Some((namespace, update)) = updates.next().await {
             let _busy = self.watchdog.busy();
-            let shown = shown.entry(place).or_default();
+            let shown = shown.entry(namespace).or_default();
             match update {
                 WatchUpdate::Event(Event::Init) => {
                     shown.clear();
-                    self.index.phase(place, &WatchPhase::Listing { generation });
+                    self.index.phase(namespace, &WatchPhase::Listing { relist });
                 }
                 WatchUpdate::Event(Event::InitApply(object)) => {
                     let key = ObjectKey::of(&object);
@@ -285,9 +290,9 @@ where
                 }
                 WatchUpdate::Event(Event::InitDone) => {
                     debug!(resource = self.resource.plural, "listed");
-                    self.delete_except(place, &std::mem::take(shown));
-                    self.sync.set_listed(place);
-                    self.index.phase(place, &WatchPhase::Listed);
+                    self.delete_except(namespace, &std::mem::take(shown));
+                    self.sync.set_listed(namespace);
+                    self.index.phase(namespace, &WatchPhase::Listed);
                 }
                 WatchUpdate::Event(Event::Apply(object)) => {
                     self.index.apply(object.into());
@@ -296,21 +301,21 @@ where
                     let key = ObjectKey::of(&object);
                     self.index.delete(&key, Some(object.into()));
                 }
-                WatchUpdate::Recovered => self.index.phase(place, &WatchPhase::Healthy),
-                WatchUpdate::Failed(error) => self.failed(place, &error),
+                WatchUpdate::Recovered => self.index.phase(namespace, &WatchPhase::Healthy),
+                WatchUpdate::Failed(error) => self.failed(namespace, &error),
             }
         }
     }
 
-    /// Deletes the objects of a place that a list did not show.
-    fn delete_except(&self, place: Option<&str>, shown: &HashSet<ObjectKey>) {
-        let keys = self.index.keys(place).into_iter();
+    /// Deletes the objects of `namespace` that its list did not show.
+    fn delete_except(&self, namespace: Option<&str>, shown: &HashSet<ObjectKey>) {
+        let keys = self.index.keys(namespace).into_iter();
         for key in keys.filter(|key| !shown.contains(key)) {
             self.index.delete(&key, None);
         }
     }
 
-    fn failed(&self, place: Option<&str>, error: &watcher::Error) {
+    fn failed(&self, namespace: Option<&str>, error: &watcher::Error) {
         warn!(
             resource = self.resource.plural,
             error = error as &dyn std::error::Error,
@@ -320,23 +325,23 @@ where
             return;
         };
         if let WatchProblem::Forbidden(why) = &problem {
-            self.sync.set_denied(place, why.clone());
+            self.sync.set_denied(namespace, why.clone());
         }
-        self.index.phase(place, &WatchPhase::Failed(problem));
+        self.index.phase(namespace, &WatchPhase::Failed(problem));
     }
 
     /// Empties the index.
     fn stop(&self, why: &str) {
-        for (place, _) in &self.apis {
-            let place = place.as_deref();
+        for (namespace, _) in &self.apis {
+            let namespace = namespace.as_deref();
             self.index
-                .phase(place, &WatchPhase::Stopped(why.to_owned()));
-            self.delete_except(place, &HashSet::new());
+                .phase(namespace, &WatchPhase::Stopped(why.to_owned()));
+            self.delete_except(namespace, &HashSet::new());
         }
     }
 }
 
-/// Waits for the next command; never returns without a sender, which is dropped only while the process ends.
+/// Waits for the next command. The sender is dropped only while the process ends.
 async fn changed(commands: &mut watch::Receiver<Command>) {
     if commands.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -17,8 +17,8 @@ use super::adapter::Command;
 use super::stream::{WatchUpdate, watch_updates};
 use crate::metrics::{Metrics, Purpose};
 
-/// Follows the CRD of `kind`, whose watch is to stop while the CRD is missing or incompatible. `is_known` is set once
-/// the watch has answered. Messages about an incompatible schema contain the command `replace`.
+/// Watches the CRD of `kind`, and stops the watch of the kind while the CRD is missing or incompatible. `is_known` is
+/// set once the watch has answered. Messages about an incompatible schema contain the command `replace`.
 pub fn follow(
     client: Client,
     kind: &KindInfo,
@@ -74,7 +74,7 @@ pub fn follow(
     }
 }
 
-/// Returns why the kind of this CRD is not served, if it is not; with the message of `/readyz`.
+/// Returns why the kind of this CRD is not served, as `/readyz` says it; `None` if the kind is served.
 fn problem(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,
@@ -87,7 +87,7 @@ fn problem(
     Some(format!("CRD {name} {mismatch}{hint}"))
 }
 
-/// Returns why a program with the schema `own` cannot work with this CRD, if it cannot. An older or foreign schema
+/// Returns why a program with the schema `own` cannot work with this CRD; `None` if it can. An older or foreign schema
 /// silently prunes fields; a newer schema keeps them.
 pub fn mismatch(
     crd: &PartialObjectMeta<CustomResourceDefinition>,

@@ -1,5 +1,5 @@
-//! Watches of resources that objects name: one per resource in the operator's scope, however many objects name it.
-//! Watched objects are never stored: the index of the resource gets each once.
+//! Watches of resources that specs name: one for each resource, however many specs name it. The hub stores no watched
+//! object; it passes each to the index of the resource.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -21,11 +21,11 @@ use crate::metrics::{Metrics, Purpose};
 use crate::raw_object::RawObject;
 use crate::tasks::Tasks;
 
-/// Creates the index of a resource. For some resources the index gets only metadata, see
+/// Creates the index of a resource. The index gets only the metadata of some resources, see
 /// [`ResourceName::is_watched_by_metadata`].
 pub type NewIndex = Box<dyn Fn(ResourceName) -> Arc<dyn Index<RawObject>> + Send + Sync>;
 
-/// Watches by resource.
+/// Watches that begin and end while the process runs, by resource.
 pub struct WatchHub {
     client: Client,
     scope: WatchScope,
@@ -62,11 +62,11 @@ impl WatchHub {
         }
     }
 
-    /// Relists every watch. `next` receives the generation of these lists before any of them begins.
+    /// Relists every watch. `next` receives the number of the relist before any list begins.
     pub fn relist(&self, next: impl FnOnce(u64)) {
         self.commands.send_modify(|command| {
-            command.generation += 1;
-            next(command.generation);
+            command.relist += 1;
+            next(command.relist);
         });
     }
 
@@ -80,7 +80,7 @@ impl WatchHub {
         info!(
             resource = name.plural,
             apiVersion = name.api_version,
-            "watching"
+            "started the watch of a resource"
         );
         let handle = if name.is_watched_by_metadata() {
             self.spawn::<PartialObjectMeta>(resource, &name, namespaced)
@@ -100,19 +100,19 @@ impl WatchHub {
             + Send
             + 'static,
     {
-        let places = if namespaced {
-            self.scope.places()
+        let namespaces = if namespaced {
+            self.scope.namespaces()
         } else {
             vec![None]
         };
-        let apis = places.into_iter().map(|place| {
-            let api = match &place {
+        let apis = namespaces.into_iter().map(|namespace| {
+            let api = match &namespace {
                 Some(namespace) => {
                     Api::<W>::namespaced_with(self.client.clone(), namespace, resource)
                 }
                 None => Api::all_with(self.client.clone(), resource),
             };
-            (place, api)
+            (namespace, api)
         });
         let watch = ResourceWatch {
             resource: name.clone(),
@@ -141,7 +141,7 @@ impl WatchHub {
                 info!(
                     resource = name.plural,
                     apiVersion = name.api_version,
-                    "no longer watching"
+                    "stopped the watch of a resource that no object names any more"
                 );
                 watch.abort();
             }

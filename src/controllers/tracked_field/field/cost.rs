@@ -375,11 +375,11 @@ impl<'a> Walk<'_, 'a> {
 }
 
 fn item(items: &[Value], index: i64) -> Option<&Value> {
-    let place = usize::try_from(index.unsigned_abs()).ok()?;
+    let offset = usize::try_from(index.unsigned_abs()).ok()?;
     if index < 0 {
-        items.get(items.len().checked_sub(place)?)
+        items.get(items.len().checked_sub(offset)?)
     } else {
-        items.get(place)
+        items.get(offset)
     }
 }
 

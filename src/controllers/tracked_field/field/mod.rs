@@ -64,16 +64,10 @@ pub enum FieldError {
         "{field:?} is not a field of a {kind}: write {}{A_PATH}",
         words_of(kind)
     )]
-    FieldNotFound {
-        /// Kind of the target.
-        kind: String,
-        /// The field, as in the spec.
-        field: String,
-    },
+    FieldNotFound { kind: String, field: String },
     /// The field looks like a `JSONPath` or `WORD:NAME`, and is not valid.
     #[error("{field:?}: {problem}")]
     PathInvalid {
-        /// The field, as in the spec.
         field: String,
         /// The problem, and what to write.
         problem: String,

@@ -40,7 +40,7 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     }
     if parser.rest.contains('{') {
         return Err(
-            "it contains several expressions: write exactly one, in one pair of braces".into(),
+            "the JSONPath has several expressions: write exactly one, in one pair of braces".into(),
         );
     }
     if !parser.rest.is_empty() {
@@ -50,7 +50,7 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
         );
     }
     if steps.queries.iter().any(Vec::is_empty) {
-        return Err("it names no field: write which, such as {.spec.replicas}".into());
+        return Err("the JSONPath names no field: write one, such as {.spec.replicas}".into());
     }
     Ok(steps.queries)
 }
@@ -94,7 +94,7 @@ impl Parser<'_> {
 
     fn unexpected(&self) -> String {
         if self.rest.is_empty() {
-            return "it ends too early: a closing brace, bracket, parenthesis or quote is missing"
+            return "the JSONPath ends too early: a closing brace, bracket, parenthesis or quote is missing"
                 .into();
         }
         let rest: String = self.rest.chars().take(40).collect();
@@ -135,7 +135,7 @@ impl Parser<'_> {
             if let Some(rest) = self.rest.strip_prefix("..") {
                 if self.in_filter || self.descended {
                     return Err(
-                        "`..` may appear once, and not in a filter: write the names in between"
+                        "`..` may appear only once, and not in a filter: write the field names instead"
                             .into(),
                     );
                 }
@@ -321,7 +321,7 @@ impl Steps {
         }
         if self.queries.len() * ways.len() > MOST_QUERIES {
             return Err(format!(
-                "its lists in brackets combine to more than {MOST_QUERIES} paths: write fewer"
+                "the lists in brackets combine to more than {MOST_QUERIES} paths: list fewer names"
             ));
         }
         self.queries = ways

@@ -10,7 +10,6 @@ pub(super) struct Step {
     pub(super) select: Select,
 }
 
-/// Selector of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Select {
     /// The member with that name.

@@ -219,8 +219,13 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
 )]
 #[case("X", "{.a[?(@.b=1)]}", "PathInvalid", "a filter is written")]
 #[case("X", "{.a[?(@.b==1 && @.c==2)]}", "PathInvalid", "a filter is written")]
-#[case("X", "{.a[?(@.b[*]==1)]}", "PathInvalid", "compares one value")]
-#[case("X", "{.a[?(@.b[?(@.c)])]}", "PathInvalid", "nested filters")]
+#[case("X", "{.a[?(@.b[*]==1)]}", "PathInvalid", "compares single values")]
+#[case(
+    "X",
+    "{.a[?(@.b[?(@.c)])]}",
+    "PathInvalid",
+    "cannot contain another filter"
+)]
 #[case(
     "X",
     "{.a[0,1,2,3][0,1,2,3][0,1]}",

@@ -324,8 +324,8 @@ fn new_leader_keeps_no_earlier_observation() {
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     follow(&tracker, &key, &identity, &target("a"));
-    let list = |generation, version, value| {
-        tracker.on_list_started(&resource(), None, generation);
+    let list = |relist, version, value| {
+        tracker.on_list_started(&resource(), None, relist);
         tracker.on_applied(&resource(), object("a", version, value));
         tracker.on_list_done(&resource(), None);
     };

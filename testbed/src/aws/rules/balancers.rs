@@ -30,13 +30,20 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     one_of(&form, "Type", &TYPES)?;
     settings::check_ip_address_type(&layer.state(), &form)?;
     let subnets = settings::desired_subnets(&form);
-    let place = settings::check_subnets(&layer.state().network, &subnets)?;
+    let placement = settings::check_subnets(&layer.state().network, &subnets)?;
     let mut groups = form.list("SecurityGroups");
-    settings::check_security_groups(&layer.state().network, &groups, &place.vpc)?;
+    settings::check_security_groups(&layer.state().network, &groups, &placement.vpc)?;
     let new_tags = tags::desired(&form)?;
     tags::check_count(new_tags.len())?;
     if groups.is_empty() {
-        groups.extend(layer.state().network.default_group.get(&place.vpc).cloned());
+        groups.extend(
+            layer
+                .state()
+                .network
+                .default_group
+                .get(&placement.vpc)
+                .cloned(),
+        );
     }
     form.set_list("SecurityGroups", &groups);
     form.remove("Tags");
@@ -85,7 +92,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     for balancer in &made {
         let created = Instant::now();
         let arn = balancer.get("LoadBalancerArn");
-        let (vpc, zones) = (place.vpc.clone(), place.zones.clone());
+        let (vpc, zones) = (placement.vpc.clone(), placement.zones.clone());
         let new = Balancer {
             name: name.clone(),
             vpc,

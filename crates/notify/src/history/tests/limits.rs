@@ -451,8 +451,8 @@ fn buffer_is_limited_by_bytes() {
         ));
     }
     let observations = written(&mut buffer).entries;
-    let held = bytes(&observations);
-    assert!(held <= 512 * 1024 && held > 400 * 1024, "{held}");
+    let size = bytes(&observations);
+    assert!(size <= 512 * 1024 && size > 400 * 1024, "{size}");
     assert_eq!(changes(&observations), 2000);
 }
 

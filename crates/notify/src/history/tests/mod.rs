@@ -147,7 +147,7 @@ fn original(entries: serde_json::Value) -> History {
 #[test]
 fn outcomes_are_marked_once_and_unknown_ids_are_ignored() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
-    hold(&mut history, true, &BTreeMap::new(), at(9));
+    set_suspended(&mut history, true, &BTreeMap::new(), at(9));
     let failed = DeliveryOutcome::Failed {
         reason: "Bad Request".into(),
     };
@@ -259,9 +259,9 @@ fn only_expired_entries_are_counted_as_expired() {
         newest: None,
         outcomes: &outcomes,
         in_flight: &HashSet::new(),
-        held: false,
+        suspended: false,
         limit: None,
-        held_for: &BTreeMap::new(),
+        suspended_for: &BTreeMap::new(),
         now: at(10),
     };
     let changes = next(&history, &inputs, ids());
@@ -273,26 +273,26 @@ fn only_expired_entries_are_counted_as_expired() {
 fn suspended_time_is_kept_in_the_entry() {
     let none = BTreeMap::new();
     let mut history = recorded([present("a", "1")]);
-    assert!(hold(&mut history, true, &none, at(100)));
+    assert!(set_suspended(&mut history, true, &none, at(100)));
     assert!(
-        !hold(&mut history, true, &none, at(200)),
+        !set_suspended(&mut history, true, &none, at(200)),
         "a repeated call changes nothing"
     );
     assert_eq!(waiting_since(&history), None, "the entry is suspended");
-    assert!(hold(&mut history, false, &none, at(1100)));
-    assert!(!hold(&mut history, false, &none, at(1200)));
+    assert!(set_suspended(&mut history, false, &none, at(1100)));
+    assert!(!set_suspended(&mut history, false, &none, at(1200)));
     assert_eq!(waiting_since(&history), Some(at(1000)));
-    assert!(hold(&mut history, true, &none, at(2000)));
-    assert!(hold(&mut history, false, &none, at(2500)));
+    assert!(set_suspended(&mut history, true, &none, at(2000)));
+    assert!(set_suspended(&mut history, false, &none, at(2500)));
     assert_eq!(history[0].suspended_seconds, Some(1500));
     // A measured duration overrides the wall clock.
-    assert!(hold(&mut history, true, &none, at(3000)));
+    assert!(set_suspended(&mut history, true, &none, at(3000)));
     let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
-    assert!(hold(&mut history, false, &known, at(100_000)));
+    assert!(set_suspended(&mut history, false, &known, at(100_000)));
     assert_eq!(history[0].suspended_seconds, Some(1507));
     // A clock set backwards adds no time.
-    assert!(hold(&mut history, true, &none, at(4000)));
-    assert!(hold(&mut history, false, &none, at(50)));
+    assert!(set_suspended(&mut history, true, &none, at(4000)));
+    assert!(set_suspended(&mut history, false, &none, at(50)));
     assert_eq!(history[0].suspended_seconds, Some(1507));
 }
 
@@ -341,15 +341,15 @@ fn suspended_time_does_not_count_as_age() {
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
     ages.observe(&history, false, clocks(0, 0));
     ages.observe(&history, true, clocks(10, 10));
-    hold(&mut history, true, &ages.held(), at(10));
+    set_suspended(&mut history, true, &ages.suspended(), at(10));
     ages.observe(&history, true, clocks(10, 10));
     // The wall clock is a day ahead at the resume.
     ages.observe(&history, false, clocks(DAY, 60));
     assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
-    hold(&mut history, false, &ages.held(), at(DAY));
+    set_suspended(&mut history, false, &ages.suspended(), at(DAY));
     assert_eq!(history[0].suspended_seconds, Some(50));
     ages.observe(&history, false, clocks(DAY, 60));
-    assert!(ages.held().is_empty());
+    assert!(ages.suspended().is_empty());
     // Another process knows only the status.
     let mut ages = Ages::default();
     ages.observe(&history, false, clocks(100, 0));
@@ -358,7 +358,7 @@ fn suspended_time_does_not_count_as_age() {
     let mut ages = Ages::default();
     ages.observe(&history, true, clocks(100, 0));
     assert_eq!(waited(&ages, 10), 40, "suspended time");
-    assert_eq!(ages.held()["id-1"].as_secs(), 10);
+    assert_eq!(ages.suspended()["id-1"].as_secs(), 10);
 }
 
 #[test]

@@ -30,7 +30,7 @@ enum Step {
     LostReconcile,
     /// Deliveries of this number of entries, of which the last may fail.
     Deliver(usize, bool),
-    Hold(bool),
+    Suspend(bool),
     NewSubject,
 }
 
@@ -40,7 +40,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         4 => (0usize..4).prop_map(Step::Reconcile),
         1 => Just(Step::LostReconcile),
         2 => (0usize..4, any::<bool>()).prop_map(|(count, fails)| Step::Deliver(count, fails)),
-        1 => any::<bool>().prop_map(Step::Hold),
+        1 => any::<bool>().prop_map(Step::Suspend),
         1 => Just(Step::NewSubject),
     ]
 }
@@ -128,9 +128,9 @@ proptest! {
                     prop_assert!(mark(&mut history, &outcomes).entries.is_empty());
                     prop_assert_eq!(&history, &before);
                 }
-                Step::Hold(held) => {
-                    hold(&mut history, held, &BTreeMap::new(), at(model.second));
-                    prop_assert!(!hold(&mut history, held, &BTreeMap::new(), at(model.second + 5)));
+                Step::Suspend(suspended) => {
+                    set_suspended(&mut history, suspended, &BTreeMap::new(), at(model.second));
+                    prop_assert!(!set_suspended(&mut history, suspended, &BTreeMap::new(), at(model.second + 5)));
                 }
                 Step::NewSubject => {
                     reconcile(&mut history, &mut buffer, &model, limits, 0, &mut ids)?;
@@ -186,8 +186,8 @@ proptest! {
         let result = record(&mut history, &subject("replicas"), observations, ids());
         prop_assert_eq!(history.len(), entries.len() + result.entries);
         prop_assert_eq!(changes_saturating(&history), before.saturating_add(result.changes));
-        hold(&mut history, true, &BTreeMap::new(), at(now));
-        hold(&mut history, false, &BTreeMap::new(), at(now + 10));
+        set_suspended(&mut history, true, &BTreeMap::new(), at(now));
+        set_suspended(&mut history, false, &BTreeMap::new(), at(now + 10));
         prop_assert!(history.iter().all(|entry| !entry.is_pending() || entry.suspended_since.is_none()));
         waiting_since(&history);
         let mut ages = Ages::default();
@@ -390,7 +390,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 delivery,
                 subject,
                 merged,
-                held,
+                suspended,
             )| Entry {
                 time,
                 action,
@@ -406,8 +406,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 resource_version: None,
                 merged,
                 first_value,
-                suspended_since: held.0,
-                suspended_seconds: held.1,
+                suspended_since: suspended.0,
+                suspended_seconds: suspended.1,
             },
         )
 }

@@ -187,7 +187,7 @@ fn times_are_whole_seconds() {
         [observed(at, present("a", "1"), None)],
         ids(),
     );
-    hold(&mut history, true, &BTreeMap::new(), at);
+    set_suspended(&mut history, true, &BTreeMap::new(), at);
     let read_back: History =
         serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
     assert_eq!(read_back, history);
@@ -454,9 +454,9 @@ fn observations_before_a_spec_change_come_first() {
         newest: None,
         outcomes: &[],
         in_flight: &HashSet::new(),
-        held: false,
+        suspended: false,
         limit: None,
-        held_for: &BTreeMap::new(),
+        suspended_for: &BTreeMap::new(),
         now: at(10),
     };
     let recorded = next(&[], &inputs, ids()).history;
@@ -491,9 +491,9 @@ fn level(history: &[Entry], newest: &NewestState) -> Changes {
         newest: Some(newest),
         outcomes: &[],
         in_flight: &HashSet::new(),
-        held: false,
+        suspended: false,
         limit: None,
-        held_for: &BTreeMap::new(),
+        suspended_for: &BTreeMap::new(),
         now: at(10),
     };
     next(history, &inputs, ids())

@@ -7,7 +7,13 @@ const DAY: Duration = Duration::from_hours(24);
 
 impl TestQueue {
     /// Observes a `TrackedField` with these entries of time zero, as its reconcile does first.
-    pub(super) fn observe(&mut self, name: &str, entries: &[&str], held: bool, wall: Duration) {
+    pub(super) fn observe(
+        &mut self,
+        name: &str,
+        entries: &[&str],
+        suspended: bool,
+        wall: Duration,
+    ) {
         let mut history = field(name, entries).history().unwrap();
         let at =
             |second: u64| jiff::Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
@@ -18,7 +24,7 @@ impl TestQueue {
             wall: at(wall.as_secs()),
             monotonic: self.now,
         };
-        self.queues.observe(&key(name), &history, held, now);
+        self.queues.observe(&key(name), &history, suspended, now);
     }
 
     fn outcome(&self, name: &str) -> Vec<(String, DeliveryOutcome)> {

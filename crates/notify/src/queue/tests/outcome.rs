@@ -107,12 +107,12 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
 fn failures_are_reported_from_the_second_on() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
-    for round in 1..=2 {
+    for attempt in 1..=2 {
         queue.now += RETRY_POLICY.stopped;
         let request = queue.start().unwrap();
         let affected = queue.respond(&request, Err(retry("refused")));
-        assert_eq!(affected.fields.len(), usize::from(round == 2));
-        assert_eq!(queue.queues.failing(&key("p")).is_some(), round == 2);
+        assert_eq!(affected.fields.len(), usize::from(attempt == 2));
+        assert_eq!(queue.queues.failing(&key("p")).is_some(), attempt == 2);
     }
     queue.now += RETRY_POLICY.stopped;
     let request = queue.start().unwrap();

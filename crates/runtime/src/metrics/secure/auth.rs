@@ -23,7 +23,6 @@ use tracing::{debug, warn};
 use super::cache::AuthCache;
 use crate::settings::Timings;
 
-/// Path of the metrics.
 pub(crate) const PATH: &str = "/metrics";
 
 /// Check of the clients that read the metrics.
@@ -211,7 +210,6 @@ fn access(
     }
 }
 
-/// Client for reviews.
 #[derive(Clone)]
 struct ReviewClient {
     client: Client,

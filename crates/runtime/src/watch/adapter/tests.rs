@@ -47,16 +47,16 @@ impl Index<Widget> for Names {
         self.log(format!("-{key} by {by}"));
     }
 
-    fn keys(&self, place: Option<&str>) -> Vec<ObjectKey> {
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let kept = self.kept.lock().unwrap();
         kept.iter()
-            .filter(|key| key.is_in(place))
+            .filter(|key| key.is_in(namespace))
             .cloned()
             .collect()
     }
 
-    fn phase(&self, place: Option<&str>, phase: &WatchPhase) {
-        self.log(format!("{} {phase:?}", place.unwrap_or("cluster")));
+    fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
+        self.log(format!("{} {phase:?}", namespace.unwrap_or("cluster")));
     }
 }
 
@@ -66,7 +66,7 @@ struct Scene {
     commands: watch::Sender<Command>,
 }
 
-/// Runs the watch of these places.
+/// Runs the watches of these namespaces.
 fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
     let (names, sync) = (Arc::<Names>::default(), SyncState::default());
     let commands = watch::Sender::<Command>::default();
@@ -74,7 +74,7 @@ fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
         resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
         apis: apis
             .into_iter()
-            .map(|(place, api)| (place.map(str::to_owned), api))
+            .map(|(namespace, api)| (namespace.map(str::to_owned), api))
             .collect(),
         config: watcher::Config::default(),
         index: Arc::clone(&names) as Arc<dyn Index<Widget>>,
@@ -114,20 +114,20 @@ async fn list_deletes_the_kept_objects_that_it_does_not_show() {
     scene.names.kept.lock().unwrap().insert(elsewhere.clone());
     assert_eq!(
         scene.names.calls(),
-        ["a Listing { generation: 0 }", "+x", "+other", "a Listed"]
+        ["a Listing { relist: 0 }", "+x", "+other", "a Listed"]
     );
-    scene.commands.send_modify(|command| command.generation = 1);
+    scene.commands.send_modify(|command| command.relist = 1);
     sleep(SOON).await;
     assert_eq!(
         scene.names.calls(),
         [
-            "a Listing { generation: 1 }",
+            "a Listing { relist: 1 }",
             "+y",
             "-a/x by a list",
             "a Listed"
         ]
     );
-    assert_eq!(scene.sync.synced_generation(), Some(1));
+    assert_eq!(scene.sync.synced_relist(), Some(1));
     assert_eq!(scene.names.keys(Some("b")), [elsewhere]);
 }
 
@@ -141,7 +141,7 @@ async fn events_apply_and_delete() {
     assert_eq!(
         all,
         [
-            "cluster Listing { generation: 0 }",
+            "cluster Listing { relist: 0 }",
             "+x",
             "cluster Listed",
             "+y",
@@ -152,7 +152,7 @@ async fn events_apply_and_delete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn denied_place_does_not_block_the_others() {
+async fn denied_namespace_does_not_block_the_others() {
     let (denied, _) = api(|request, before| match (request, before) {
         (WatchRequest::List, 0..=2) => (403, vec![]),
         (WatchRequest::List, _) => (200, vec![object("y", "5")]),
@@ -163,7 +163,7 @@ async fn denied_place_does_not_block_the_others() {
         (Some("b"), denied),
     ]);
     let sync = &scene.sync;
-    assert_eq!(sync.synced_generation(), None, "before the watch runs");
+    assert_eq!(sync.synced_relist(), None, "before the watch runs");
     sync.synced().await;
     assert_eq!(sync.unlisted(), [(Some("b".into()), "no".into())].into());
     assert_eq!(
@@ -172,9 +172,9 @@ async fn denied_place_does_not_block_the_others() {
     );
     while !sync.is_listed() {
         assert_eq!(
-            sync.synced_generation(),
+            sync.synced_relist(),
             Some(0),
-            "the place stays denied until its list is complete"
+            "the namespace stays denied until its list is complete"
         );
         sleep(SOON).await;
     }
@@ -187,7 +187,7 @@ async fn denied_place_does_not_block_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn listed_place_stays_synced_when_its_watch_is_denied() {
+async fn listed_namespace_stays_synced_when_its_watch_is_denied() {
     let (denied, _) = api(|request, _| match request {
         WatchRequest::List => (200, vec![]),
         _ => (403, vec![]),
@@ -197,7 +197,7 @@ async fn listed_place_stays_synced_when_its_watch_is_denied() {
     while scene.sync.denied().is_none() {
         sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(scene.sync.synced_generation(), Some(0));
+    assert_eq!(scene.sync.synced_relist(), Some(0));
     assert!(scene.sync.unlisted().is_empty() && !scene.sync.is_listed());
 }
 
@@ -216,12 +216,12 @@ async fn stopped_watch_empties_the_index() {
         scene.names.calls(),
         ["cluster Stopped(\"no CRD\")", "-a/x by a list"]
     );
-    assert_eq!(scene.sync.synced_generation(), None);
+    assert_eq!(scene.sync.synced_relist(), None);
     stop(None);
     scene.sync.synced().await;
     assert_eq!(
         scene.names.calls(),
-        ["cluster Listing { generation: 0 }", "+x", "cluster Listed"]
+        ["cluster Listing { relist: 0 }", "+x", "cluster Listed"]
     );
 }
 

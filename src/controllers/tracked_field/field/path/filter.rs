@@ -15,7 +15,7 @@ impl Parser<'_> {
         const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
                              for those that have the field";
         if self.in_filter {
-            return Err("nested filters are not supported".into());
+            return Err("a filter cannot contain another filter: write one comparison".into());
         }
         if !self.eat('(') {
             return Err(SHAPE.into());
@@ -75,7 +75,7 @@ impl Parser<'_> {
                         steps: path,
                         singular: steps.singular,
                     }),
-                    Err(_) => Err("several names at once are not supported in a filter".into()),
+                    Err(_) => Err("a filter cannot list several names: write one".into()),
                 }
             }
             _ => {
@@ -103,7 +103,7 @@ impl Parser<'_> {
                     Some('r') => '\r',
                     Some('t') => '\t',
                     _ => return Err(
-                        "in a quoted text a backslash stands before \\, a quote, n, r or t only"
+                        "in quoted text, a backslash must precede \\, a quote, n, r or t: write \\\\ for a backslash"
                             .into(),
                     ),
                 }),
@@ -126,7 +126,7 @@ fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
             Side::Path {
                 singular: false, ..
             } => {
-                return Err("a filter compares one value with one: use names and indexes there, no *, no slice".into());
+                return Err("a filter compares single values: write names and indexes in it, not * or a slice".into());
             }
             Side::Path { steps, .. } => {
                 filter.text.extend([&relative(steps), " && "]);
