@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
+use futures::FutureExt as _;
 use qm_api::{ContactPoint, TrackedField};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, RetryPolicy};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::BackoffPolicy;
-use qm_runtime::health::KindState;
 use qm_runtime::leader::Fence;
-use qm_runtime::manager::{KindHandles, Manager, Phase};
+use qm_runtime::manager::{KindHandles, Manager};
 use qm_runtime::watch::WatchHub;
+use tokio::sync::SetOnce;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
@@ -83,10 +84,12 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     });
     // A TrackedField would report an uncached contact point as missing and, before the tracker role is read, a resource
     // as not granted.
-    let after = vec![
-        points.phase.clone(),
-        follow_grants(manager, &grants, &targets, &fields),
-    ];
+    let grants_known = follow_grants(manager, &grants, &targets, &fields);
+    let points_synced = points.phase.clone().synced();
+    let after = async {
+        points_synced.await;
+        grants_known.await;
+    };
     let contact_points = ContactPoints {
         source: SecretSource {
             client: manager.client.clone(),
@@ -115,22 +118,26 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     };
     manager.add_controller(points, |_| Ok(contact_points))?;
     manager.add_controller(fields, |setup| {
-        setup.after = after;
+        setup.after = after.boxed();
         Ok(tracked_fields)
     })
 }
 
-/// Follows the tracker role, on every replica. The phase ends once the role is known.
+/// Follows the tracker role, on every replica. The future ends once the role is known.
 fn follow_grants(
     manager: &mut Manager,
     grants: &Arc<Grants>,
     targets: &Arc<Targets>,
     fields: &KindHandles<TrackedField>,
-) -> Phase {
-    let (known, phase) = Phase::syncing();
+) -> impl Future<Output = ()> + use<> {
+    let known = Arc::new(SetOnce::new());
+    let is_known = Arc::clone(&known);
+    let wait = async move {
+        is_known.wait().await;
+    };
     if !manager.settings.runs(tracked_field::NAME) {
-        // A dropped sender ends the phase.
-        return phase;
+        let _ = known.set(());
+        return wait;
     }
     let targets = Arc::clone(targets);
     let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
@@ -143,7 +150,8 @@ fn follow_grants(
             targets.watch(field);
             trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        known.send_replace(KindState::Synced);
+        // Later calls have no effect.
+        let _ = known.set(());
     };
     let follow = grants.follow(
         manager.client.clone(),
@@ -152,7 +160,7 @@ fn follow_grants(
         changed,
     );
     manager.spawn("tracker role watch", follow);
-    phase
+    wait
 }
 
 /// Returns the configuration of the sender, which sends only while `fence` is open.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, join_all};
+use futures::future::BoxFuture;
 use kube::core::{ApiResource, NamespaceResourceScope};
 use kube::runtime::reflector::Store;
 use kube::runtime::reflector::store::Writer;
@@ -82,19 +82,27 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub phase: Phase,
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
+    synced_relist: watch::Sender<Option<u64>>,
     writer: Writer<K>,
 }
 
 /// Phase of the cache of a kind.
 #[derive(Clone)]
-pub struct Phase(watch::Receiver<KindState>);
+pub struct Phase {
+    state: watch::Receiver<KindState>,
+    /// Number of the relist that is complete, as far as the apiserver allows lists.
+    synced_relist: watch::Receiver<Option<u64>>,
+    /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale
+    /// state would undo the changes of the previous leader: a replica that begins to lead lists every kind again.
+    required: u64,
+}
 
 impl Phase {
     /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
     /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
     /// is syncing. An object that is not cached may then exist all the same.
     pub fn unavailable(&self, namespace: &str) -> Option<String> {
-        match &*self.0.borrow() {
+        match &*self.state.borrow() {
             KindState::Absent(why) => Some(why.clone()),
             KindState::PartiallySynced(denied) => denied
                 .get(&None)
@@ -104,24 +112,22 @@ impl Phase {
         }
     }
 
-    /// Creates the phase of a syncing cache, which lasts until the sender replaces the phase or is dropped.
-    pub fn syncing() -> (watch::Sender<KindState>, Self) {
-        let (sender, phase) = watch::channel(KindState::Syncing);
-        (sender, Self(phase))
-    }
-
     /// Returns whether objects are cached, in the namespaces that may be listed.
     fn is_served(&self) -> bool {
         matches!(
-            &*self.0.borrow(),
+            &*self.state.borrow(),
             KindState::Synced | KindState::PartiallySynced(_)
         )
     }
 
-    /// Waits until the cache is synced, as far as the apiserver allows lists, or the CRD is known to be missing.
-    async fn synced(&mut self) {
-        // The sender is dropped after it has sent the final state.
-        let _ = self.0.wait_for(|phase| *phase != KindState::Syncing).await;
+    /// Waits until the cache is synced, as far as the apiserver allows lists, or the kind is known not to be served.
+    pub async fn synced(mut self) {
+        let required = Some(self.required);
+        // A wait fails only while the process ends.
+        tokio::select! {
+            _ = self.synced_relist.wait_for(|relist| *relist >= required) => {}
+            _ = self.state.wait_for(|state| matches!(state, KindState::Absent(_))) => {}
+        }
     }
 }
 
@@ -247,13 +253,19 @@ impl Manager {
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
         let (store, writer) = cache::empty_store();
-        let (state, phase) = watch::channel(KindState::Syncing);
+        let state = watch::Sender::new(KindState::Syncing);
+        let synced_relist = watch::Sender::new(None);
         KindHandles {
             store,
             trigger: Trigger::default(),
-            phase: Phase(phase),
+            phase: Phase {
+                state: state.subscribe(),
+                synced_relist: synced_relist.subscribe(),
+                required: self.settings.leader_elect.into(),
+            },
             kind,
             state,
+            synced_relist,
             writer,
         }
     }
@@ -269,13 +281,13 @@ impl Manager {
         events
     }
 
-    /// Watches a kind and, while this replica leads, reconciles its objects once the kinds of `after` are synced too.
+    /// Watches a kind and, while this replica leads, reconciles its objects once `after` has ended, too.
     /// `on` is called on every replica with each change of the cache, and with whether all objects have been listed.
     pub(super) fn add_runner<R>(
         &mut self,
         handles: KindHandles<R::Object>,
         reconciler: Arc<R>,
-        mut after: Vec<Phase>,
+        after: BoxFuture<'static, ()>,
         on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
     ) where
         R: Reconcile,
@@ -284,13 +296,13 @@ impl Manager {
         let KindHandles {
             store,
             trigger,
-            mut phase,
+            phase,
             kind,
             state,
+            synced_relist,
             writer,
         } = handles;
         let commands = watch::Sender::<Command>::default();
-        let (synced_relist, mut synced) = watch::channel(None);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.set_resources(name, move || {
@@ -324,12 +336,9 @@ impl Manager {
             if is_candidate {
                 runner.lead();
                 commands.send_modify(|command| command.relist += 1);
-                // A watch that stalled on a standby is stale, and a reconcile of stale state would undo the changes of
-                // the previous leader. The wait fails if no watch runs; then there are no objects to reconcile.
-                let _ = synced.wait_for(|relist| *relist >= Some(1)).await;
             }
             phase.synced().await;
-            join_all(after.iter_mut().map(Phase::synced)).await;
+            after.await;
             runner.run(store, trigger).await;
         };
         self.controllers.push(
@@ -516,8 +525,8 @@ mod tests {
 
     #[test]
     fn phase_returns_why_its_kind_is_not_served() {
-        let (state, phase) = watch::channel(KindState::Syncing);
-        let phase = Phase(phase);
+        let state = watch::Sender::new(KindState::Syncing);
+        let phase = phase(&state, &watch::Sender::new(None), 0);
         assert_eq!(phase.unavailable("a"), None, "that is not known yet");
         state.send_replace(KindState::Absent("switched off".into()));
         assert_eq!(phase.unavailable("a").as_deref(), Some("switched off"));
@@ -532,5 +541,30 @@ mod tests {
         assert_eq!(phase.unavailable("a").as_deref(), Some("no"));
         state.send_replace(KindState::Synced);
         assert_eq!(phase.unavailable("a"), None);
+    }
+    #[tokio::test]
+    async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
+        let state = watch::Sender::new(KindState::Synced);
+        let relist = watch::Sender::new(Some(0));
+        let is_synced = || phase(&state, &relist, 1).synced().now_or_never().is_some();
+        assert!(!is_synced(), "the list is that of the standby");
+        relist.send_replace(Some(1));
+        assert!(is_synced());
+        relist.send_replace(None);
+        assert!(!is_synced());
+        state.send_replace(KindState::Absent("switched off".into()));
+        assert!(is_synced());
+    }
+
+    fn phase(
+        state: &watch::Sender<KindState>,
+        relist: &watch::Sender<Option<u64>>,
+        required: u64,
+    ) -> Phase {
+        Phase {
+            state: state.subscribe(),
+            synced_relist: relist.subscribe(),
+            required,
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
 use kube::runtime::reflector::Store;
 use tokio::sync::SetOnce;
 
@@ -11,7 +13,7 @@ use super::children::{ChildKind, ChildSummary, Children, Pacer};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::{Advice, Drift};
 use super::events::Events;
-use super::manager::{KindHandles, Manager, Phase};
+use super::manager::{KindHandles, Manager};
 use super::raw_object::BoundedObject;
 use super::trigger::Trigger;
 use super::watch::SyncState;
@@ -28,8 +30,9 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub needs_watch: Arc<SetOnce<()>>,
-    /// Kinds whose objects must be cached before the first reconcile.
-    pub after: Vec<Phase>,
+    /// Future that must end before the first reconcile, such as [`Phase::synced`](super::manager::Phase::synced) of
+    /// another kind.
+    pub after: BoxFuture<'static, ()>,
     name: &'static str,
     field_manager: &'static str,
 }
@@ -146,7 +149,7 @@ impl Manager {
             trigger: trigger.clone(),
             events,
             needs_watch: Arc::clone(&needs_watch),
-            after: Vec::new(),
+            after: ready(()).boxed(),
             name: C::KIND.controller,
             field_manager: C::FIELD_MANAGER,
         };
