@@ -266,13 +266,13 @@ mod tests {
     /// The controller takes the same action.
     #[rstest]
     #[case::the_same(json!({}), json!({}), json!({}), "same as its source")]
-    #[case::another_value(json!({ "data": { "a": "c" } }), json!({}), json!({}), "replaces its own")]
+    #[case::another_value(json!({ "data": { "a": "c" } }), json!({}), json!({}), "overwrites its content")]
     #[case::an_empty_map(json!({ "binaryData": {} }), json!({}), json!({}), "same as its source")]
-    #[case::to_be_immutable(json!({}), json!({ "immutable": true }), json!({}), "replaces its own")]
+    #[case::to_be_immutable(json!({}), json!({ "immutable": true }), json!({}), "overwrites its content")]
     #[case::immutable_no_more(json!({ "immutable": true }), json!({}), json!({}), "recreates it")]
     #[case::of_other_labels(json!({}), json!({ "metadata": { "labels": { "l": "1" } } }), json!({}), "same as its source")]
-    #[case::labels_that_are_copied(json!({}), json!({ "metadata": { "labels": { "l": "1" } } }), json!({ "copyLabels": true }), "replaces its own")]
-    #[case::annotations_that_are_copied(json!({ "metadata": { "annotations": { "n": "1" } } }), json!({}), json!({ "copyAnnotations": true }), "replaces its own")]
+    #[case::labels_that_are_copied(json!({}), json!({ "metadata": { "labels": { "l": "1" } } }), json!({ "copyLabels": true }), "overwrites its content")]
+    #[case::annotations_that_are_copied(json!({ "metadata": { "annotations": { "n": "1" } } }), json!({}), json!({ "copyAnnotations": true }), "overwrites its content")]
     fn copy_that_differs_from_its_source_would_be_replaced(
         #[case] live: Value,
         #[case] source: Value,

@@ -60,7 +60,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     let writes = Match::writes().except_resource("events");
     Box::pin(killed_at(
         &bed,
-        Settings::default(),
+        Settings::default().flag("--controllers=appservice"),
         writes,
         point,
         write,

@@ -59,7 +59,8 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     let writes = Match::writes().except_resource("events");
     Box::pin(killed_at(
         &shop.bed,
-        shop.serving(&["one", "two"]),
+        shop.serving(&["one", "two"])
+            .flag("--controllers=configmapsync"),
         writes,
         point,
         write,

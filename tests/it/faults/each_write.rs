@@ -52,7 +52,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     };
     let (killed, ()) = killed_at(
         &bed,
-        Settings::default(),
+        Settings::default().flag("--controllers=contactpoint,trackedfield"),
         Match::writes(),
         point,
         write,

@@ -36,7 +36,8 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    let (killed, ()) = killed_at(&bed, Settings::default(), writes, point, write, changes).await;
+    let settings = Settings::default().flag("--controllers=myapp");
+    let (killed, ()) = killed_at(&bed, settings, writes, point, write, changes).await;
     (killed, end_state(&bed).await)
 }
 

@@ -55,7 +55,9 @@ impl Site {
 
     /// Returns settings for this AWS.
     fn settings(&self) -> Settings {
-        Settings::default().aws(&self.aws)
+        Settings::default()
+            .aws(&self.aws)
+            .flag("--controllers=myingress")
     }
 
     async fn operator(&self) -> Operator {

@@ -202,7 +202,7 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
 #[case("X", "{@}", "PathInvalid", "names no field")]
 #[case("X", "{.a.}", "PathInvalid", "name is missing")]
 #[case("X", "{..}", "PathInvalid", "name is missing")]
-#[case("X", "{..a..b}", "PathInvalid", "`..` may appear once")]
+#[case("X", "{..a..b}", "PathInvalid", "`..` may appear only once")]
 #[case("X", "{\"a\"}", "PathInvalid", "is not understood")]
 #[case("X", "{.a b}", "PathInvalid", "is not understood")]
 #[case("X", "{.a[]}", "PathInvalid", "brackets hold")]
@@ -230,7 +230,7 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
     "X",
     "{.a[0,1,2,3][0,1,2,3][0,1]}",
     "PathInvalid",
-    "more than 16 paths"
+    "combine to more than 16 paths"
 )]
 fn errors_say_what_to_write(
     #[case] kind: &str,
