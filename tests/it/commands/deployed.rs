@@ -113,7 +113,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
         .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{output}"));
     let command = command
-        .split(" (the namespace")
+        .split(" (NAMESPACE is")
         .next()
         .unwrap()
         .replace("=NAMESPACE", &format!("={SYSTEM}"));

@@ -90,7 +90,7 @@ async fn printed_commands_are_for_the_same_cluster() {
         .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{output}"));
     let command = command
-        .split(" (the namespace")
+        .split(" (NAMESPACE is")
         .next()
         .unwrap()
         .replace("=NAMESPACE", "=quartermaster-system");

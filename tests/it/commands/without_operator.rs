@@ -574,7 +574,7 @@ async fn keep_children_waits_for_an_operator_in_an_unknown_state() {
     let (_, command) = output
         .split_once("remove its finalizers: ")
         .unwrap_or_else(|| panic!("{output}"));
-    let command = command.split(" (the namespace").next().unwrap();
+    let command = command.split(" (NAMESPACE is").next().unwrap();
     assert_eq!(
         command,
         format!(
