@@ -163,6 +163,36 @@ struct Work<O, R> {
     running: HashMap<O, Instant>,
     /// Objects that are reconciled for the first time, which creates their children.
     creating: HashSet<O>,
+    burst: Burst,
+}
+
+/// New objects that follow each other closely. While they arrive, the client that creates them is the bottleneck, so
+/// that nothing waits here, but each write of a status takes the apiserver's time from their creation.
+#[derive(Default)]
+struct Burst {
+    /// Number of objects, each at most [`Burst::PAUSE`] after the one before.
+    objects: usize,
+    /// When the last one was reconciled for the first time.
+    last: Option<Instant>,
+}
+
+impl Burst {
+    /// Minimum number of objects.
+    const MIN_OBJECTS: usize = 16;
+    /// Maximum time between two objects.
+    const PAUSE: Duration = Duration::from_millis(200);
+
+    fn add(&mut self, now: Instant) {
+        let continues = self.last.is_some_and(|last| now < last + Self::PAUSE);
+        self.objects = if continues { self.objects + 1 } else { 1 };
+        self.last = Some(now);
+    }
+
+    /// Returns when the burst ends, unless another object arrives before; `None` if there is no burst.
+    fn end(&self, now: Instant) -> Option<Instant> {
+        let end = self.last.map(|last| last + Self::PAUSE);
+        end.filter(|end| now < *end && self.objects >= Self::MIN_OBJECTS)
+    }
 }
 
 /// Position in the queue: when the reconcile may begin or the status must be written, and a unique number.
@@ -229,6 +259,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             last_position: 0,
             running: HashMap::new(),
             creating: HashSet::new(),
+            burst: Burst::default(),
         }
     }
 
@@ -268,12 +299,12 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     /// begins.
     ///
     /// Under load, children come before statuses: due reconciles come before writes of statuses, and no such write
-    /// begins while an object is reconciled for the first time, because the write would compete with the creation of
-    /// children. Without load, the status of an object is written before its next reconcile. A write that has waited
-    /// for the maximum time comes first.
+    /// begins while an object is reconciled for the first time or during a [`Burst`], because the write would compete
+    /// with the creation of children. Without load, the status of an object is written before its next reconcile. A
+    /// write that has waited for the maximum time comes first.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
-        let is_loaded = due > free || !self.creating.is_empty();
+        let is_loaded = due > free || !self.creating.is_empty() || self.burst.end(now).is_some();
         let first_write = self.status_writes.first_key_value();
         let is_overdue = first_write.is_some_and(|((at, _), _)| *at <= now);
         let may_write = is_closed || is_overdue || !is_loaded;
@@ -296,6 +327,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         }
         if item.requested.is_none() {
             self.creating.insert(object.clone());
+            self.burst.add(now);
         }
         let due = item.due.take()?;
         Some(Step::Reconcile {
@@ -305,10 +337,15 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         })
     }
 
-    /// Returns when the next reconcile is due, or the next status must be written.
-    fn next_due(&self) -> Option<Instant> {
+    /// Returns when the next reconcile is due, or the next status may or must be written.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
         let first = [&self.queue, &self.status_writes].map(BTreeMap::first_key_value);
-        first.into_iter().flatten().map(|((at, _), _)| *at).min()
+        let first = first.into_iter().flatten().map(|((at, _), _)| *at);
+        let burst_end = self
+            .burst
+            .end(now)
+            .filter(|_| !self.status_writes.is_empty());
+        first.chain(burst_end).min()
     }
 
     /// Marks the end of a step; the next reconcile is due at `latest`, if not before.
@@ -451,7 +488,7 @@ impl<R: Reconcile> Runner<R> {
                         }
                     }
                     None => {
-                        due = self.work().next_due().filter(|_| !is_closed);
+                        due = self.work().next_due(Instant::now()).filter(|_| !is_closed);
                         break;
                     }
                 }
@@ -1056,12 +1093,15 @@ mod tests {
     fn filled(objects: usize) -> (Store<Widget>, Writer<Widget>) {
         let (store, mut writer) = empty_store();
         for number in 0..objects {
-            let mut object = Widget::default();
-            (object.metadata.name, object.metadata.namespace) =
-                (Some(format!("o-{number}")), Some("n".into()));
-            writer.apply_watcher_event(&Event::Apply(object));
+            writer.apply_watcher_event(&Event::Apply(widget(&format!("o-{number}"))));
         }
         (store, writer)
+    }
+
+    fn widget(name: &str) -> Widget {
+        let mut object = Widget::default();
+        (object.metadata.name, object.metadata.namespace) = (Some(name.into()), Some("n".into()));
+        object
     }
 
     /// Runs a controller of `objects` objects whose failures are retried after an hour.
@@ -1366,6 +1406,10 @@ mod tests {
         fn wake(&self, name: &str) {
             self.trigger.wake(&ObjectKey::new("n", name));
         }
+
+        fn show(&self, event: &Event<Widget>) {
+            self.writer.lock().unwrap().apply_watcher_event(event);
+        }
     }
 
     const MINUTE: Duration = Duration::from_mins(1);
@@ -1386,8 +1430,38 @@ mod tests {
             "{steps:?}"
         );
         assert!(
-            writes[OBJECTS - 1].0 < STEP_TIME * 20,
-            "nothing pauses in between: {steps:?}"
+            writes[OBJECTS - 1].0 < STEP_TIME * 20 + Burst::PAUSE,
+            "nothing else pauses in between: {steps:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn statuses_of_many_new_objects_wait_until_no_more_arrive() {
+        const OBJECTS: usize = 40;
+        let fixture = Fixture::<true>::start(0, 4, STEP_TIME, 0);
+        for number in 1..=OBJECTS {
+            let name = format!("n-{number}");
+            fixture.show(&Event::Apply(widget(&name)));
+            fixture.wake(&name);
+            // The controller is idle before the next object arrives.
+            sleep(STEP_TIME * 5).await;
+        }
+        sleep(MINUTE).await;
+        let steps = fixture.counting.steps.lock().unwrap();
+        let last = steps
+            .iter()
+            .rposition(|(_, what)| what.starts_with("reconcile"));
+        let last = last.unwrap();
+        let waited: Vec<_> = steps[last + 1..].iter().map(|(at, _)| *at).collect();
+        assert_eq!(
+            waited.len(),
+            OBJECTS - (Burst::MIN_OBJECTS - 1),
+            "{steps:?}"
+        );
+        let pause = waited[0] - steps[last].0;
+        assert!(
+            pause >= Burst::PAUSE && pause < Burst::PAUSE + STEP_TIME,
+            "{pause:?}"
         );
     }
 
@@ -1521,14 +1595,7 @@ mod tests {
         let first = Duration::from_secs(1);
         let fixture = Fixture::<true>::start(2, 4, first, 0);
         sleep(first / 2).await;
-        let mut deleted = Widget::default();
-        (deleted.metadata.name, deleted.metadata.namespace) =
-            (Some("o-1".into()), Some("n".into()));
-        fixture
-            .writer
-            .lock()
-            .unwrap()
-            .apply_watcher_event(&Event::Delete(deleted));
+        fixture.show(&Event::Delete(widget("o-1")));
         fixture.wake("o-1");
         sleep(MINUTE).await;
         assert_eq!(fixture.counting.steps(), ["reconcile o-1 1"]);
