@@ -197,7 +197,7 @@ impl<A: Aws> MyIngresses<A> {
             return Ok(None);
         };
         report.readiness.observe(&mut cx.status, report.listeners);
-        match report.outcome {
+        match report.requeue {
             Ok(requeue) => Ok(Some(report.readiness.outcome(requeue))),
             Err(AwsError {
                 class,
