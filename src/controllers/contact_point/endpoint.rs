@@ -81,7 +81,7 @@ impl EndpointError {
 ///
 /// # Errors
 /// Returns the reason that there is no endpoint, without any secret value.
-pub async fn gather(
+pub async fn resolve(
     source: &SecretSource,
     point: &ContactPoint,
 ) -> Result<ResolvedEndpoint, EndpointError> {

@@ -185,11 +185,10 @@ impl<T: Transport> Controller for ContactPoints<T> {
             self.close(&key);
             return Ok(status::suspended(&mut cx.status, &spec));
         }
-        let resolved = match endpoint::gather(&self.source, &point).await {
+        let resolved = match endpoint::resolve(&self.source, &point).await {
             Ok(resolved) => resolved,
             // The apiserver recovers by itself: the condition stays, and the queue continues.
-            Err(EndpointError::SecretUnreadable(message)) => {
-                let error = EndpointError::SecretUnreadable(message);
+            Err(error @ EndpointError::SecretUnreadable(_)) => {
                 let (reason, message) = (error.reason(), error.to_string());
                 let outcome = if status::has_no_readiness(&cx.status) {
                     status::blocked(&mut cx.status, &spec, reason, message.clone())

@@ -80,7 +80,7 @@ impl PodReason {
     }
 
     /// Returns whether the reason is transient: the Pod is starting.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         STARTING.contains(&self.reason.as_str())
     }
 }
@@ -255,10 +255,10 @@ fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
         .iter()
         .chain(&status.container_statuses)
         .flatten();
-    let mut passing = unscheduled
+    let mut waits = unscheduled
         .into_iter()
         .chain(containers.filter_map(waiting));
-    passing
+    waits
         .find(|why| pod::is_reason(&why.reason))
         .unwrap_or_else(|| match (phase, condition(status, "Ready")) {
             ("Running", Some((false, why))) if !why.message.is_empty() => {
