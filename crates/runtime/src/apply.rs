@@ -267,7 +267,7 @@ pub async fn apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) ->
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    applied(api, manager, object, false).await
+    send_apply(api, manager, object, false).await
 }
 
 /// Dry-runs [`apply`].
@@ -278,10 +278,10 @@ pub async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    applied(api, manager, object, true).await
+    send_apply(api, manager, object, true).await
 }
 
-async fn applied<K>(
+async fn send_apply<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
     object: &K,

@@ -103,7 +103,7 @@ impl Availability {
     }
 
     /// Returns a receiver that changes at the end of each outage.
-    pub fn returns(&self) -> watch::Receiver<u64> {
+    pub fn outage_ends(&self) -> watch::Receiver<u64> {
         self.0.returns.subscribe()
     }
 
@@ -114,7 +114,7 @@ impl Availability {
     }
 
     /// Returns the number of outages that have ended.
-    pub fn returned(&self) -> u64 {
+    pub fn outages_ended(&self) -> u64 {
         *self.0.returns.borrow()
     }
 

@@ -51,7 +51,7 @@ pub struct Children<K, S> {
     /// and the caller limits the memory of objects that are read at once.
     pub(super) watches_metadata: bool,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
-    pub(super) needs_watch: Arc<SetOnce<()>>,
+    pub(super) watch_needed: Arc<SetOnce<()>>,
     /// State of the lists of the watch.
     pub(super) sync: SyncState,
     pub(super) drift: Drift,
@@ -87,7 +87,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// Waits until the children have been listed, or their list was denied.
     pub async fn synced(&self) {
         // Later calls have no effect.
-        let _ = self.needs_watch.set(());
+        let _ = self.watch_needed.set(());
         self.sync.synced().await;
     }
 
@@ -323,7 +323,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let TakenFields {
             fields: taken,
             mut managers,
-        } = self.drift.take_taken(key);
+        } = self.drift.drain_taken(key);
         let mut changed = Vec::new();
         if let Some((values, managed)) = before {
             changed = values.differences(&desired.values(after));

@@ -301,7 +301,7 @@ impl<K: ReconciledKind> Context<K> {
         if self.is_written() {
             return Ok(());
         }
-        match self.written().await? {
+        match self.try_write_status().await? {
             Some(object) => self.object = object,
             None => return Err(Error::Stale("the object no longer exists".into())),
         }
@@ -317,7 +317,7 @@ impl<K: ReconciledKind> Context<K> {
     }
 
     /// Writes the draft of the status if it differs; returns `None` if it does not, or if the object no longer exists.
-    async fn written(&self) -> Result<Option<Arc<K>>> {
+    async fn try_write_status(&self) -> Result<Option<Arc<K>>> {
         if self.is_written() {
             return Ok(None);
         }
@@ -470,7 +470,7 @@ impl<C: Controller> Managed<C> {
                 .collect();
             annotated = cx.annotate(&annotations).await;
         }
-        let written = cx.written().await;
+        let written = cx.try_write_status().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
         let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
@@ -494,12 +494,18 @@ impl<C: Controller> Managed<C> {
                     "not ready"
                 );
             }
-            self.shared.events.emit(
-                !is_failed,
-                cx.object.object_ref(&()),
+            let emit = if is_failed {
+                Events::warning
+            } else {
+                Events::normal
+            };
+            let (object, note) = (cx.object.object_ref(&()), outcome.message.clone());
+            emit(
+                &self.shared.events,
+                object,
                 "Reconcile",
                 &outcome.reason,
-                outcome.message.clone(),
+                note,
             );
         }
         annotated?;

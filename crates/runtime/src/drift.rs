@@ -119,8 +119,8 @@ impl Drift {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records fields that were taken from other managers, until [`Drift::take_taken`].
-    pub fn took(&self, child: &ObjectKey, taken: TakenFields) {
+    /// Records fields that were taken from other managers, until [`Drift::drain_taken`].
+    pub fn record_taken(&self, child: &ObjectKey, taken: TakenFields) {
         let mut all = self.taken();
         let all = all.entry(child.clone()).or_default();
         all.fields.extend(taken.fields);
@@ -133,7 +133,7 @@ impl Drift {
     }
 
     /// Returns the recorded fields, and forgets them.
-    pub fn take_taken(&self, child: &ObjectKey) -> TakenFields {
+    pub fn drain_taken(&self, child: &ObjectKey) -> TakenFields {
         self.taken().remove(child).unwrap_or_default()
     }
 

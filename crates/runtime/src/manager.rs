@@ -348,13 +348,13 @@ impl Manager {
         );
     }
 
-    /// Watches the namespaces of `apis` with `config`, once `is_needed` is set. `index` gets the objects, and `sync`
+    /// Watches the namespaces of `apis` with `config`, once `watch_needed` is set. `index` gets the objects, and `sync`
     /// the state of the lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
-        is_needed: &Arc<SetOnce<()>>,
+        watch_needed: &Arc<SetOnce<()>>,
         index: &Arc<impl Index<W>>,
         sync: &SyncState,
     ) where
@@ -371,21 +371,21 @@ impl Manager {
             watchdog: self.watchdog(resource.full()),
             resource,
         };
-        self.spawn_watch(watch, is_needed, watch::channel(Command::default()).1);
+        self.spawn_watch(watch, watch_needed, watch::channel(Command::default()).1);
     }
 
     fn spawn_watch<W>(
         &mut self,
         watch: ResourceWatch<W, W>,
-        is_needed: &Arc<SetOnce<()>>,
+        watch_needed: &Arc<SetOnce<()>>,
         commands: watch::Receiver<Command>,
     ) where
         W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let name = format!("the watch of {}", watch.resource.full());
-        let is_needed = Arc::clone(is_needed);
+        let watch_needed = Arc::clone(watch_needed);
         self.spawn(name, async move {
-            is_needed.wait().await;
+            watch_needed.wait().await;
             watch.run(commands).await;
         });
     }

@@ -170,8 +170,7 @@ type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
 struct Item<R> {
-    /// Key of the last trigger.
-    requested: Option<TriggerKey>,
+    last_trigger: Option<TriggerKey>,
     /// Position of the next reconcile.
     due: Option<Due>,
     /// Status of the last reconcile, until its write begins.
@@ -181,7 +180,7 @@ struct Item<R> {
 impl<R> Default for Item<R> {
     fn default() -> Self {
         Self {
-            requested: None,
+            last_trigger: None,
             due: None,
             update: None,
         }
@@ -294,7 +293,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         if may_write && let Some(update) = item.update.take() {
             return Some(Step::WriteStatus(object, update));
         }
-        if item.requested.is_none() {
+        if item.last_trigger.is_none() {
             self.creating.insert(object.clone());
         }
         let due = item.due.take()?;
@@ -486,7 +485,7 @@ impl<R: Reconcile> Runner<R> {
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
     /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
-        let mut returns = self.availability.returns();
+        let mut returns = self.availability.outage_ends();
         let (mut next, mut pauses) = (Instant::now(), RETURNS.start());
         loop {
             tokio::select! {
@@ -556,8 +555,8 @@ impl<R: Reconcile> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Returns whether the spec has changed or a reconcile was requested since the last one.
-    fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
+    /// Records generation and `requested-at` of an object. Returns whether one of them is new.
+    fn record_trigger(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let trigger = (
             object.meta().generation,
             object
@@ -567,12 +566,12 @@ impl<R: Reconcile> Runner<R> {
         );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
-        item.requested.replace(trigger.clone()) != Some(trigger)
+        item.last_trigger.replace(trigger.clone()) != Some(trigger)
     }
 
     async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
         let key = ObjectRef::from_obj(object.as_ref());
-        let delay = self.unless_paused(&key, object).await;
+        let delay = self.reconcile_unless_paused(&key, object).await;
         self.work().ended(key, Some(Instant::now() + delay));
     }
 
@@ -600,7 +599,7 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
-    async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn reconcile_unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| {
@@ -609,7 +608,7 @@ impl<R: Reconcile> Runner<R> {
         if !left.is_zero() {
             return left;
         }
-        if self.requested(key, &object) {
+        if self.record_trigger(key, &object) {
             self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
@@ -667,13 +666,13 @@ impl<R: Reconcile> Runner<R> {
         key: &ObjectRef<R::Object>,
         step: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Duration> {
-        let (began, returns) = (Instant::now(), self.availability.returned());
+        let (began, returns) = (Instant::now(), self.availability.outages_ended());
         let paused = self.availability.paused_until();
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
         let step = AssertUnwindSafe(step).catch_unwind();
         let ended = timeout(self.limits.timeout, step).await;
-        if self.availability.returned() != returns {
+        if self.availability.outages_ended() != returns {
             // A failure of this step would be due to an outage that is over.
             self.failed.reset(key);
         }

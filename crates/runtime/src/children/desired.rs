@@ -265,7 +265,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 };
                 self.write_managed_fields(api, owned, json!({}), &transfer.entries)
                     .await?;
-                self.drift.took(&self.key, transfer.taken);
+                self.drift.record_taken(&self.key, transfer.taken);
                 Ok(None)
             }
             answer => answer.map(Some),
