@@ -149,7 +149,7 @@ pub fn is_replaced(status: &Status) -> bool {
 }
 
 /// Returns whether a write would change an immutable field.
-pub fn is_immutable(status: &Status) -> bool {
+pub(crate) fn is_immutable(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422
         && causes
@@ -158,7 +158,7 @@ pub fn is_immutable(status: &Status) -> bool {
 }
 
 /// Returns whether an admission policy or a webhook denied the request. The status code may be any.
-pub fn is_denied(status: &Status) -> bool {
+pub(crate) fn is_denied(status: &Status) -> bool {
     status.message.contains("denied the request")
         || status.message.contains("ValidatingAdmissionPolicy")
 }
@@ -274,7 +274,7 @@ where
 ///
 /// # Errors
 /// The apiserver's error.
-pub async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
+pub(crate) async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
@@ -379,7 +379,7 @@ where
 
 /// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by
 /// a timeout, may still have changed the object.
-pub fn is_without_effect(error: &kube::Error) -> bool {
+pub(crate) fn is_without_effect(error: &kube::Error) -> bool {
     // 408 comes from a proxy, which may have forwarded the request.
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 408)
 }

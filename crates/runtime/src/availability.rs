@@ -79,7 +79,7 @@ impl Availability {
 
     /// Records that a reconcile failed with a 5xx that does not come from a webhook. Does nothing unless the last write
     /// failed too, because the 5xx may be the answer to a read.
-    pub fn reconcile_failed(&self) {
+    pub(crate) fn reconcile_failed(&self) {
         if !self.0.last_write_failed.load(Ordering::Acquire) {
             return;
         }
@@ -93,7 +93,7 @@ impl Availability {
     }
 
     /// Returns whether the apiserver answers reads and stores no write.
-    pub fn stores_nothing(&self) -> bool {
+    pub(crate) fn stores_nothing(&self) -> bool {
         self.0.stores_nothing.load(Ordering::Acquire)
     }
 
@@ -103,7 +103,7 @@ impl Availability {
     }
 
     /// Returns a receiver that changes at the end of each outage.
-    pub fn outage_ends(&self) -> watch::Receiver<u64> {
+    pub(crate) fn outage_ends(&self) -> watch::Receiver<u64> {
         self.0.returns.subscribe()
     }
 
@@ -120,13 +120,13 @@ impl Availability {
 
     /// Begins an outage of writes alone.
     #[cfg(test)]
-    pub fn store_nothing(&self) {
+    pub(crate) fn store_nothing(&self) {
         self.0.stores_nothing.store(true, Ordering::Release);
     }
 
     /// Ends an outage.
     #[cfg(test)]
-    pub fn come_back(&self) {
+    pub(crate) fn come_back(&self) {
         self.0.returns.send_modify(|returns| *returns += 1);
     }
 

@@ -45,7 +45,7 @@ pub enum CacheChange<K> {
 }
 
 /// Creates the empty store of a cache, and its writer.
-pub fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
+pub(crate) fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
     let (store, mut writer) = store();
     // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
     writer.apply_watcher_event(&Event::Init);
@@ -205,7 +205,7 @@ pub fn strip<K: Kind>(object: &mut K) {
 }
 
 /// Returns whether `object` has all of its finalizers, because [`strip`] removed none.
-pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
+pub(crate) fn has_all_finalizers(object: &impl ResourceExt) -> bool {
     object
         .finalizers()
         .iter()

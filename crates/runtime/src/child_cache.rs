@@ -201,7 +201,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Records that a read found no owned child of this name. If the watch showed an owned child during the read, the
     /// watch wins, because no later event shows that child again.
-    pub fn record_absent(&self, key: &ObjectKey) {
+    pub(crate) fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
@@ -249,7 +249,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Records that a read did not find a desired child, perhaps before the watch shows its deletion. If the watch
     /// showed the child during the read, the watch wins, because no later event shows the child again.
-    pub fn record_missing(&self, key: &ObjectKey) {
+    pub(crate) fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
@@ -260,12 +260,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns whether another client deleted the child, and forgets that.
-    pub fn take_external_deletion(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn take_external_deletion(&self, key: &ObjectKey) -> bool {
         self.state().external_deletions.remove(key)
     }
 
     /// Marks a read or write of the child as in flight until the guard is dropped.
-    pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
+    pub(crate) fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
         self.state().reads.entry(key.clone()).or_default().count += 1;
         ReadGuard {
             cache: self,

@@ -375,7 +375,7 @@ impl<C: Controller> Managed<C> {
 
     /// Handles a change of the cache, and triggers the reconcile that it requires. `is_listed`: all objects have been
     /// listed.
-    pub fn on_change(
+    pub(crate) fn on_change(
         &self,
         change: CacheChange<C::Kind>,
         is_listed: bool,

@@ -18,7 +18,7 @@ const UPDATE: &str = "Update";
 /// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
 /// never removes fields of an update; `manager` has applied a field of `left`, which belongs to others; or an update by
 /// `manager` still owns a field that is no longer in `left`.
-pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
+pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
     let own = |kind| {
         managed
             .iter()
@@ -130,7 +130,7 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
-pub fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
+pub(crate) fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
     let own = managed.iter().filter(|entry| is_of(entry, manager));
     let mut labels = own
         .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
@@ -208,7 +208,7 @@ pub fn transfer(
 /// Returns the last writer of these fields other than `manager`: an owner of one of them. `managedFields` do not cover
 /// removed fields, so without an owner the writer is a manager that wrote another item of the same list after `manager`
 /// did.
-pub fn last_writer<'a>(
+pub(crate) fn last_writer<'a>(
     managed: &'a [ManagedFieldsEntry],
     manager: &str,
     paths: &[Path],
@@ -266,7 +266,7 @@ enum Step {
 /// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
 ///
 /// `desired` is an object as sent, `object` the live object.
-pub fn rivals(
+pub(crate) fn rivals(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     object: &Value,

@@ -128,7 +128,7 @@ impl Outcome {
     }
 
     /// Returns whether something is wrong.
-    pub fn is_failed(&self) -> bool {
+    pub(crate) fn is_failed(&self) -> bool {
         matches!(self.progress, Progress::Failed | Progress::Stalled)
     }
 

@@ -324,10 +324,10 @@ mod tests {
     #[test]
     fn unavailable_receiver_is_not_reported_as_accepting() {
         let unavailable = |is_failing| {
-            let standing = ReceiverState::Retrying("timeout".into());
+            let retrying = ReceiverState::Retrying("timeout".into());
             status(
                 Some(&ready()),
-                &standing,
+                &retrying,
                 is_failing,
                 &tested(),
                 none(),
@@ -348,10 +348,10 @@ mod tests {
             "one failure changes nothing"
         );
         assert!(unavailable(true).ready && message(&unavailable(true)) == UNAVAILABLE);
-        let taken = ReceiverState::Accepted { migrated_to: None };
+        let accepted = ReceiverState::Accepted { migrated_to: None };
         let back = status(
             Some(&unavailable(true)),
-            &taken,
+            &accepted,
             false,
             &tested(),
             none(),
@@ -426,7 +426,7 @@ mod tests {
             None,
             "the migration of another chat"
         );
-        let taken = status(
+        let accepted = status(
             Some(&moved),
             &ReceiverState::Accepted { migrated_to: None },
             false,
@@ -437,7 +437,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (taken.migrated_to_chat_id, message(&taken)),
+            (accepted.migrated_to_chat_id, message(&accepted)),
             (None, "messages can be sent".to_owned())
         );
         let unavailable = status(

@@ -112,7 +112,7 @@ pub fn observation(
         value: value.and_then(ObservedValue::text).map(str::to_owned),
         display_value: None,
         missing: value == Some(&ObservedValue::Missing),
-        truncated: value.and_then(ObservedValue::cut).cloned(),
+        truncated: value.and_then(ObservedValue::truncation).cloned(),
         id,
         delivery: Some(Delivery::Pending),
         reason: None,

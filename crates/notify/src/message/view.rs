@@ -191,13 +191,13 @@ fn shown_value(entry: &Entry) -> String {
 }
 
 /// Returns the value in one line, with its whole length if it was truncated.
-fn with_length<'a>(value: &'a str, cut: Option<&Truncation>) -> Cow<'a, str> {
+fn with_length<'a>(value: &'a str, truncation: Option<&Truncation>) -> Cow<'a, str> {
     let shown = one_line(value);
-    match cut {
-        Some(cut) => format!(
+    match truncation {
+        Some(truncation) => format!(
             "{shown}… (the first {} of {} bytes)",
             value.len(),
-            cut.length
+            truncation.length
         )
         .into(),
         None => shown,
