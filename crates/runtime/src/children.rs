@@ -20,8 +20,8 @@ use tokio::sync::SetOnce;
 
 use self::desired::{Applied, classified, content, managed, what};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
-use self::pacer::Basis;
-pub(super) use self::pacer::Pacer;
+use self::rate_limit::Basis;
+pub(super) use self::rate_limit::WriteLimiter;
 use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Correction, Drift};
@@ -34,7 +34,7 @@ use super::watch::{Index, SyncState};
 use super::{ObjectKey, apply, finalizer, version};
 
 mod desired;
-mod pacer;
+mod rate_limit;
 
 /// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
 const MAX_ATTEMPTS: usize = 3;
@@ -55,7 +55,7 @@ pub struct Children<K, S> {
     /// State of the lists of the watch.
     pub(super) sync: SyncState,
     pub(super) drift: Drift,
-    pub(super) unconfirmed: Pacer,
+    pub(super) unconfirmed: WriteLimiter,
 }
 
 /// Result of [`Children::ensure`].

@@ -16,9 +16,9 @@ const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
 /// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
-/// never removes fields of an update; `manager` has applied a field of `left`, which belongs to others; or an update by
-/// `manager` still owns a field that is no longer in `left`.
-pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
+/// never removes fields of an update; `manager` has applied a field of `released`, which belongs to others; or an update by
+/// `manager` still owns a field that is no longer in `released`.
+pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, released: &[&[&str]]) -> bool {
     let own = |kind| {
         managed
             .iter()
@@ -29,23 +29,23 @@ pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left:
         return true;
     };
     let mut updated = own(UPDATE).cloned().unwrap_or_default();
-    for path in left {
+    for path in released {
         take(&mut updated, path);
     }
-    left.iter().any(|path| find(applied, path).is_some())
+    released.iter().any(|path| find(applied, path).is_some())
         || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
 /// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
 /// applied, so that the next apply removes those that it does not set. Fields in `desired` that other managers updated
-/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `left`
+/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `released`
 /// become an update by `manager`: they keep their values until another manager writes them. If `manager` already has an
 /// entry, other managers keep their fields, because they changed the fields since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
-    left: &[&[&str]],
+    released: &[&[&str]],
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
@@ -101,7 +101,7 @@ pub fn upgraded(
         }
     }
     let mut kept = Value::Object(Map::new());
-    for path in left {
+    for path in released {
         if let Some(field) = take(&mut applied, path) {
             join(&mut kept, nested(path, field));
         }

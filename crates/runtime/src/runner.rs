@@ -612,7 +612,7 @@ impl<R: Reconcile> Runner<R> {
             self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        let span = telemetry::reconcile(
+        let span = telemetry::reconcile_span(
             self.name,
             &R::Object::group(&()),
             &R::Object::kind(&()),

@@ -9,7 +9,7 @@ use tokio::sync::SetOnce;
 
 use super::cache::CacheChange;
 use super::child_cache::ChildCache;
-use super::children::{ChildKind, ChildSummary, Children, Pacer};
+use super::children::{ChildKind, ChildSummary, Children, WriteLimiter};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::{Advice, Drift};
 use super::events::Events;
@@ -105,7 +105,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
             watch_needed: Arc::clone(&self.watch_needed),
             sync,
             drift,
-            unconfirmed: Pacer::new(self.manager.settings.timings.confirmation_period),
+            unconfirmed: WriteLimiter::new(self.manager.settings.timings.confirmation_period),
         }
     }
 }

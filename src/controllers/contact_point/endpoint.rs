@@ -357,7 +357,7 @@ impl SecretReader<'_> {
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<Option<Secret>, EndpointError> {
-        if !self.may_look(namespace) {
+        if !self.may_read_in(namespace) {
             return Ok(None);
         }
         match Api::<Secret>::namespaced(self.source.client.clone(), namespace)
@@ -378,7 +378,7 @@ impl SecretReader<'_> {
         }
     }
 
-    fn may_look(&self, namespace: &str) -> bool {
+    fn may_read_in(&self, namespace: &str) -> bool {
         namespace == self.point.namespace().unwrap_or_default()
             || match self.source.shared {
                 SharedSecrets::Off => false,
@@ -406,7 +406,7 @@ impl SecretReader<'_> {
     fn not_found(&self, name: &str) -> EndpointError {
         let own = self.point.namespace().unwrap_or_default();
         let operators = &self.source.operator_namespace;
-        let namespaces = if self.may_look(operators) && own != *operators {
+        let namespaces = if self.may_read_in(operators) && own != *operators {
             format!("in namespace {own:?} or in {operators:?}")
         } else {
             format!("in namespace {own:?}")

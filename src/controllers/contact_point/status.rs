@@ -115,18 +115,18 @@ pub fn blocked(
     reason: &'static str,
     message: String,
 ) -> Outcome {
-    close(status, spec);
+    remember_readiness(status, spec);
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
 /// Fills the draft of a status and returns the outcome for a suspended contact point. `spec` is the spec's [`digest`].
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
-    close(status, spec);
+    remember_readiness(status, spec);
     let message = "spec.suspend is true: nothing is sent, messages wait";
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
-fn close(status: &mut ContactPointStatus, spec: &str) {
+fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
     status.was_ready = was_ready(status).then_some(true);
 }

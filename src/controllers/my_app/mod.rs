@@ -141,7 +141,7 @@ impl Controller for MyApps {
                 }
                 Ok(outcome_of(&child.summary))
             }
-            Ensured::Terminating(child) => Ok(self.wait(cx, &child).await),
+            Ensured::Terminating(child) => Ok(self.report_terminating(cx, &child).await),
             Ensured::Deleted(child, difference) => {
                 self.track(&cx.key, |pod| pod.is_replaced = true);
                 let note = format!("{} is replaced: {difference}", child.summary.name());
@@ -151,9 +151,9 @@ impl Controller for MyApps {
             Ensured::Adopted(child) => {
                 let note = format!("{} is adopted unchanged", child.summary.name());
                 cx.event("Adopt", "Adopted", note);
-                self.keep(cx, &child).await
+                self.handle_match(cx, &child).await
             }
-            Ensured::Updated(child) | Ensured::Kept(child) => self.keep(cx, &child).await,
+            Ensured::Updated(child) | Ensured::Kept(child) => self.handle_match(cx, &child).await,
         }
     }
 
@@ -183,7 +183,7 @@ impl MyApps {
     }
 
     /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
+    async fn handle_match(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
         let pod = &child.summary;
         match pod.lifecycle {
             PodLifecycle::Ready => {
@@ -209,7 +209,7 @@ impl MyApps {
 
     /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
     /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
+    async fn report_terminating(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);

@@ -30,7 +30,7 @@ use self::execute::{Executor, StepError, read_error};
 use self::observe::{Observed, now};
 use self::report::report;
 use self::status::OUT_OF_SCOPE;
-use self::tags::{OF_THE_CLUSTER, OwnershipTags};
+use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 use crate::cli::RunConfig;
 
 mod backends;
@@ -218,16 +218,16 @@ impl<A: Aws> MyIngresses<A> {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());
             let what = || {
                 format!(
-                    "namespace {OF_THE_CLUSTER}, whose UID identifies the cluster, could not be read"
+                    "namespace {CLUSTER_NAMESPACE}, whose UID identifies the cluster, could not be read"
                 )
             };
-            let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await;
+            let namespace = namespaces.get_metadata(CLUSTER_NAMESPACE).await;
             let namespace = namespace.map_err(|error| read_error(what(), error))?;
             // The apiserver gives every object a UID.
             namespace
                 .metadata
                 .uid
-                .ok_or_else(|| Error::Stale(format!("namespace {OF_THE_CLUSTER} has no UID")))
+                .ok_or_else(|| Error::Stale(format!("namespace {CLUSTER_NAMESPACE} has no UID")))
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }

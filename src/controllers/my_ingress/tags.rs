@@ -11,10 +11,10 @@ use qm_runtime::error::Class;
 use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
-/// Tag with the UID of namespace [`OF_THE_CLUSTER`], which identifies the cluster.
+/// Tag with the UID of namespace [`CLUSTER_NAMESPACE`], which identifies the cluster.
 pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
 /// Namespace that lives as long as its cluster.
-pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
+pub(crate) const CLUSTER_NAMESPACE: &str = "kube-system";
 
 /// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]

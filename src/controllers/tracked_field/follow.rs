@@ -385,7 +385,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
                 return;
             };
             let limit = targets.timeout;
-            let span = telemetry::ask(
+            let span = telemetry::background_span(
                 targets.controller,
                 &TrackedField::group(&()),
                 &TrackedField::kind(&()),

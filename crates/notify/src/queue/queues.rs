@@ -157,7 +157,7 @@ impl Queues {
             }
         };
         queue.receiver = Some(receiver);
-        queue.notify();
+        queue.wake_worker();
         if queue.worker.is_some() {
             return None;
         }
@@ -171,7 +171,7 @@ impl Queues {
             && receiver.state == QueueState::Tested
         {
             receiver.state = QueueState::Open;
-            self.notify(point);
+            self.wake_worker_of(point);
         }
     }
 
@@ -181,7 +181,7 @@ impl Queues {
             receiver.endpoint = None;
         }
         self.drop_stale_retry(point);
-        self.notify(point);
+        self.wake_worker_of(point);
     }
 
     /// Forgets the receiver of a deleted contact point.
@@ -190,7 +190,7 @@ impl Queues {
             queue.receiver = None;
         }
         self.drop_stale_retry(point);
-        self.notify(point);
+        self.wake_worker_of(point);
         self.drop_if_idle(point);
     }
 
@@ -207,7 +207,7 @@ impl Queues {
                 receiver.test.accepted.while_stopped = false;
             }
         }
-        self.notify(point);
+        self.wake_worker_of(point);
     }
 
     /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
@@ -288,7 +288,7 @@ impl Queues {
         }
         self.drop_stale_retry(point);
         self.drop_if_idle(point);
-        self.notify(point);
+        self.wake_worker_of(point);
         signed(count) - signed(before)
     }
 
@@ -323,7 +323,7 @@ impl Queues {
                 && let Some(queue) = self.by_contact_point.get_mut(&point)
             {
                 queue.unrecorded.remove(field);
-                queue.notify();
+                queue.wake_worker();
                 self.drop_if_idle(&point);
             }
         }
@@ -340,7 +340,7 @@ impl Queues {
         let point = self.queue_by_field.remove(field)?;
         let queue = self.by_contact_point.get_mut(&point)?;
         let pending = queue.waiting.remove(field)?;
-        queue.notify();
+        queue.wake_worker();
         Some((point, pending.ids.len()))
     }
 
@@ -424,11 +424,11 @@ impl Queues {
                 queue.unrecorded.remove(field);
                 self.in_flight.remove(field);
             }
-            self.notify(&point);
+            self.wake_worker_of(&point);
             self.drop_if_idle(&point);
         }
         if let Some(point) = self.queue_by_field.get(field) {
-            self.notify(point);
+            self.wake_worker_of(point);
         }
         self.no_longer_left_out(field)
     }
@@ -451,7 +451,7 @@ impl Queues {
         if is_newly_left_out {
             // The unrecorded outcome may belong to another contact point.
             for queue in self.by_contact_point.values() {
-                queue.notify();
+                queue.wake_worker();
             }
         }
         is_newly_left_out
@@ -786,7 +786,7 @@ impl Queues {
                 .is_some_and(|queue| !self.has_messages(queue));
         affected.fields.sort();
         affected.fields.dedup();
-        self.notify(point);
+        self.wake_worker_of(point);
         self.drop_if_idle(point);
         affected
     }
@@ -978,7 +978,7 @@ impl Queues {
         for field in released {
             // The other entries of the field may be in another queue now.
             if let Some(point) = self.queue_by_field.get(&field) {
-                self.notify(point);
+                self.wake_worker_of(point);
             }
         }
     }
@@ -1000,13 +1000,13 @@ impl Queues {
         if self.by_contact_point.get(point).is_some_and(is_idle)
             && let Some(queue) = self.by_contact_point.remove(point)
         {
-            queue.notify();
+            queue.wake_worker();
         }
     }
 
-    fn notify(&self, point: &ObjectKey) {
+    fn wake_worker_of(&self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get(point) {
-            queue.notify();
+            queue.wake_worker();
         }
     }
 }
@@ -1043,8 +1043,7 @@ impl ContactPointQueue {
         }
     }
 
-    /// Wakes the worker.
-    fn notify(&self) {
+    fn wake_worker(&self) {
         if let Some(worker) = &self.worker {
             worker.notify_one();
         }

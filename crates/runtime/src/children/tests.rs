@@ -45,7 +45,7 @@ fn children<S: ChildSummary>(
         sync: SyncState::default(),
         cache: Arc::new(ChildCache::new(Duration::from_mins(30))),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
-        unconfirmed: Pacer::new(Duration::from_millis(50)),
+        unconfirmed: WriteLimiter::new(Duration::from_millis(50)),
     };
     maps.sync.begin(0, []);
     maps
