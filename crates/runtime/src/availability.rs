@@ -17,7 +17,7 @@ use tracing::{info, warn};
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
 /// Timeout of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
+/// Paths of the probes. `/readyz` covers etcd but is exempt from priority and fairness; `/version` is not exempt.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
 
 /// Number of reconciles with failed writes, without a successful write between them, that count as an outage.
@@ -40,7 +40,7 @@ struct Inner {
     suspected: Notify,
     /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// True if the last request with something to store got a 5xx.
+    /// True if the last write got a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
@@ -53,8 +53,8 @@ struct Inner {
 }
 
 impl Availability {
-    /// Records the end of a request: status `code` (`None` without a response) and `Retry-After`. `stores`: the success
-    /// of the request proves that the apiserver stores objects.
+    /// Records the end of a request: status `code` (`None` without a response) and `Retry-After`. `stores`: a success
+    /// proves that the apiserver stores objects.
     pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
         if stores && let Some(code) = code {
             self.0
@@ -107,8 +107,8 @@ impl Availability {
         self.0.returns.subscribe()
     }
 
-    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its
-    /// rejections do not count.
+    /// Returns whether an outage is confirmed and not over. Until then even rejections do not count: a starting
+    /// apiserver answers before it has loaded RBAC.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
@@ -152,7 +152,7 @@ impl Availability {
                     "apiserver stores no writes; will retry one object at a time until a write succeeds"
                 );
             }
-            // A problem of some requests only, such as a failing admission webhook, keeps raising the suspicion.
+            // Requests that fail for another reason, such as an admission webhook, keep raising the suspicion.
             sleep(PROBE_PERIOD).await;
         }
     }

@@ -52,7 +52,6 @@ pub struct Children<K, S> {
     pub(super) watches_metadata: bool,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     pub(super) watch_needed: Arc<SetOnce<()>>,
-    /// State of the lists of the watch.
     pub(super) sync: SyncState,
     pub(super) drift: Drift,
     pub(super) unconfirmed: WriteLimiter,
@@ -93,8 +92,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 
     /// Applies `desired` server-side as a child of the context's object.
     ///
-    /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
-    /// wait for the rate limit; `wake` then gets the owner.
+    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit; the owner is woken
+    /// then.
     ///
     /// # Errors
     /// The errors of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
@@ -136,7 +135,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             return Ok(Ensured::Kept(known.clone()));
         }
         let may_exist = known.is_some() || !owner.is_fresh();
-        // The future holds the object several times: too large for the stack of every reconcile.
+        // The future holds the object several times, so it is too large for the stack of every reconcile.
         Box::pin(self.ensure_unconfirmed(cx, desired, &key, may_exist)).await
     }
 
@@ -280,9 +279,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     });
                 }
                 Ok(None) => {}
-                // Another client has changed or deleted the child. After a conflict with an apply, the next reconcile
-                // starts over with all attempts: the last attempt returns the rejection that an earlier one would
-                // resolve.
+                // Another client has changed or deleted the child. A conflict of an apply ends the reconcile: its last
+                // attempt would return a rejection that the first attempt of the next reconcile resolves.
                 Err(error)
                     if error.is_not_found() || (error.is_stale() && !is_last && !is_applied) => {}
                 Err(error) => return Err(error),
@@ -361,8 +359,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         classified::<K, _>(key, deleted)
     }
 
-    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
-    /// child that no watch shows may exist without the ownership label, so its name is read once.
+    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. The
+    /// first call reads the name, because no watch shows a child without the ownership label.
     ///
     /// # Errors
     /// The errors of [`Children::release`].

@@ -26,7 +26,7 @@ pub(crate) const CORRECTED: &str = "DriftCorrected";
 pub const RECREATED: &str = "Recreated";
 /// Reason of an owner whose child others keep changing.
 pub const CONTESTED: &str = "DriftContested";
-/// End of the statement in a contest's message, by which [`Drift::resume`] finds the child that the message is about.
+/// Part of a contest's message that follows the child's name, by which [`Drift::resume`] recognises the child.
 const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
 const REPEATED: usize = 3;
@@ -43,7 +43,7 @@ pub struct Drift {
     /// False if repeated corrections are neither reported as a contest nor delayed.
     backs_off: bool,
     episodes: Mutex<HashMap<ObjectKey, Episode>>,
-    /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
+    /// Fields that were taken from other managers, until an Event reports them: the apply that removes them may fail.
     taken: Mutex<HashMap<ObjectKey, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
     recreated: Mutex<HashMap<ObjectKey, Instant>>,

@@ -15,9 +15,10 @@ use super::fields::{self as values, Path, content};
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
-/// never removes fields of an update; `manager` has applied a field of `released`, which belongs to others; or an update by
-/// `manager` still owns a field that is no longer in `released`.
+/// Returns whether the entries must be [upgraded] before an apply, because
+/// - `manager` has applied nothing yet, and an apply never removes fields of an update;
+/// - `manager` has applied one of the `released` fields; or
+/// - an update by `manager` still owns a field that is no longer `released`.
 pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, released: &[&[&str]]) -> bool {
     let own = |kind| {
         managed
@@ -36,11 +37,12 @@ pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, relea
         || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
-/// applied, so that the next apply removes those that it does not set. Fields in `desired` that other managers updated
-/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `released`
-/// become an update by `manager`: they keep their values until another manager writes them. If `manager` already has an
-/// entry, other managers keep their fields, because they changed the fields since.
+/// Returns the entries after an upgrade or adoption:
+/// - The fields of the object's creator, and those in `desired` that other managers updated, become applied fields of
+///   `manager`, so that the next apply removes those that it does not set.
+/// - The `released` fields become an update by `manager`, and keep their values until another manager writes them.
+/// - All other fields stay. If `manager` already has an entry, other managers keep all their fields, because they
+///   changed them since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -538,7 +540,7 @@ fn has_items(set: &Value) -> bool {
         .any(|(element, set)| element.starts_with("k:") || has_items(set))
 }
 
-/// Adds the fields of the set that `desired` does not set: the items of a list; without items, the fields inside.
+/// Adds the fields of the set that `desired` does not set to `found`: of a list, whole items.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
     for (element, inner) in set
         .as_object()

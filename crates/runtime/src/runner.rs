@@ -57,7 +57,8 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         update: Self::StatusUpdate,
     ) -> impl Future<Output = Result<Option<Duration>, Failure>> + Send;
 
-    /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
+    /// Called when this replica becomes the leader, before the first reconcile: state observed as a standby may be
+    /// stale.
     fn lead(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
@@ -99,8 +100,7 @@ fn is_server_error(status: &Status) -> bool {
 /// Time over which all objects are retried after an outage, however many there are: with the delay until a probe
 /// notices the apiserver's return, the total stays well below 30 s.
 const SPREAD: Duration = Duration::from_secs(12);
-/// Maximum interval of retries while the apiserver stores no writes, each of one object; jitter at most halves the
-/// interval.
+/// Maximum interval, which jitter at most halves, of retries of one object each while the apiserver stores no writes.
 const CANARY: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const STEP: Duration = Duration::from_millis(50);
@@ -165,7 +165,7 @@ struct Work<O, R> {
     creating: HashSet<O>,
 }
 
-/// Position in the queue: when the reconcile may begin or the status must be written, and a unique number.
+/// Position in the queue: the time of the reconcile or write, and a unique number.
 type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
@@ -369,9 +369,9 @@ async fn until(time: Option<Instant>) {
 }
 
 impl<R: Reconcile> Runner<R> {
-    /// Creates a controller; logs and metrics call it `name`. `running` tracks each reconcile; none begins once
-    /// `running` is closed. Objects that failed for a transient reason are retried when `availability` reports the
-    /// apiserver's return.
+    /// Creates the runner of the controller `name`. `running` tracks each reconcile; none begins once `running` is
+    /// closed. Objects that failed for a transient reason are retried when `availability` reports the apiserver's
+    /// return.
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
@@ -406,7 +406,6 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Notifies the controller that this replica begins to lead.
     pub fn lead(&self) {
         self.reconciler.lead();
     }

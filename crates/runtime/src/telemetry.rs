@@ -141,7 +141,7 @@ pub fn reconcile_span(controller: &str, group: &str, kind: &str, namespace: &str
     )
 }
 
-/// Creates the span of requests for one object outside its reconciles.
+/// Creates the span of work for one object outside its reconciles.
 pub fn background_span(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
     tracing::error_span!(
         "ask",

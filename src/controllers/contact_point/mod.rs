@@ -45,7 +45,6 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
 pub struct ContactPoints<T> {
-    /// Source of Secrets.
     pub source: SecretSource,
     /// Queues of all contact points.
     pub outbox: Arc<Outbox<T>>,
@@ -55,7 +54,6 @@ pub struct ContactPoints<T> {
     pub points: Store<ContactPoint>,
     /// All `TrackedField`s, some of which wait for a contact point.
     pub fields: Store<TrackedField>,
-    /// Wakes the reconcile of a `TrackedField`.
     pub wake_field: Trigger<TrackedField>,
     /// Configuration of each contact point's queue.
     pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
@@ -120,8 +118,8 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist:
-    /// the message about a missing contact point suggests the nearest name.
+    /// Wakes every `TrackedField` that sends to `point`, and those whose contact point does not exist, because their
+    /// message suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.state() {

@@ -107,8 +107,8 @@ fn ready(migrated: Option<i64>) -> Outcome {
     })
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which nothing was
-/// sent. A Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a contact point without an endpoint. A Secret that returns
+/// unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     status: &mut ContactPointStatus,
     spec: &str,

@@ -30,14 +30,13 @@ pub const FAILED: &str = "PodFailed";
 /// Reason of a Pod whose container exited with code 0 and is not restarted.
 pub const SUCCEEDED: &str = "PodSucceeded";
 
-/// Summary of a Pod that the operator keeps.
+/// Cached summary of a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodState {
     /// Identity, ownership marks and deletion of the Pod.
     pub metadata: ObjectMeta,
     image: String,
-    /// The last value of the container's variable (earlier ones do not count); `None` if the last one is no plain
-    /// value.
+    /// The last value of the container's variable, as the kubelet uses it; `None` if it is not a plain value.
     banner: Option<Digested>,
     /// Digest of the desired state that the Pod was created from; `None` if another client created it.
     spec_digest: Option<String>,

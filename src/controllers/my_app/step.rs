@@ -55,7 +55,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod_key(self.owner.namespace(), self.owner.name())
     }
 
-    /// Returns no digest: the status of the Pod counts too.
+    /// Returns no digest, because the Pod's status counts too.
     fn digest(&self) -> &'static str {
         ""
     }

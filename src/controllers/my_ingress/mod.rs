@@ -47,7 +47,6 @@ pub(crate) mod tags;
 mod tests;
 
 pub const NAME: &str = "myingress";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
     &["8caa0da94aa5df0b"],
@@ -68,7 +67,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
-/// The controller.
 pub(crate) struct MyIngresses<A> {
     executor: Executor<A>,
     ingresses: Store<MyIngress>,
@@ -169,8 +167,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
 }
 
 impl<A: Aws> MyIngresses<A> {
-    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress`
-    /// that is being deleted.
+    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a deleted
+    /// `MyIngress`.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());

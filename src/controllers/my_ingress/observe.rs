@@ -118,7 +118,7 @@ impl Observed {
         self.rejected.push((step, error));
     }
 
-    /// Returns the ARN that the status had, which does not prove ownership.
+    /// Returns the ARN of the status before the first step, which does not prove ownership.
     pub fn arn(&self) -> Option<&str> {
         self.recorded.alb.as_ref()?.arn.as_deref()
     }
@@ -150,7 +150,7 @@ impl Observed {
         )
     }
 
-    /// Returns whether the status records a request for the port that is recent enough to cover another creation.
+    /// Returns whether the status records a request for the port that is recent enough for another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window / 2,

@@ -1,8 +1,8 @@
 //! Decides the next step of a reconcile. Pure.
 //!
-//! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So
-//! the order of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS rejects ends
-//! the reconcile, unless a rule continues with another step.
+//! [`walk`] goes through the rules from the top, past the steps that are done, to the first one that is not, so the
+//! order of the rules is the order of the calls. A step that AWS rejects ends the reconcile, unless a rule continues
+//! with another step.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -187,7 +187,8 @@ impl<'a> Walker<'a> {
     }
 
     fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
-        // If the answer was lost, there is no ARN. AWS answers another creation with the existing load balancer.
+        // If the answer was lost, the status has no ARN, and AWS answers another creation with the existing load
+        // balancer.
         let is_named = self.alb().is_some_and(|alb| alb.arn.is_some());
         if is_named && self.observed.may_yet_appear() {
             return self.not_visible();
@@ -198,7 +199,7 @@ impl<'a> Walker<'a> {
         self.not_visible()
     }
 
-    /// Ensures that the load balancer that AWS shows, or has just created, matches the desired state.
+    /// Ensures that the load balancer that AWS shows or has just created matches the desired state.
     fn ensure(
         &self,
         desired: &DesiredLoadBalancer,
@@ -276,8 +277,8 @@ impl<'a> Walker<'a> {
         self.end_unowned(NAME_TAKEN, message)
     }
 
-    /// Ends the reconcile at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event
-    /// `Orphaned`. AWS may show the tags late, so a recent load balancer is read again soon.
+    /// Ends the reconcile at an unowned load balancer. The status keeps an ARN only if it was owned once, for the Event
+    /// `Orphaned`. AWS may show tags late, so a recent load balancer is read again soon.
     fn end_unowned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &actual.arn);
@@ -588,7 +589,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Ensures a listener that is never without targets: its target group gets targets before the listener forwards to
-    /// the group, and new targets are added before old ones are removed.
+    /// the group, and new targets before old ones are removed.
     fn ensure_listener(
         &self,
         found: &LoadBalancer,
@@ -640,7 +641,7 @@ impl<'a> Walker<'a> {
         if !remove.is_empty() {
             self.take_step(Step::DeregisterTargets(arn(), remove))?;
         }
-        // Health from before a target was added, or before the listener forwarded to the group, proves nothing.
+        // Health from before the listener forwarded to the group, or the target was added, proves nothing.
         let known = |it: &&TargetHealth| !is_redirected && !add.contains(&it.target);
         let health: Vec<_> = registered.iter().filter(known).collect();
         let targets = &route - &rejected;
@@ -779,8 +780,8 @@ impl<'a> Walker<'a> {
         Continue(())
     }
 
-    /// Registers the missing targets. Returns those that AWS rejects: an instance may terminate a moment before its
-    /// node is deleted, and must not block others.
+    /// Registers the missing targets. Returns those that AWS rejects, which must not block others: an instance may
+    /// terminate before its node is deleted.
     fn register(
         &self,
         port: u16,

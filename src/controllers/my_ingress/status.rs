@@ -86,7 +86,7 @@ pub(crate) struct MyIngressReadiness {
     pub ready: bool,
     pub reason: &'static str,
     pub message: String,
-    /// True if no listener gets traffic, whatever the listener's status says.
+    /// True if no listener gets traffic, whatever its own status says.
     pub without_traffic: bool,
 }
 

@@ -13,7 +13,7 @@ use qm_runtime::short_digest;
 
 /// Tag with the UID of namespace [`CLUSTER_NAMESPACE`], which identifies the cluster.
 pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
-/// Namespace that lives as long as its cluster.
+/// Namespace that exists as long as its cluster.
 pub(crate) const CLUSTER_NAMESPACE: &str = "kube-system";
 
 /// Tags of all resources that a `MyIngress` owns.
@@ -36,8 +36,8 @@ impl OwnershipTags<'_> {
         .into()
     }
 
-    /// Returns the ownership that `tags` prove. The rule is the one for children, with tags in place of labels and
-    /// annotations. Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
+    /// Returns the ownership that `tags` prove, by the rule for children, with tags in place of labels and annotations.
+    /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
     pub fn ownership(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
@@ -137,7 +137,7 @@ impl OwnershipTags<'_> {
     }
 }
 
-/// Truncates a tag's value, which may have 256 characters, so that the command after it stays visible.
+/// Truncates a tag's value, of up to 256 characters, so that the command after it stays visible.
 fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }

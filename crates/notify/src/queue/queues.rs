@@ -47,7 +47,7 @@ pub struct Queues {
 /// Queue of one contact point.
 #[derive(Default)]
 pub(super) struct ContactPointQueue {
-    /// The receiver of the last configuration; none without a contact point.
+    /// Receiver of the last configuration; none without a contact point.
     pub(super) receiver: Option<Receiver>,
     /// Pending entries of each `TrackedField`.
     waiting: BTreeMap<ObjectKey, PendingEntries>,
@@ -59,7 +59,7 @@ pub(super) struct ContactPointQueue {
     worker: Option<Arc<Notify>>,
 }
 
-/// Request of a queue.
+/// State of a queue's request.
 #[derive(Default)]
 enum RequestState {
     #[default]
@@ -74,7 +74,7 @@ enum RequestState {
 #[derive(Clone, Default)]
 struct Batch {
     entries: Vec<EntryKey>,
-    /// True if the request uses no template of a `TrackedField`.
+    /// True if the request uses the default text in place of each `TrackedField`'s template.
     plain: bool,
 }
 
@@ -203,7 +203,7 @@ impl Queues {
         if let Some(receiver) = &mut queue.receiver {
             receiver.retry_now(now);
             if is_empty {
-                // Somebody requested an attempt, and only the test message can make it.
+                // A user requested an attempt, and only the test message can make it.
                 receiver.test.accepted.while_stopped = false;
             }
         }
@@ -234,7 +234,7 @@ impl Queues {
             .map_or_else(AcceptedTests::default, |receiver| receiver.test.accepted)
     }
 
-    /// Returns why messages to `point` have failed more than once in a row, if any wait.
+    /// Returns the cause if messages to `point` wait and have failed more than once in a row.
     pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         let queue = self.by_contact_point.get(point)?;
         match queue.receiver.as_ref()? {
@@ -515,7 +515,7 @@ impl Queues {
 
 /// The next request.
 impl Queues {
-    /// Returns whether `changed` belongs to the queue of `point`: a new queue of that name has a new worker.
+    /// Returns whether `changed` belongs to the current queue of `point`: a new queue of that name has another worker.
     pub fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
         let queue = self.by_contact_point.get(point);
         let worker = queue.and_then(|queue| queue.worker.as_ref());
@@ -628,9 +628,9 @@ impl Queues {
             .filter(|(field, _)| !self.in_flight.contains_key(*field))
     }
 
-    /// Stops the receiver of `point`; returns whether the contact point's status changes. If only one `TrackedField`
-    /// has pending entries, a stop that `may_alternate` is not reported: the test message goes next, at once, and shows
-    /// whether the receiver accepts anything, so that single rejected messages do not change the status.
+    /// Stops the receiver of `point`; returns whether the contact point's status changes. A stop that `may_alternate`
+    /// is not reported if only one `TrackedField` has pending entries: the test message goes next, at once, and shows
+    /// whether the receiver accepts anything.
     fn stop(&mut self, point: &ObjectKey, may_alternate: bool, now: Instant) -> bool {
         let alternates = may_alternate
             && self.receiver(point).is_some_and(Receiver::may_test)
@@ -689,7 +689,8 @@ impl Queues {
     }
 }
 
-/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, which sort by time.
+/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, so they sort by
+/// time.
 fn oldest(
     refusals: &Refusals,
     pending: &[(&ObjectKey, &PendingEntries)],
@@ -773,7 +774,7 @@ impl Queues {
             }
             Err(_) => {}
         }
-        // The receiver's response to an object that was deleted or moved meanwhile affects nothing here.
+        // A response does not concern objects that were deleted or moved meanwhile.
         for field in &departed {
             self.forget_refusals(point, field);
         }
@@ -811,7 +812,7 @@ impl Queues {
         }
     }
 
-    /// Handles an error after which the receiver may accept the request later. Returns the request to retry.
+    /// Handles an error after which the same request may succeed. Returns the request to retry.
     fn on_error(
         &mut self,
         failed: &Failed<'_>,
@@ -932,8 +933,8 @@ impl Queues {
         self.drop_stale_retry(point);
     }
 
-    /// Drops the request to retry if the queue was closed, or if one of the entries is no longer pending here: the
-    /// request would differ.
+    /// Drops the request to retry if the queue was closed or the request would differ, because one of its entries is no
+    /// longer pending here.
     fn drop_stale_retry(&mut self, point: &ObjectKey) {
         let is_stale = |queue: &ContactPointQueue| match &queue.request {
             RequestState::Retrying(batch) => queue.endpoint().is_none() || !queue.is_pending(batch),
@@ -952,8 +953,8 @@ impl Queues {
         self.drop_if_idle(point);
     }
 
-    /// Replaces the request of `point`. Entries of the former one that have no outcome and are not in the `next` one
-    /// are no longer in flight.
+    /// Replaces the request of `point`. Entries without an outcome that the `next` request lacks are no longer in
+    /// flight.
     fn set_request(&mut self, point: &ObjectKey, next: RequestState) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
@@ -1034,8 +1035,8 @@ impl ContactPointQueue {
         self.receiver.as_ref()?.endpoint.as_ref()
     }
 
-    /// Returns the entries of the request in flight, to send them again; none for the test message, which the next
-    /// choice may replace.
+    /// Returns the entries of the request in flight, to send them again; none for the test message, which may be
+    /// replaced.
     fn in_flight(&self) -> Option<Batch> {
         match &self.request {
             RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(batch.clone()),

@@ -1,5 +1,4 @@
-//! Rate limit for the writes of children that a restart of the operator causes: after a failover, every child may need
-//! a write.
+//! Rate limit of the writes that a restart of the operator causes: after a failover, every child may need one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::ObjectKey;
 
-/// Size of a burst, as the time that its writes would take at one write per period.
+/// Length of a burst: the time that its writes would take at one write per period.
 const BURST: Duration = Duration::from_secs(5);
 
-/// Rate limit of the writes of children, which delays no other work.
+/// Rate limit of writes of children. Other writes need no reservation.
 pub(crate) struct WriteLimiter {
     period: Duration,
     reservations: Mutex<Reservations>,
@@ -33,9 +32,7 @@ struct Reservation {
 /// State on which a waiting write is based. A change of the child or of its owner ends the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
-    /// Digest of the child's content.
     pub(super) fingerprint: u64,
-    /// Generation of the owner.
     pub(super) generation: Option<i64>,
     /// The author's last reconcile request.
     pub(super) requested: Option<String>,
@@ -62,8 +59,8 @@ impl WriteLimiter {
             .is_some_and(|reservation| reservation.waits(basis))
     }
 
-    /// Returns whether the write of the child must wait. Reserves a time for a child that has none; `wake` runs at that
-    /// time. A child keeps the time until [`WriteLimiter::forget`], however often its write fails.
+    /// Returns whether the write of the child must wait. Reserves a time for a child that has none, and runs `wake`
+    /// then. A child keeps its time until [`WriteLimiter::forget`], however often the write fails.
     pub(super) fn must_wait(
         &self,
         child: &ObjectKey,
