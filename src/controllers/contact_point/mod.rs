@@ -54,7 +54,7 @@ pub struct ContactPoints<T> {
     pub points: Store<ContactPoint>,
     /// All `TrackedField`s, some of which wait for a contact point.
     pub fields: Store<TrackedField>,
-    pub wake_field: Trigger<TrackedField>,
+    pub field_trigger: Trigger<TrackedField>,
     /// Configuration of each contact point's queue.
     pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
@@ -128,7 +128,7 @@ impl<T: Transport> ContactPoints<T> {
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
             {
-                self.wake_field.wake(&field);
+                self.field_trigger.wake(&field);
             }
         }
     }

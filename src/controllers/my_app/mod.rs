@@ -182,7 +182,7 @@ impl MyApps {
         act(tracking.entry(key.clone()).or_default())
     }
 
-    /// Reports a Pod that matches its desired state, and recreates one that has ended or whose node is gone.
+    /// Reports a Pod that matches its desired state, and recreates one that has ended or whose node no longer exists.
     async fn handle_match(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
         let pod = &child.summary;
         match pod.lifecycle {

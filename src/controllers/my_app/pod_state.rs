@@ -33,7 +33,7 @@ pub const SUCCEEDED: &str = "PodSucceeded";
 /// Cached summary of a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodState {
-    /// Identity, ownership marks and deletion of the Pod.
+    /// Identity, ownership and deletion of the Pod.
     pub metadata: ObjectMeta,
     image: String,
     /// The last value of the container's variable, as the kubelet uses it; `None` if it is not a plain value.

@@ -42,8 +42,8 @@ pub struct Outbox<T> {
     queues: Mutex<Queues>,
     retry_policy: RetryPolicy,
     metrics: DeliveryMetrics,
-    fields: Trigger<TrackedField>,
-    points: Trigger<ContactPoint>,
+    field_trigger: Trigger<TrackedField>,
+    point_trigger: Trigger<ContactPoint>,
     draining: CancellationToken,
     progress: Notify,
     /// Cancelled when the workers must abort requests in flight.
@@ -51,14 +51,14 @@ pub struct Outbox<T> {
 }
 
 impl<T: Transport> Outbox<T> {
-    /// Creates an outbox without queues. `fields` and `points` trigger reconciles of affected objects; once `draining`
-    /// is cancelled, workers start no new request.
+    /// Creates an outbox without queues. The triggers wake affected objects; once `draining` is cancelled, workers
+    /// start no new request.
     pub fn new(
         transport: T,
         retry_policy: RetryPolicy,
         metrics: DeliveryMetrics,
-        fields: Trigger<TrackedField>,
-        points: Trigger<ContactPoint>,
+        field_trigger: Trigger<TrackedField>,
+        point_trigger: Trigger<ContactPoint>,
         draining: CancellationToken,
     ) -> Arc<Self> {
         let queues = Mutex::new(Queues::new(retry_policy));
@@ -68,8 +68,8 @@ impl<T: Transport> Outbox<T> {
             queues,
             retry_policy,
             metrics,
-            fields,
-            points,
+            field_trigger,
+            point_trigger,
             draining,
             progress,
             aborted,
@@ -143,7 +143,7 @@ impl<T: Transport> Outbox<T> {
             queues.dequeue(field, deleted)
         });
         if let Some(point) = point {
-            self.points.wake(&point);
+            self.point_trigger.wake(&point);
         }
     }
 
@@ -174,7 +174,7 @@ impl<T: Transport> Outbox<T> {
         drop(queues);
         self.metrics.pending_changed(change);
         for point in &changed {
-            self.points.wake(point);
+            self.point_trigger.wake(point);
         }
     }
 
@@ -193,7 +193,7 @@ impl<T: Transport> Outbox<T> {
         let point = self.queues().recorded(field, ids);
         self.progress.notify_waiters();
         if let Some(point) = point {
-            self.points.wake(&point);
+            self.point_trigger.wake(&point);
         }
     }
 
@@ -211,7 +211,7 @@ impl<T: Transport> Outbox<T> {
                 .write_rejected(field, point, response, circumstances, Instant::now());
         if is_newly_left_out {
             self.progress.notify_waiters();
-            self.points.wake(point);
+            self.point_trigger.wake(point);
         }
     }
 
