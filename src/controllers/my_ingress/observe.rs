@@ -173,13 +173,13 @@ impl Observed {
         listeners.map(|it| it.port).chain(of_groups).collect()
     }
 
-    /// Returns the load balancer for the status: as AWS shows it, if owned.
+    /// Returns the load balancer for the status: as AWS shows it, if it is owned or adoptable.
     pub fn alb(&self) -> Option<Alb> {
-        let is_owned = self
+        let is_adoptable = self
             .ownership
             .as_ref()
             .is_some_and(TagOwnership::is_adoptable);
-        let Some(visible) = self.visible().filter(|_| is_owned) else {
+        let Some(visible) = self.visible().filter(|_| is_adoptable) else {
             return self.draft.alb.clone();
         };
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
