@@ -62,9 +62,7 @@ pub enum SendError {
     },
     /// No request was sent; a later attempt follows.
     #[error("{message}")]
-    Unsent {
-        message: String,
-    },
+    Unsent { message: String },
 }
 
 /// Reason why a receiver refuses a request, named as a condition reason.

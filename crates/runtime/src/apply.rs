@@ -273,7 +273,11 @@ where
 ///
 /// # Errors
 /// The apiserver's error.
-pub(crate) async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
+pub(crate) async fn try_apply<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {

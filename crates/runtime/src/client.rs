@@ -110,7 +110,11 @@ pub fn main(
 ///
 /// # Errors
 /// The errors of [`main`].
-pub(crate) fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Result<Client> {
+pub(crate) fn unfenced(
+    config: Config,
+    program: &Program,
+    metrics: Metrics,
+) -> kube::Result<Client> {
     let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: None,

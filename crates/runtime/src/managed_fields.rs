@@ -19,7 +19,11 @@ const UPDATE: &str = "Update";
 /// - `manager` has applied nothing yet, and an apply never removes fields of an update;
 /// - `manager` has applied one of the `released` fields; or
 /// - an update by `manager` still owns a field that is no longer `released`.
-pub(crate) fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, released: &[&[&str]]) -> bool {
+pub(crate) fn needs_upgrade(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    released: &[&[&str]],
+) -> bool {
     let own = |kind| {
         managed
             .iter()

@@ -598,7 +598,11 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
-    async fn reconcile_unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn reconcile_unless_paused(
+        &self,
+        key: &ObjectRef<R::Object>,
+        object: Arc<R::Object>,
+    ) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| {

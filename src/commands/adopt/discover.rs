@@ -187,8 +187,8 @@ impl Adopt<'_> {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let namespace = api.get_metadata(CLUSTER_NAMESPACE).await;
         let namespace = namespace.map_err(RequestError::from);
-        let namespace =
-            namespace.with_context(|| format!("namespace {CLUSTER_NAMESPACE} could not be read"))?;
+        let namespace = namespace
+            .with_context(|| format!("namespace {CLUSTER_NAMESPACE} could not be read"))?;
         let uid = namespace.metadata.uid;
         uid.with_context(|| format!("namespace {CLUSTER_NAMESPACE} has no UID"))
     }

@@ -183,7 +183,11 @@ impl MyApps {
     }
 
     /// Reports a Pod that matches its desired state, and recreates one that has ended or whose node no longer exists.
-    async fn handle_match(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
+    async fn handle_match(
+        &self,
+        cx: &Context<MyApp>,
+        child: &KnownChild<PodState>,
+    ) -> Result<Outcome> {
         let pod = &child.summary;
         match pod.lifecycle {
             PodLifecycle::Ready => {
@@ -208,7 +212,11 @@ impl MyApps {
     }
 
     /// Reports a Pod that is being deleted, and its node if the kubelet cannot confirm the end.
-    async fn report_terminating(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
+    async fn report_terminating(
+        &self,
+        cx: &Context<MyApp>,
+        child: &KnownChild<PodState>,
+    ) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);

@@ -225,7 +225,10 @@ mod tests {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(own_tags.ownership(&own_tags.tags(), |_| false), Ownership::Owned);
+        assert_eq!(
+            own_tags.ownership(&own_tags.tags(), |_| false),
+            Ownership::Owned
+        );
         assert!(
             foreign(
                 &OwnershipTags {

@@ -48,7 +48,9 @@ impl WriteLimiter {
     }
 
     fn reservations(&self) -> MutexGuard<'_, Reservations> {
-        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reservations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether the write of the child still waits, on the same basis.
@@ -79,7 +81,9 @@ impl WriteLimiter {
         } else {
             next - BURST + self.period
         };
-        reservations.by_child.insert(child.clone(), Reservation { at, basis });
+        reservations
+            .by_child
+            .insert(child.clone(), Reservation { at, basis });
         drop(reservations);
         if at > now {
             tokio::spawn(async move {

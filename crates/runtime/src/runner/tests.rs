@@ -116,11 +116,7 @@ impl Reconcile for Busy {
     type StatusUpdate = ();
     const MAX_STATUS_DELAY: Duration = Duration::ZERO;
 
-    async fn reconcile(
-        &self,
-        object: Arc<Widget>,
-        _: &mut Option<()>,
-    ) -> Result<Requeue, Failure> {
+    async fn reconcile(&self, object: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
         sleep(STEP_TIME).await;
         *self
             .counts
@@ -702,8 +698,7 @@ async fn waiting_status_of_a_deleted_object_is_dropped() {
     let fixture = Fixture::<true>::start(2, 4, first, 0);
     sleep(first / 2).await;
     let mut deleted = Widget::default();
-    (deleted.metadata.name, deleted.metadata.namespace) =
-        (Some("o-1".into()), Some("n".into()));
+    (deleted.metadata.name, deleted.metadata.namespace) = (Some("o-1".into()), Some("n".into()));
     fixture
         .writer
         .lock()
