@@ -118,13 +118,13 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
             served(health::serve(listener, health.clone())),
         ));
     }
-    let RunConfig { runtime, .. } = config.clone();
+    let settings = config.runtime.clone();
     let start = move |manager: &mut manager::Manager| {
         kinds::START
             .iter()
             .try_for_each(|start| start(manager, &config))
     };
-    manager::run(start, runtime, kubernetes, metrics, health, tasks, stop).await
+    manager::run(start, settings, kubernetes, metrics, health, tasks, stop).await
 }
 
 async fn served(server: impl Future<Output = io::Result<()>>) {

@@ -13,7 +13,7 @@ pub mod config_map_sync;
 pub mod contact_point;
 pub mod my_app;
 pub mod my_ingress;
-pub mod notifications;
+mod notifications;
 pub mod pod;
 pub mod tracked_field;
 

@@ -77,7 +77,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         grants: Arc::clone(&grants),
         resolver: Resolver::default(),
         reads: Reads::default(),
-        wake: fields.trigger.clone(),
+        trigger: fields.trigger.clone(),
         resync: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
@@ -100,7 +100,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         reread: timings.secret_refresh_period,
         points: points.store.clone(),
         fields: fields.store.clone(),
-        wake_field: fields.trigger.clone(),
+        field_trigger: fields.trigger.clone(),
         configs: Mutex::default(),
     };
     let tracked_fields = TrackedFields {

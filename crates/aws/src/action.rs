@@ -11,7 +11,6 @@ use crate::NAME_SUFFIX;
 /// balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
 /// [accounts](https://docs.aws.amazon.com/STS/latest/APIReference/API_Operations.html)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // the API reference describes each action
 pub enum AwsAction {
     DescribeLoadBalancers,
     DescribeListeners,

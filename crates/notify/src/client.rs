@@ -18,7 +18,7 @@ use super::webhook::event::CloudEvent;
 use super::webhook::{self, Quote, Tls, WebhookEndpoint};
 use super::{Endpoint, MessageContent, Refusal, SendError, SendFailure, SendReceipt, Transport};
 
-/// Check whether this process still holds the leader lease, called before each request.
+/// Check, before each request, whether this process still holds the lease.
 pub type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Configuration of an [`HttpSender`].
@@ -46,7 +46,6 @@ pub struct SenderConfig {
     pub retry_after_cap: Duration,
     /// Rate limits of each Telegram token.
     pub telegram_limits: TelegramLimits,
-    /// Check before each request.
     pub lease_check: LeaseCheck,
     /// Lookup of webhook names.
     pub lookup: Lookup,

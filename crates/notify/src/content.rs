@@ -18,9 +18,8 @@ pub struct OutgoingEntry {
     pub uid: String,
     /// `spec.template`.
     pub template: Option<Arc<str>>,
-    /// The entry.
     pub entry: Entry,
-    /// Preceding entry in the history, if it has the same subject: its value is the previous one.
+    /// Entry with the previous value: the preceding one, if it has the same subject.
     pub previous: Option<Entry>,
 }
 

@@ -4,7 +4,7 @@
 //! receiver's rate limit ([`rate_limit`]) and sends one request at a time ([`telegram`], [`webhook`]). This crate never
 //! writes to Kubernetes: reconciles of the objects record the outcomes.
 
-pub mod address;
+mod address;
 pub mod client;
 mod content;
 #[cfg(test)]

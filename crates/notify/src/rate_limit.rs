@@ -2,8 +2,8 @@
 //! (<https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>), applied per token for all
 //! contact points that use it. Webhooks have no rate limits.
 //!
-//! The limits apply to every sliding window, so the log keeps the times of the last requests. A token bucket would not
-//! do: a full bucket, emptied at the end of one minute, refills in the next.
+//! The limits apply to every sliding window, so the log keeps the times of the last requests: a token bucket, emptied
+//! at the end of one minute, would refill in the next.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -17,9 +17,7 @@ use super::LONGEST_PAUSE;
 /// Maximum number of requests in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLimit {
-    /// Number of requests.
     pub requests: usize,
-    /// Length of the window.
     pub window: Duration,
 }
 

@@ -105,7 +105,7 @@ impl Redactor {
         }
         forms.extend(encoded);
         forms.retain(|form| form.len() >= MIN_SECRET);
-        // Longest first: replacing a piece inside the whole would leave the rest of the secret.
+        // Longest first: if a piece inside were replaced first, the rest of the secret would stay.
         forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
         forms.dedup();
         Self { forms, quotable }

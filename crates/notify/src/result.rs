@@ -48,7 +48,6 @@ pub enum SendError {
     /// The receiver may accept the request later: no connection, 408, 429, 5xx.
     #[error("{message}")]
     Retry {
-        /// Error message.
         message: String,
         /// Pause that the receiver asked for.
         after: Option<Duration>,
@@ -63,15 +62,11 @@ pub enum SendError {
     },
     /// No request was sent; a later attempt follows.
     #[error("{message}")]
-    Unsent {
-        /// Error message.
-        message: String,
-    },
+    Unsent { message: String },
 }
 
 /// Reason why a receiver refuses a request, named as a condition reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are the documentation
 pub enum Refusal {
     Unauthorized,
     Forbidden,

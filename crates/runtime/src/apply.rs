@@ -148,8 +148,8 @@ pub fn is_replaced(status: &Status) -> bool {
             .any(|cause| cause.field == "metadata.uid")
 }
 
-/// Returns whether a write would change an immutable field.
-pub fn is_immutable(status: &Status) -> bool {
+/// Returns whether the apiserver rejected a write because it changes an immutable field.
+pub(crate) fn is_immutable(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422
         && causes
@@ -158,14 +158,14 @@ pub fn is_immutable(status: &Status) -> bool {
 }
 
 /// Returns whether an admission policy or a webhook denied the request. The status code may be any.
-pub fn is_denied(status: &Status) -> bool {
+pub(crate) fn is_denied(status: &Status) -> bool {
     status.message.contains("denied the request")
         || status.message.contains("ValidatingAdmissionPolicy")
 }
 
-/// Returns whether the apiserver rejected a write because of this object, or because an admission webhook failed on the
-/// object: writes of other objects may still succeed. 401, and 403 for a missing permission, concern the operator
-/// itself; 409 and 429 are temporary.
+/// Returns whether the apiserver rejected a write because of its object, or because an admission webhook failed on the
+/// object: other writes may still succeed. 401, and 403 for a missing permission, concern the operator; 409 and 429 are
+/// temporary.
 fn is_rejected(status: &Status) -> bool {
     match status.code {
         _ if is_replaced(status) => false,
@@ -177,9 +177,8 @@ fn is_rejected(status: &Status) -> bool {
     }
 }
 
-/// Returns the status code and message of a write that failed because of this object, by [`is_rejected`]. A write
-/// without a response in time counts as such a failure, with code 504: an admission webhook may take as long as the
-/// operator waits. While the apiserver `is_out`, no response says anything about the object.
+/// Returns status code and message if a write failed because of its object. A write without a response counts too, with
+/// code 504, because an admission webhook may hang; while the apiserver `is_out`, it does not count.
 pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
     match error {
         kube::Error::Api(status) if is_rejected(status) || (status.code == 504 && !is_out) => {
@@ -267,21 +266,25 @@ pub async fn apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) ->
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    applied(api, manager, object, false).await
+    send_apply(api, manager, object, false).await
 }
 
 /// Dry-runs [`apply`].
 ///
 /// # Errors
 /// The apiserver's error.
-pub async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
+pub(crate) async fn try_apply<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    object: &K,
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
-    applied(api, manager, object, true).await
+    send_apply(api, manager, object, true).await
 }
 
-async fn applied<K>(
+async fn send_apply<K>(
     api: &Api<BoundedObject<K>>,
     manager: &str,
     object: &K,
@@ -305,7 +308,7 @@ where
         .0)
 }
 
-/// Merges `patch` into the metadata of an object, which was `metadata`: fails with 409 if the object has changed since.
+/// Merges `patch` into the metadata of the object that had `metadata`: fails with 409 if the object has changed since.
 /// Returns the written object.
 ///
 /// # Errors
@@ -357,7 +360,7 @@ fn pinned(metadata: &ObjectMeta, mut patch: Value) -> Patch<Value> {
     Patch::Merge(json!({ "metadata": patch }))
 }
 
-/// Deletes an object, which was `metadata`, and its dependents in the background. A missing object is no error.
+/// Deletes the object that had `metadata`, and its dependents in the background. A missing object is no error.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since or was replaced.
@@ -377,9 +380,9 @@ where
     }
 }
 
-/// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by
-/// a timeout, may still have changed the object.
-pub fn is_without_effect(error: &kube::Error) -> bool {
+/// Returns whether a failed write certainly changed nothing. After other errors, such as a timeout, the object may have
+/// changed.
+pub(crate) fn is_without_effect(error: &kube::Error) -> bool {
     // 408 comes from a proxy, which may have forwarded the request.
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 408)
 }

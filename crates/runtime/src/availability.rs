@@ -17,7 +17,7 @@ use tracing::{info, warn};
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
 /// Timeout of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
+/// Paths of the probes. `/readyz` covers etcd but is exempt from priority and fairness; `/version` is not exempt.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
 
 /// Number of reconciles with failed writes, without a successful write between them, that count as an outage.
@@ -40,7 +40,7 @@ struct Inner {
     suspected: Notify,
     /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
-    /// True if the last request with something to store got a 5xx.
+    /// True if the last write got a 5xx.
     last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
@@ -53,8 +53,8 @@ struct Inner {
 }
 
 impl Availability {
-    /// Records the end of a request: status `code` (`None` without a response) and `Retry-After`. `stores`: the success
-    /// of the request proves that the apiserver stores objects.
+    /// Records the end of a request: status `code` (`None` without a response) and `Retry-After`. `stores`: a success
+    /// proves that the apiserver stores objects.
     pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
         if stores && let Some(code) = code {
             self.0
@@ -79,7 +79,7 @@ impl Availability {
 
     /// Records that a reconcile failed with a 5xx that does not come from a webhook. Does nothing unless the last write
     /// failed too, because the 5xx may be the answer to a read.
-    pub fn reconcile_failed(&self) {
+    pub(crate) fn reconcile_failed(&self) {
         if !self.0.last_write_failed.load(Ordering::Acquire) {
             return;
         }
@@ -93,7 +93,7 @@ impl Availability {
     }
 
     /// Returns whether the apiserver answers reads and stores no write.
-    pub fn stores_nothing(&self) -> bool {
+    pub(crate) fn stores_nothing(&self) -> bool {
         self.0.stores_nothing.load(Ordering::Acquire)
     }
 
@@ -103,30 +103,30 @@ impl Availability {
     }
 
     /// Returns a receiver that changes at the end of each outage.
-    pub fn returns(&self) -> watch::Receiver<u64> {
+    pub(crate) fn outage_ends(&self) -> watch::Receiver<u64> {
         self.0.returns.subscribe()
     }
 
-    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its
-    /// rejections do not count.
+    /// Returns whether an outage is confirmed and not over. Until then even rejections do not count: a starting
+    /// apiserver answers before it has loaded RBAC.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
 
     /// Returns the number of outages that have ended.
-    pub fn returned(&self) -> u64 {
+    pub fn outages_ended(&self) -> u64 {
         *self.0.returns.borrow()
     }
 
     /// Begins an outage of writes alone.
     #[cfg(test)]
-    pub fn store_nothing(&self) {
+    pub(crate) fn store_nothing(&self) {
         self.0.stores_nothing.store(true, Ordering::Release);
     }
 
     /// Ends an outage.
     #[cfg(test)]
-    pub fn come_back(&self) {
+    pub(crate) fn come_back(&self) {
         self.0.returns.send_modify(|returns| *returns += 1);
     }
 
@@ -152,7 +152,7 @@ impl Availability {
                     "apiserver stores no writes; will retry one object at a time until a write succeeds"
                 );
             }
-            // A problem of some requests only, such as a failing admission webhook, keeps raising the suspicion.
+            // Requests that fail for another reason, such as an admission webhook, keep raising the suspicion.
             sleep(PROBE_PERIOD).await;
         }
     }

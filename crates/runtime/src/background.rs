@@ -72,7 +72,7 @@ fn lower_priority() {
     }
 }
 
-/// Keeps the priority: on other platforms the call would concern the whole process.
+/// Does nothing: on other platforms the call would lower the priority of the whole process.
 #[cfg(not(target_os = "linux"))]
 fn lower_priority() {
     debug!("cannot set a thread's priority on this platform; will run jobs at normal priority");

@@ -15,9 +15,8 @@ pub struct BackoffPolicy {
 }
 
 impl BackoffPolicy {
-    /// Starts a backoff. Each delay is random within a range that doubles, so that objects that failed together do not
-    /// retry together: at first from 1 s to 2 s if `min` is 1 s, in the end from half of `max` to `max`. No delay is
-    /// shorter than `min` or longer than `max`.
+    /// Starts a backoff. Each delay is random, so that objects that failed together do not retry together. The range
+    /// doubles each time: first from `min` to twice `min`, in the end from half of `max` to `max`.
     pub fn start(self) -> Backoff {
         Backoff {
             policy: self,
@@ -35,7 +34,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the next delay, which is longer than the last one until the maximum is reached.
+    /// Returns the next delay. Delays grow up to the maximum.
     pub fn next_delay(&mut self) -> Duration {
         let BackoffPolicy { min, max } = self.policy;
         let least = self.least;

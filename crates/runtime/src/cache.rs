@@ -28,7 +28,6 @@ pub struct Cache<K: Kind + Clone + 'static> {
     writer: Mutex<Writer<K>>,
     store: Store<K>,
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
-    /// State of the lists.
     pub sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
@@ -45,7 +44,7 @@ pub enum CacheChange<K> {
 }
 
 /// Creates the empty store of a cache, and its writer.
-pub fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
+pub(crate) fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
     let (store, mut writer) = store();
     // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
     writer.apply_watcher_event(&Event::Init);
@@ -54,10 +53,9 @@ pub fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
 }
 
 impl<K: Kind + Clone + 'static> Cache<K> {
-    /// Creates a cache that fills a store through `writer`, for the kind whose controller is `name`. `on` gets each
-    /// change of the cache, and whether all objects have been listed; after the list, `on` gets each object again.
-    /// While the watch is stopped, the cache is empty: a reconcile of objects that an older CRD has pruned would act on
-    /// missing fields.
+    /// Creates a cache of the kind whose controller is `name`; `writer` fills the store. `on` gets each change of the
+    /// cache, and whether all objects have been listed; after the list, `on` gets each object again. While the watch is
+    /// stopped, the cache is empty: an older CRD may have pruned fields of the objects.
     pub fn new(
         name: &'static str,
         writer: Writer<K>,
@@ -205,7 +203,7 @@ pub fn strip<K: Kind>(object: &mut K) {
 }
 
 /// Returns whether `object` has all of its finalizers, because [`strip`] removed none.
-pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
+pub(crate) fn has_all_finalizers(object: &impl ResourceExt) -> bool {
     object
         .finalizers()
         .iter()

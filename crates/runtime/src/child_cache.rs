@@ -164,9 +164,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.get(key).map(|entry| entry.known.clone())
     }
 
-    /// Returns the cached state of a child, unless a read must come first: a watch may have missed an event, so the
-    /// state counts for the time `trust` after the first call; after a deletion, the state counts once the watch has
-    /// shown the result.
+    /// Returns the cached state of a child; `None` if the child must be read: after `trust` since the first call,
+    /// because a watch may miss events, and from a deletion until the watch shows its result.
     pub fn trusted(&self, key: &ObjectKey) -> Option<KnownChild<S>> {
         let mut state = self.state();
         let entry = state.known.get_mut(key)?;
@@ -201,7 +200,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Records that a read found no owned child of this name. If the watch showed an owned child during the read, the
     /// watch wins, because no later event shows that child again.
-    pub fn record_absent(&self, key: &ObjectKey) {
+    pub(crate) fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
@@ -249,7 +248,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Records that a read did not find a desired child, perhaps before the watch shows its deletion. If the watch
     /// showed the child during the read, the watch wins, because no later event shows the child again.
-    pub fn record_missing(&self, key: &ObjectKey) {
+    pub(crate) fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
@@ -260,12 +259,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns whether another client deleted the child, and forgets that.
-    pub fn take_external_deletion(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn take_external_deletion(&self, key: &ObjectKey) -> bool {
         self.state().external_deletions.remove(key)
     }
 
     /// Marks a read or write of the child as in flight until the guard is dropped.
-    pub fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
+    pub(crate) fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
         self.state().reads.entry(key.clone()).or_default().count += 1;
         ReadGuard {
             cache: self,
@@ -273,9 +272,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         }
     }
 
-    /// Records a child that was written or read, and how it matches its desired state, unless newer state is known.
-    /// Returns `false` if the owner must check the child again, because no event will repeat what the watch showed
-    /// during the request: a deletion, a list without the child (which is then not kept), or a later change.
+    /// Records a child that was written or read, and its match with the desired state, unless newer state is known.
+    /// Returns `false` if the owner must check the child again, because the watch showed during the request what no
+    /// event will repeat: a deletion, a list without the child (which is then not kept), or a later change.
     pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Option<Match>) -> bool {
         let mut state = self.state();
         if state
@@ -405,7 +404,7 @@ impl<S> CacheState<S> {
         self.external_deletions.insert(key.clone());
     }
 
-    /// Returns whether the operator is deleting the child of this UID, and forgets the deletion.
+    /// Returns whether the operator is deleting the child of this UID, and forgets that.
     fn take_deleting(&mut self, key: &ObjectKey, uid: &str) -> bool {
         let is_deleting = self
             .deleting

@@ -20,8 +20,8 @@ use tokio::sync::SetOnce;
 
 use self::desired::{Applied, classified, content, managed, what};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
-use self::pacer::Basis;
-pub(super) use self::pacer::Pacer;
+use self::rate_limit::Basis;
+pub(super) use self::rate_limit::WriteLimiter;
 use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Correction, Drift};
@@ -34,7 +34,7 @@ use super::watch::{Index, SyncState};
 use super::{ObjectKey, apply, finalizer, version};
 
 mod desired;
-mod pacer;
+mod rate_limit;
 
 /// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
 const MAX_ATTEMPTS: usize = 3;
@@ -51,11 +51,10 @@ pub struct Children<K, S> {
     /// and the caller limits the memory of objects that are read at once.
     pub(super) watches_metadata: bool,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
-    pub(super) needs_watch: Arc<SetOnce<()>>,
-    /// State of the lists of the watch.
+    pub(super) watch_needed: Arc<SetOnce<()>>,
     pub(super) sync: SyncState,
     pub(super) drift: Drift,
-    pub(super) unconfirmed: Pacer,
+    pub(super) unconfirmed: WriteLimiter,
 }
 
 /// Result of [`Children::ensure`].
@@ -87,14 +86,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// Waits until the children have been listed, or their list was denied.
     pub async fn synced(&self) {
         // Later calls have no effect.
-        let _ = self.needs_watch.set(());
+        let _ = self.watch_needed.set(());
         self.sync.synced().await;
     }
 
     /// Applies `desired` server-side as a child of the context's object.
     ///
-    /// The write of a child whose state this process has not confirmed, and whose desired state has not changed, may
-    /// wait for the rate limit; `wake` then gets the owner.
+    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit; the owner is woken
+    /// then.
     ///
     /// # Errors
     /// The errors of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
@@ -136,7 +135,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             return Ok(Ensured::Kept(known.clone()));
         }
         let may_exist = known.is_some() || !owner.is_fresh();
-        // The future holds the object several times: too large for the stack of every reconcile.
+        // The future holds the object several times, so it is too large for the stack of every reconcile.
         Box::pin(self.ensure_unconfirmed(cx, desired, &key, may_exist)).await
     }
 
@@ -280,9 +279,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     });
                 }
                 Ok(None) => {}
-                // Another client has changed or deleted the child. After a conflict with an apply, the next reconcile
-                // starts over with all attempts: the last attempt returns the rejection that an earlier one would
-                // resolve.
+                // Another client has changed or deleted the child. A conflict of an apply ends the reconcile: its last
+                // attempt would return a rejection that the first attempt of the next reconcile resolves.
                 Err(error)
                     if error.is_not_found() || (error.is_stale() && !is_last && !is_applied) => {}
                 Err(error) => return Err(error),
@@ -323,7 +321,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let TakenFields {
             fields: taken,
             mut managers,
-        } = self.drift.take_taken(key);
+        } = self.drift.drain_taken(key);
         let mut changed = Vec::new();
         if let Some((values, managed)) = before {
             changed = values.differences(&desired.values(after));
@@ -361,8 +359,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         classified::<K, _>(key, deleted)
     }
 
-    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. A
-    /// child that no watch shows may exist without the ownership label, so its name is read once.
+    /// Deletes the child of this name, if the context's object owns it; returns whether the child was deleted now. The
+    /// first call reads the name, because no watch shows a child without the ownership label.
     ///
     /// # Errors
     /// The errors of [`Children::release`].

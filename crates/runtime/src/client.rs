@@ -57,12 +57,12 @@ pub enum RequestError {
 
 /// Returns whether a write failed because this replica does not hold the lease. A write that was in flight when the
 /// replica lost the lease may have succeeded.
-pub fn is_not_leading(error: &kube::Error) -> bool {
+pub(crate) fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(RequestError::NotLeading)))
 }
 
 /// Returns the message of a request that the apiserver did not answer in time.
-pub fn timed_out(error: &kube::Error) -> Option<String> {
+pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
     let kube::Error::Service(inner) = error else {
         return None;
     };
@@ -110,7 +110,11 @@ pub fn main(
 ///
 /// # Errors
 /// The errors of [`main`].
-pub fn unfenced(config: Config, program: &Program, metrics: Metrics) -> kube::Result<Client> {
+pub(crate) fn unfenced(
+    config: Config,
+    program: &Program,
+    metrics: Metrics,
+) -> kube::Result<Client> {
     let server = ApiServerAddress::of(&config.cluster_url);
     let gate = RequestGate {
         fence: None,
@@ -180,7 +184,7 @@ fn with_defaults(mut config: Config, program: &Program) -> kube::Result<Config> 
 ///
 /// # Errors
 /// The error of the request for the version.
-pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
+pub(crate) async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
     let version = client.apiserver_version().await?;
     debug!(
         server = version.git_version,

@@ -80,7 +80,7 @@ pub trait Controller: Send + Sync + 'static {
     /// The kind.
     type Kind: ReconciledKind;
 
-    /// Name, permissions and schemas of the kind. Logs, metrics and `--controllers` use the name.
+    /// Name, permissions and schemas of the kind. Logs, metrics and the selection of controllers use the name.
     const KIND: &'static KindInfo;
     /// Field manager of all writes.
     const FIELD_MANAGER: &'static str;
@@ -115,7 +115,7 @@ pub trait Controller: Send + Sync + 'static {
     /// failed reconcile.
     fn observe(&self, _cx: &mut Context<Self::Kind>) {}
 
-    /// Returns what to do about a failure, and the reason of the condition `Ready` that reports it.
+    /// Returns the class of a failure, and the reason of the condition `Ready`.
     fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {
         error.classify()
     }
@@ -230,8 +230,8 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Checks with the apiserver that the object still exists, before a write that a later object of its name must not
-    /// get.
+    /// Checks with the apiserver that the object still exists, because a write for a deleted owner could hit what
+    /// belongs to a newer object of its name.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
@@ -258,7 +258,7 @@ impl<K: ReconciledKind> Context<K> {
         Ok(())
     }
 
-    /// Adds the kind's finalizer, before anything is created that must be deleted before the object.
+    /// Adds the kind's finalizer. Call this before creating anything that must be deleted before the object.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object has changed since.
@@ -301,7 +301,7 @@ impl<K: ReconciledKind> Context<K> {
         if self.is_written() {
             return Ok(());
         }
-        match self.written().await? {
+        match self.try_write_status().await? {
             Some(object) => self.object = object,
             None => return Err(Error::Stale("the object no longer exists".into())),
         }
@@ -317,7 +317,7 @@ impl<K: ReconciledKind> Context<K> {
     }
 
     /// Writes the draft of the status if it differs; returns `None` if it does not, or if the object no longer exists.
-    async fn written(&self) -> Result<Option<Arc<K>>> {
+    async fn try_write_status(&self) -> Result<Option<Arc<K>>> {
         if self.is_written() {
             return Ok(None);
         }
@@ -336,13 +336,13 @@ impl<K: ReconciledKind> Context<K> {
     }
 }
 
-/// Status to write after a reconcile, and the outcome whose Event follows.
+/// Status to write after a reconcile, and the outcome for its Event.
 pub(super) struct StatusUpdate<K: ReconciledKind> {
     cx: Context<K>,
     outcome: Outcome,
     /// True if the failure is logged elsewhere.
     is_logged: bool,
-    /// True if the reconcile failed and its retry writes a status again, so that a failed write needs no retry.
+    /// True if the reconcile failed: its retry writes a status anyway, so a failed write needs no retry of its own.
     is_retried: bool,
 }
 
@@ -375,7 +375,7 @@ impl<C: Controller> Managed<C> {
 
     /// Handles a change of the cache, and triggers the reconcile that it requires. `is_listed`: all objects have been
     /// listed.
-    pub fn on_change(
+    pub(crate) fn on_change(
         &self,
         change: CacheChange<C::Kind>,
         is_listed: bool,
@@ -470,7 +470,7 @@ impl<C: Controller> Managed<C> {
                 .collect();
             annotated = cx.annotate(&annotations).await;
         }
-        let written = cx.written().await;
+        let written = cx.try_write_status().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
         let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
@@ -494,12 +494,18 @@ impl<C: Controller> Managed<C> {
                     "not ready"
                 );
             }
-            self.shared.events.emit(
-                !is_failed,
-                cx.object.object_ref(&()),
+            let emit = if is_failed {
+                Events::warning
+            } else {
+                Events::normal
+            };
+            let (object, note) = (cx.object.object_ref(&()), outcome.message.clone());
+            emit(
+                &self.shared.events,
+                object,
                 "Reconcile",
                 &outcome.reason,
-                outcome.message.clone(),
+                note,
             );
         }
         annotated?;

@@ -21,12 +21,12 @@ use super::ownership::Owner;
 use crate::settings::Timings;
 
 /// Reason of the Event of a correction.
-pub const CORRECTED: &str = "DriftCorrected";
+pub(crate) const CORRECTED: &str = "DriftCorrected";
 /// Reason of the Event of a child that another client deleted.
 pub const RECREATED: &str = "Recreated";
 /// Reason of an owner whose child others keep changing.
 pub const CONTESTED: &str = "DriftContested";
-/// End of the statement in a contest's message, by which [`Drift::resume`] finds the child that the message is about.
+/// Part of a contest's message that follows the child's name, by which [`Drift::resume`] recognises the child.
 const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
 const REPEATED: usize = 3;
@@ -43,7 +43,7 @@ pub struct Drift {
     /// False if repeated corrections are neither reported as a contest nor delayed.
     backs_off: bool,
     episodes: Mutex<HashMap<ObjectKey, Episode>>,
-    /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
+    /// Fields that were taken from other managers, until an Event reports them: the apply that removes them may fail.
     taken: Mutex<HashMap<ObjectKey, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
     recreated: Mutex<HashMap<ObjectKey, Instant>>,
@@ -104,7 +104,7 @@ impl Drift {
 
     /// Disables the backoff of corrections.
     #[must_use]
-    pub fn without_backoff(self) -> Self {
+    pub(crate) fn without_backoff(self) -> Self {
         Self {
             backs_off: false,
             ..self
@@ -119,8 +119,8 @@ impl Drift {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records fields that were taken from other managers, until [`Drift::take_taken`].
-    pub fn took(&self, child: &ObjectKey, taken: TakenFields) {
+    /// Records fields that were taken from other managers, until [`Drift::drain_taken`].
+    pub(crate) fn record_taken(&self, child: &ObjectKey, taken: TakenFields) {
         let mut all = self.taken();
         let all = all.entry(child.clone()).or_default();
         all.fields.extend(taken.fields);
@@ -128,12 +128,12 @@ impl Drift {
     }
 
     /// Returns whether fields that were taken from other managers are still to be removed from the child.
-    pub fn has_taken(&self, child: &ObjectKey) -> bool {
+    pub(crate) fn has_taken(&self, child: &ObjectKey) -> bool {
         self.taken().contains_key(child)
     }
 
     /// Returns the recorded fields, and forgets them.
-    pub fn take_taken(&self, child: &ObjectKey) -> TakenFields {
+    pub(crate) fn drain_taken(&self, child: &ObjectKey) -> TakenFields {
         self.taken().remove(child).unwrap_or_default()
     }
 
@@ -166,7 +166,7 @@ impl Drift {
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
-    pub fn is_backing_off(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
+    pub(crate) fn is_backing_off(&self, owner: &Owner, child: &ObjectKey, digest: &str) -> bool {
         let mut episodes = self.episodes();
         let Some(episode) = episodes.get(child) else {
             return false;

@@ -251,8 +251,8 @@ pub fn rejection(status: &Status) -> &'static str {
     }
 }
 
-/// Returns whether the apiserver has just started and does not know the owner's kind yet, so that it cannot tell
-/// whether the operator may block the owner's deletion.
+/// Returns whether the apiserver has just started and does not know the owner's kind yet, which it needs to check
+/// `blockOwnerDeletion`.
 fn is_owner_kind_unknown(status: &Status) -> bool {
     status.code == 403 && status.message.contains("cannot find RESTMapping")
 }

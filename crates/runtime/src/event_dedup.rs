@@ -75,8 +75,7 @@ impl EventDedup {
         }
     }
 
-    /// Returns whether an Event that repeats every `period` is to report the outcome now, and when the next Event is
-    /// due.
+    /// Returns whether an Event that repeats every `period` is due for the outcome, and when the next one is due.
     pub fn renew(
         &self,
         key: &ObjectKey,

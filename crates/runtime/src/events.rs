@@ -86,24 +86,6 @@ impl Events {
         self.publish("Warning", regarding, action, reason, note);
     }
 
-    /// Emits a Normal or a Warning Event, by `is_normal`.
-    pub fn emit(
-        &self,
-        is_normal: bool,
-        regarding: ObjectReference,
-        action: &str,
-        reason: &str,
-        note: String,
-    ) {
-        self.publish(
-            if is_normal { "Normal" } else { "Warning" },
-            regarding,
-            action,
-            reason,
-            note,
-        );
-    }
-
     fn publish(
         &self,
         type_: &str,

@@ -119,7 +119,7 @@ impl Projection {
     }
 
     /// Returns whether a container has ports other than the desired ones.
-    pub fn has_foreign_ports(&self) -> bool {
+    pub(crate) fn has_foreign_ports(&self) -> bool {
         self.has_foreign_ports
     }
 
@@ -140,7 +140,7 @@ impl Projection {
     }
 
     /// Returns the value at the field, if it is short and cannot be a secret.
-    pub fn visible_value(&self, path: &Path) -> Option<String> {
+    pub(crate) fn visible_value(&self, path: &Path) -> Option<String> {
         let name = path.last()?.strip_prefix("f:")?;
         // The keys of ConfigMaps and annotations may have any name.
         let is_spec =
@@ -367,7 +367,7 @@ fn quantity(text: &str) -> Option<i128> {
 
 /// Formats the values that `before` [makes visible](Projection::visible_value) as `spec.replicas=5,
 /// spec.type=NodePort`; only the first few if there are many.
-pub fn old_values(paths: &[Path], before: &Projection) -> String {
+pub(crate) fn old_values(paths: &[Path], before: &Projection) -> String {
     let values = paths
         .iter()
         .filter_map(|path| Some(format!("{}={}", name(path), before.visible_value(path)?)));
@@ -376,7 +376,7 @@ pub fn old_values(paths: &[Path], before: &Projection) -> String {
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few if there are
 /// many.
-pub fn format_paths(paths: &[Path]) -> String {
+pub(crate) fn format_paths(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths
         .iter()
         .take(MAX_NAMED)

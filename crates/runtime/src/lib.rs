@@ -16,13 +16,13 @@ pub mod apply;
 pub mod availability;
 pub mod background;
 pub mod backoff;
-pub mod cache;
+mod cache;
 pub mod child_cache;
 pub mod children;
 pub mod client;
 pub mod cluster;
 pub mod controller;
-pub mod drain;
+mod drain;
 pub mod drift;
 pub mod error;
 mod event_dedup;
@@ -37,7 +37,7 @@ pub mod manager;
 pub mod metrics;
 pub mod nesting;
 pub mod outcome;
-pub mod own_writes;
+mod own_writes;
 pub mod owners;
 pub mod ownership;
 mod pages;
@@ -89,7 +89,7 @@ impl ObjectKey {
     }
 
     /// Returns whether the object is in `namespace`; `None` is all namespaces.
-    pub fn is_in(&self, namespace: Option<&str>) -> bool {
+    pub(crate) fn is_in(&self, namespace: Option<&str>) -> bool {
         namespace.is_none_or(|namespace| *self.namespace == *namespace)
     }
 }
@@ -167,7 +167,7 @@ pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
 
 /// Returns whether `one` is a later resourceVersion of an object than `other`. The resourceVersions of one object are
 /// increasing numbers (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
-pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
+pub(crate) fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
     version(one) > version(other)
 }
 

@@ -15,10 +15,15 @@ use super::fields::{self as values, Path, content};
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
-/// Returns whether the entries must be [upgraded] before an apply: `manager` has applied nothing yet, and an apply
-/// never removes fields of an update; `manager` has applied a field of `left`, which belongs to others; or an update by
-/// `manager` still owns a field that is no longer in `left`.
-pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
+/// Returns whether the entries must be [upgraded] before an apply, because
+/// - `manager` has applied nothing yet, and an apply never removes fields of an update;
+/// - `manager` has applied one of the `released` fields; or
+/// - an update by `manager` still owns a field that is no longer `released`.
+pub(crate) fn needs_upgrade(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    released: &[&[&str]],
+) -> bool {
     let own = |kind| {
         managed
             .iter()
@@ -29,23 +34,24 @@ pub fn needs_upgrade(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&s
         return true;
     };
     let mut updated = own(UPDATE).cloned().unwrap_or_default();
-    for path in left {
+    for path in released {
         take(&mut updated, path);
     }
-    left.iter().any(|path| find(applied, path).is_some())
+    released.iter().any(|path| find(applied, path).is_some())
         || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// Returns the entries after an upgrade or adoption. The fields of the object's creator become fields that `manager`
-/// applied, so that the next apply removes those that it does not set. Fields in `desired` that other managers updated
-/// also become applied fields of `manager`; all other fields of these managers stay. The fields at the paths of `left`
-/// become an update by `manager`: they keep their values until another manager writes them. If `manager` already has an
-/// entry, other managers keep their fields, because they changed the fields since.
+/// Returns the entries after an upgrade or adoption:
+/// - The fields of the object's creator, and those in `desired` that other managers updated, become applied fields of
+///   `manager`, so that the next apply removes those that it does not set.
+/// - The `released` fields become an update by `manager`, and keep their values until another manager writes them.
+/// - All other fields stay. If `manager` already has an entry, other managers keep all their fields, because they
+///   changed them since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
-    left: &[&[&str]],
+    released: &[&[&str]],
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
@@ -101,7 +107,7 @@ pub fn upgraded(
         }
     }
     let mut kept = Value::Object(Map::new());
-    for path in left {
+    for path in released {
         if let Some(field) = take(&mut applied, path) {
             join(&mut kept, nested(path, field));
         }
@@ -130,7 +136,7 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
-pub fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
+pub(crate) fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
     let own = managed.iter().filter(|entry| is_of(entry, manager));
     let mut labels = own
         .filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"]))
@@ -208,7 +214,7 @@ pub fn transfer(
 /// Returns the last writer of these fields other than `manager`: an owner of one of them. `managedFields` do not cover
 /// removed fields, so without an owner the writer is a manager that wrote another item of the same list after `manager`
 /// did.
-pub fn last_writer<'a>(
+pub(crate) fn last_writer<'a>(
     managed: &'a [ManagedFieldsEntry],
     manager: &str,
     paths: &[Path],
@@ -266,7 +272,7 @@ enum Step {
 /// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
 ///
 /// `desired` is an object as sent, `object` the live object.
-pub fn rivals(
+pub(crate) fn rivals(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     object: &Value,
@@ -538,7 +544,7 @@ fn has_items(set: &Value) -> bool {
         .any(|(element, set)| element.starts_with("k:") || has_items(set))
 }
 
-/// Adds the fields of the set that `desired` does not set: the items of a list; without items, the fields inside.
+/// Adds the fields of the set that `desired` does not set to `found`: of a list, whole items.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
     for (element, inner) in set
         .as_object()

@@ -92,8 +92,8 @@ pub struct Phase {
     state: watch::Receiver<KindState>,
     /// Number of the relist that is complete, as far as the apiserver allows lists.
     synced_relist: watch::Receiver<Option<u64>>,
-    /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale
-    /// state would undo the changes of the previous leader: a replica that begins to lead lists every kind again.
+    /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
+    /// the changes of the previous leader: a replica that begins to lead lists every kind again.
     required: u64,
 }
 
@@ -208,8 +208,8 @@ pub async fn run(
 }
 
 /// Returns the configuration whose lists return the newest state. kube requests streamed lists with
-/// `resourceVersion=0`, which an apiserver that lags behind the others may answer with stale state: entries that were
-/// sent would seem to be pending again.
+/// `resourceVersion=0`, which a lagging apiserver may answer with stale state, and a reconcile would repeat what is
+/// done.
 fn newest_config(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
@@ -281,8 +281,8 @@ impl Manager {
         events
     }
 
-    /// Watches a kind and, while this replica leads, reconciles its objects once `after` has ended, too.
-    /// `on` is called on every replica with each change of the cache, and with whether all objects have been listed.
+    /// Watches a kind, and reconciles its objects while this replica leads and once `after` has ended. `on` is called
+    /// on every replica with each change of the cache, and with whether all objects have been listed.
     pub(super) fn add_runner<R>(
         &mut self,
         handles: KindHandles<R::Object>,
@@ -348,13 +348,13 @@ impl Manager {
         );
     }
 
-    /// Watches the namespaces of `apis` with `config`, once `is_needed` is set. `index` gets the objects, and `sync`
+    /// Watches the namespaces of `apis` with `config`, once `watch_needed` is set. `index` gets the objects, and `sync`
     /// the state of the lists.
     pub fn watch_resource<W>(
         &mut self,
         apis: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
-        is_needed: &Arc<SetOnce<()>>,
+        watch_needed: &Arc<SetOnce<()>>,
         index: &Arc<impl Index<W>>,
         sync: &SyncState,
     ) where
@@ -371,21 +371,21 @@ impl Manager {
             watchdog: self.watchdog(resource.full()),
             resource,
         };
-        self.spawn_watch(watch, is_needed, watch::channel(Command::default()).1);
+        self.spawn_watch(watch, watch_needed, watch::channel(Command::default()).1);
     }
 
     fn spawn_watch<W>(
         &mut self,
         watch: ResourceWatch<W, W>,
-        is_needed: &Arc<SetOnce<()>>,
+        watch_needed: &Arc<SetOnce<()>>,
         commands: watch::Receiver<Command>,
     ) where
         W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let name = format!("the watch of {}", watch.resource.full());
-        let is_needed = Arc::clone(is_needed);
+        let watch_needed = Arc::clone(watch_needed);
         self.spawn(name, async move {
-            is_needed.wait().await;
+            watch_needed.wait().await;
             watch.run(commands).await;
         });
     }
@@ -511,8 +511,7 @@ impl Manager {
     }
 }
 
-/// Returns the longest duration of a step: a reconcile that exceeds its timeout is dropped, so a loop with a longer
-/// step is stuck.
+/// Returns the duration from which a step counts as stuck: a reconcile is dropped after its timeout.
 fn max_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }

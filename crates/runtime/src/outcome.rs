@@ -68,7 +68,7 @@ pub enum Requeue {
     Poll,
     /// After this delay.
     After(Duration),
-    /// When the response to a request outside of the reconcile arrives, at the latest after this delay. The request may
+    /// When the response to a request outside the reconcile arrives, at the latest after this delay. The request may
     /// still fail, so the backoff is not reset.
     InFlight(Duration),
 }
@@ -128,7 +128,7 @@ impl Outcome {
     }
 
     /// Returns whether something is wrong.
-    pub fn is_failed(&self) -> bool {
+    pub(crate) fn is_failed(&self) -> bool {
         matches!(self.progress, Progress::Failed | Progress::Stalled)
     }
 

@@ -46,8 +46,8 @@ where
             .is_some()
     }
 
-    /// Asks the apiserver whether this owner still exists. Callers ask before the owner gets the child of an earlier
-    /// owner, and before they recreate a missing child, which may have been deleted with its owner.
+    /// Asks the apiserver whether this owner still exists. Callers ask before a child of an earlier owner passes to
+    /// this one, and before they recreate a missing child, which may have been deleted with its owner.
     ///
     /// # Errors
     /// [`OwnerError::NotFound`] if the owner no longer exists, [`OwnerError::Unreadable`] if the read failed.

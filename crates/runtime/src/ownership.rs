@@ -82,7 +82,7 @@ impl Owner {
     }
 
     /// Returns whether the owner has no children yet.
-    pub fn is_fresh(&self) -> bool {
+    pub(crate) fn is_fresh(&self) -> bool {
         self.fresh
     }
 
@@ -112,7 +112,7 @@ impl Owner {
     }
 
     /// Returns the message with which the status of the current spec reports that other managers keep changing a child.
-    pub fn contest_message(&self) -> Option<&str> {
+    pub(crate) fn contest_message(&self) -> Option<&str> {
         self.contested.as_deref().filter(|_| self.is_observed())
     }
 
@@ -210,7 +210,7 @@ impl Owner {
     }
 
     /// Removes the ownership from an object that is not to be deleted.
-    pub fn clear_ownership(&self, metadata: &mut ObjectMeta) {
+    pub(crate) fn clear_ownership(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
             labels.remove(self.names.owner_uid);
         }
@@ -296,7 +296,7 @@ impl Owner {
 
     /// Returns the message about a foreign object, with the command that adopts it. `resource` is the plural with its
     /// group, as kubectl accepts it.
-    pub fn conflict_message(
+    pub(crate) fn conflict_message(
         &self,
         foreign: &ForeignOwner,
         resource: &str,

@@ -57,7 +57,8 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         update: Self::StatusUpdate,
     ) -> impl Future<Output = Result<Option<Duration>, Failure>> + Send;
 
-    /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
+    /// Called when this replica becomes the leader, before the first reconcile: state observed as a standby may be
+    /// stale.
     fn lead(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
@@ -99,8 +100,7 @@ fn is_server_error(status: &Status) -> bool {
 /// Time over which all objects are retried after an outage, however many there are: with the delay until a probe
 /// notices the apiserver's return, the total stays well below 30 s.
 const SPREAD: Duration = Duration::from_secs(12);
-/// Maximum interval of retries while the apiserver stores no writes, each of one object; jitter at most halves the
-/// interval.
+/// Maximum interval, which jitter at most halves, of retries of one object each while the apiserver stores no writes.
 const CANARY: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const STEP: Duration = Duration::from_millis(50);
@@ -195,13 +195,12 @@ impl Burst {
     }
 }
 
-/// Position in the queue: when the reconcile may begin or the status must be written, and a unique number.
+/// Position in the queue: the time of the reconcile or write, and a unique number.
 type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
 struct Item<R> {
-    /// Key of the last trigger.
-    requested: Option<TriggerKey>,
+    last_trigger: Option<TriggerKey>,
     /// Position of the next reconcile.
     due: Option<Due>,
     /// Status of the last reconcile, until its write begins.
@@ -211,7 +210,7 @@ struct Item<R> {
 impl<R> Default for Item<R> {
     fn default() -> Self {
         Self {
-            requested: None,
+            last_trigger: None,
             due: None,
             update: None,
         }
@@ -325,7 +324,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         if may_write && let Some(update) = item.update.take() {
             return Some(Step::WriteStatus(object, update));
         }
-        if item.requested.is_none() {
+        if item.last_trigger.is_none() {
             self.creating.insert(object.clone());
             self.burst.add(now);
         }
@@ -407,9 +406,9 @@ async fn until(time: Option<Instant>) {
 }
 
 impl<R: Reconcile> Runner<R> {
-    /// Creates a controller; logs and metrics call it `name`. `running` tracks each reconcile; none begins once
-    /// `running` is closed. Objects that failed for a transient reason are retried when `availability` reports the
-    /// apiserver's return.
+    /// Creates the runner of the controller `name`. `running` tracks each reconcile; none begins once `running` is
+    /// closed. Objects that failed for a transient reason are retried when `availability` reports the apiserver's
+    /// return.
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
@@ -444,7 +443,6 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Notifies the controller that this replica begins to lead.
     pub fn lead(&self) {
         self.reconciler.lead();
     }
@@ -523,7 +521,7 @@ impl<R: Reconcile> Runner<R> {
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
     /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
-        let mut returns = self.availability.returns();
+        let mut returns = self.availability.outage_ends();
         let (mut next, mut pauses) = (Instant::now(), RETURNS.start());
         loop {
             tokio::select! {
@@ -593,8 +591,8 @@ impl<R: Reconcile> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Returns whether the spec has changed or a reconcile was requested since the last one.
-    fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
+    /// Records generation and `requested-at` of an object. Returns whether one of them is new.
+    fn record_trigger(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let trigger = (
             object.meta().generation,
             object
@@ -604,12 +602,12 @@ impl<R: Reconcile> Runner<R> {
         );
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
-        item.requested.replace(trigger.clone()) != Some(trigger)
+        item.last_trigger.replace(trigger.clone()) != Some(trigger)
     }
 
     async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
         let key = ObjectRef::from_obj(object.as_ref());
-        let delay = self.unless_paused(&key, object).await;
+        let delay = self.reconcile_unless_paused(&key, object).await;
         self.work().ended(key, Some(Instant::now() + delay));
     }
 
@@ -637,7 +635,11 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
-    async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn reconcile_unless_paused(
+        &self,
+        key: &ObjectRef<R::Object>,
+        object: Arc<R::Object>,
+    ) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| {
@@ -646,11 +648,11 @@ impl<R: Reconcile> Runner<R> {
         if !left.is_zero() {
             return left;
         }
-        if self.requested(key, &object) {
+        if self.record_trigger(key, &object) {
             self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        let span = telemetry::reconcile(
+        let span = telemetry::reconcile_span(
             self.name,
             &R::Object::group(&()),
             &R::Object::kind(&()),
@@ -704,13 +706,13 @@ impl<R: Reconcile> Runner<R> {
         key: &ObjectRef<R::Object>,
         step: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Duration> {
-        let (began, returns) = (Instant::now(), self.availability.returned());
+        let (began, returns) = (Instant::now(), self.availability.outages_ended());
         let paused = self.availability.paused_until();
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
         let step = AssertUnwindSafe(step).catch_unwind();
         let ended = timeout(self.limits.timeout, step).await;
-        if self.availability.returned() != returns {
+        if self.availability.outages_ended() != returns {
             // A failure of this step would be due to an outage that is over.
             self.failed.reset(key);
         }
@@ -854,774 +856,4 @@ impl<R: Reconcile> Runner<R> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use kube::runtime::reflector::store::Writer;
-    use kube::runtime::watcher::Event;
-    use rstest::rstest;
-    use serde_json::json;
-
-    use super::*;
-    use crate::cache::empty_store;
-    use crate::health::Probes;
-    use crate::testing::{PROGRAM, Widget};
-
-    #[tokio::test(start_paused = true)]
-    async fn queue_counts_what_is_due_and_what_runs() {
-        let second = Duration::from_secs(1);
-        let (mut work, start) = (Work::<_, ()>::new(), Instant::now());
-        let depth =
-            |work: &Work<&str, ()>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
-        let reconcile = |work: &mut Work<&'static str, ()>, at| match work.next(at, 1, false) {
-            Some(Step::Reconcile {
-                object,
-                waited,
-                timed,
-            }) => Some((object, waited, timed)),
-            _ => None,
-        };
-        assert!(
-            work.triggered("a", start) && !work.triggered("a", start),
-            "once while it waits"
-        );
-        assert!(work.triggered("b", start));
-        assert_eq!(depth(&work, start), (2, Duration::ZERO));
-        assert_eq!(
-            reconcile(&mut work, start + second),
-            Some(("a", second, false))
-        );
-        assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
-        assert!(
-            work.triggered("a", start + 3 * second),
-            "again while it runs"
-        );
-        work.ended("a", Some(start + 60 * second));
-        let five = start + 5 * second;
-        assert_eq!(reconcile(&mut work, five), Some(("b", 5 * second, false)));
-        work.ended("b", Some(start + 90 * second));
-        assert_eq!(
-            reconcile(&mut work, five),
-            Some(("a", 2 * second, false)),
-            "woken before the clock"
-        );
-        work.ended("a", Some(start + 60 * second));
-        assert_eq!(depth(&work, start + 59 * second).0, 0);
-        assert_eq!(depth(&work, start + 60 * second).0, 1, "by the clock");
-        assert_eq!(
-            reconcile(&mut work, start + 61 * second),
-            Some(("a", second, true))
-        );
-        assert_eq!(reconcile(&mut work, start + 61 * second), None);
-    }
-
-    fn failure(status: serde_json::Value) -> Failure {
-        let source = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
-        Failure {
-            class: Class::of(&source),
-            error: Error::api("not written")(source),
-        }
-    }
-
-    fn conflict() -> Failure {
-        failure(json!({ "status": "Failure", "message": "", "reason": "Conflict", "code": 409 }))
-    }
-
-    /// Controller whose reconciles fail with this status, or succeed without one; it records the start of each.
-    #[derive(Default)]
-    struct Failing {
-        status: Mutex<Option<serde_json::Value>>,
-        began: Mutex<Vec<Instant>>,
-    }
-
-    impl Failing {
-        fn count(&self) -> usize {
-            self.began.lock().unwrap().len()
-        }
-    }
-
-    impl Reconcile for Failing {
-        type Object = Widget;
-        type StatusUpdate = ();
-        const MAX_STATUS_DELAY: Duration = Duration::ZERO;
-
-        async fn reconcile(&self, _: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
-            self.began.lock().unwrap().push(Instant::now());
-            match &*self.status.lock().unwrap() {
-                Some(status) => Err(failure(status.clone())),
-                None => Ok(Requeue::OnChange),
-            }
-        }
-
-        async fn write_status(&self, (): ()) -> Result<Option<Duration>, Failure> {
-            Ok(None)
-        }
-    }
-
-    /// Duration of a step of the controllers below.
-    const STEP_TIME: Duration = Duration::from_millis(10);
-
-    /// Controller whose reconciles take a while and trigger the next one at once, as under load; it counts those of
-    /// each object.
-    struct Busy {
-        trigger: Trigger<Widget>,
-        counts: Mutex<HashMap<String, u32>>,
-    }
-
-    impl Reconcile for Busy {
-        type Object = Widget;
-        type StatusUpdate = ();
-        const MAX_STATUS_DELAY: Duration = Duration::ZERO;
-
-        async fn reconcile(
-            &self,
-            object: Arc<Widget>,
-            _: &mut Option<()>,
-        ) -> Result<Requeue, Failure> {
-            sleep(STEP_TIME).await;
-            *self
-                .counts
-                .lock()
-                .unwrap()
-                .entry(object.name_any())
-                .or_default() += 1;
-            self.trigger.wake(&ObjectKey::of(object.as_ref()));
-            Ok(Requeue::OnChange)
-        }
-
-        async fn write_status(&self, (): ()) -> Result<Option<Duration>, Failure> {
-            Ok(None)
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn no_object_starves_under_load() {
-        const OBJECTS: usize = 50;
-        let trigger = Trigger::default();
-        let busy = Arc::new(Busy {
-            trigger: trigger.clone(),
-            counts: Mutex::default(),
-        });
-        let (store, writer) = filled(OBJECTS);
-        let runner = runner(busy.clone(), limits(2), &Availability::default());
-        let running = tokio::spawn(async move {
-            let _writer = writer;
-            runner.run(store, trigger).await;
-        });
-        sleep(Duration::from_secs(10)).await;
-        running.abort();
-        let counts = busy.counts.lock().unwrap();
-        let (least, most) = (
-            counts.values().min().unwrap(),
-            counts.values().max().unwrap(),
-        );
-        assert!(
-            counts.len() == OBJECTS && most - least <= 1,
-            "{least} to {most} reconciles, of {} objects",
-            counts.len()
-        );
-    }
-
-    /// The unfinished request may fail each time its response arrives.
-    #[test]
-    fn unfinished_reconcile_does_not_reset_the_delays() {
-        let policy = BackoffPolicy {
-            min: Duration::from_secs(1),
-            max: Duration::from_hours(1),
-        };
-        let limits = ReconcileLimits {
-            concurrency: 1,
-            timeout: policy.max,
-            failed: policy,
-            slow: policy,
-            waiting: policy,
-            resync: policy.max,
-        };
-        let failing = Arc::new(Failing::default());
-        let runner = runner(failing, limits, &Availability::default());
-        let key = ObjectRef::new("x").within("a");
-        for least in [1, 2, 4] {
-            for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
-                assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
-            }
-            runner.succeeded(&key, Requeue::InFlight(Duration::ZERO));
-        }
-        runner.succeeded(&key, Requeue::OnChange);
-        for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
-            assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
-        }
-    }
-
-    fn unavailable() -> serde_json::Value {
-        json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
-    }
-
-    /// Returns limits whose delays are an hour.
-    fn limits(concurrency: u16) -> ReconcileLimits {
-        let hour = Duration::from_hours(1);
-        let policy = BackoffPolicy {
-            min: hour,
-            max: hour,
-        };
-        ReconcileLimits {
-            concurrency,
-            timeout: hour,
-            failed: policy,
-            slow: policy,
-            waiting: policy,
-            resync: hour * 24,
-        }
-    }
-
-    fn runner<R: Reconcile>(
-        reconciler: Arc<R>,
-        limits: ReconcileLimits,
-        availability: &Availability,
-    ) -> Runner<R> {
-        Runner::new(
-            "test",
-            reconciler,
-            limits,
-            &Metrics::new(&PROGRAM),
-            availability.clone(),
-            Probes::new().watchdog("test", limits.resync),
-            TaskTracker::new(),
-        )
-    }
-
-    /// Returns a store of that many objects, and its writer.
-    fn filled(objects: usize) -> (Store<Widget>, Writer<Widget>) {
-        let (store, mut writer) = empty_store();
-        for number in 0..objects {
-            writer.apply_watcher_event(&Event::Apply(widget(&format!("o-{number}"))));
-        }
-        (store, writer)
-    }
-
-    fn widget(name: &str) -> Widget {
-        let mut object = Widget::default();
-        (object.metadata.name, object.metadata.namespace) = (Some(name.into()), Some("n".into()));
-        object
-    }
-
-    /// Runs a controller of `objects` objects whose failures are retried after an hour.
-    fn run(
-        objects: usize,
-        status: serde_json::Value,
-        availability: &Availability,
-    ) -> (Arc<Failing>, Trigger<Widget>) {
-        let (store, writer) = filled(objects);
-        let reconciler = Arc::new(Failing {
-            status: Mutex::new(Some(status)),
-            ..Failing::default()
-        });
-        let runner = runner(reconciler.clone(), limits(16), availability);
-        let trigger = Trigger::default();
-        let woken = trigger.clone();
-        tokio::spawn(async move {
-            // The store lasts as long as its writer.
-            let _writer = writer;
-            runner.run(store, woken).await;
-        });
-        (reconciler, trigger)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn failed_objects_are_retried_spread_after_an_outage() {
-        const OBJECTS: usize = 3000;
-        let availability = Availability::default();
-        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
-        sleep(Duration::from_mins(10)).await;
-        assert_eq!(failing.count(), OBJECTS);
-        *failing.status.lock().unwrap() = None;
-        let back = Instant::now();
-        availability.come_back();
-        sleep(Duration::from_mins(10)).await;
-        let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..]
-            .iter()
-            .map(|at| *at - back)
-            .collect();
-        assert_eq!(began.len(), OBJECTS, "each once");
-        assert!(
-            began
-                .iter()
-                .all(|at| *at <= SPREAD + Duration::from_secs(1)),
-            "{:?}",
-            began.last()
-        );
-        for second in 0..SPREAD.as_secs() {
-            let within = began.iter().filter(|at| at.as_secs() == second).count();
-            assert!(within <= OBJECTS / 6, "{within} in second {second}");
-        }
-        availability.come_back();
-        sleep(Duration::from_mins(10)).await;
-        assert_eq!(
-            failing.count(),
-            2 * OBJECTS,
-            "none that succeeded is retried"
-        );
-    }
-
-    /// The failed objects are retried one by one until a write succeeds, then all of them.
-    #[tokio::test(start_paused = true)]
-    async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
-        const OBJECTS: usize = 300;
-        let availability = Availability::default();
-        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
-        sleep(Duration::from_mins(10)).await;
-        assert_eq!(failing.count(), OBJECTS, "the backoff is long");
-        availability.store_nothing();
-        sleep(Duration::from_mins(10)).await;
-        let canaries = failing.count() - OBJECTS;
-        assert!(
-            (70..160).contains(&canaries),
-            "{canaries} retries in ten minutes"
-        );
-        *failing.status.lock().unwrap() = None;
-        sleep(CANARY + Duration::from_secs(1)).await;
-        availability.answered(true, Some(200), None);
-        sleep(SPREAD + Duration::from_secs(1)).await;
-        let count = failing.count();
-        assert!(
-            count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4,
-            "{count}"
-        );
-        sleep(Duration::from_mins(10)).await;
-        assert_eq!(failing.count(), count, "none that succeeded is retried");
-    }
-
-    #[rstest]
-    #[case::no_space(500, "etcdserver: mvcc: database space exceeded", true)]
-    #[case::unavailable(503, "", true)]
-    #[case::a_webhook(
-        500,
-        "Internal error occurred: failed calling webhook \"a.b.c\"",
-        false
-    )]
-    #[case::invalid(422, "", false)]
-    fn apiserver_error_differs_from_a_webhook_error(
-        #[case] code: u16,
-        #[case] message: &str,
-        #[case] failed: bool,
-    ) {
-        let status = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
-        assert_eq!(
-            is_server_error(&serde_json::from_value(status).unwrap()),
-            failed
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
-        let availability = Availability::default();
-        let (failing, _trigger) = run(1, unavailable(), &availability);
-        for _ in 0..3600 / 5 {
-            sleep(Duration::from_secs(5)).await;
-            availability.come_back();
-        }
-        let count = failing.count();
-        assert!((10..40).contains(&count), "{count} reconciles in an hour");
-        let began = failing.began.lock().unwrap().clone();
-        let last = began
-            .windows(2)
-            .map(|pair| pair[1] - pair[0])
-            .next_back()
-            .unwrap();
-        assert!(last > Duration::from_mins(2), "the pauses grow: {last:?}");
-    }
-
-    #[rstest]
-    #[case::in_the_body(Some(20), None)]
-    #[case::in_the_header_alone(None, Some(20))]
-    #[tokio::test(start_paused = true)]
-    async fn retry_after_is_kept_for_every_trigger(
-        #[case] body: Option<u32>,
-        #[case] header: Option<u64>,
-    ) {
-        let availability = Availability::default();
-        availability.answered(true, Some(429), header.map(Duration::from_secs));
-        let mut status =
-            json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
-        if let Some(seconds) = body {
-            status["details"] = json!({ "retryAfterSeconds": seconds });
-        }
-        let (failing, trigger) = run(1, status, &availability);
-        for _ in 0..15 {
-            sleep(Duration::from_secs(1)).await;
-            trigger.wake(&ObjectKey::new("n", "o-0"));
-            availability.come_back();
-        }
-        assert_eq!(failing.count(), 1);
-        sleep(Duration::from_secs(10)).await;
-        assert!(failing.count() > 1, "what woke it is not forgotten");
-    }
-
-    /// The pause began in the reconcile, but the error shows only the last failure.
-    #[test]
-    fn retry_after_is_kept_when_a_later_conflict_hides_it() {
-        let availability = Availability::default();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let hour = Duration::from_hours(1);
-            let policy = BackoffPolicy {
-                min: Duration::from_secs(1),
-                max: hour,
-            };
-            let limits = ReconcileLimits {
-                concurrency: 1,
-                timeout: hour,
-                failed: policy,
-                slow: policy,
-                waiting: policy,
-                resync: hour,
-            };
-            let runner = runner(Arc::new(Failing::default()), limits, &availability);
-            let key = ObjectRef::new("x").within("n");
-            availability.answered(true, Some(429), Some(Duration::from_secs(20)));
-            let (_, action) = runner.failed(&key, &conflict(), None);
-            assert_eq!(action, Duration::from_secs(20));
-            let before = availability.paused_until();
-            let (_, action) = runner.failed(&key, &conflict(), before);
-            assert_ne!(
-                action,
-                Duration::from_secs(20),
-                "the pause was another object's"
-            );
-        });
-    }
-
-    /// Controller whose statuses count the reconciles of their objects. The controller records the steps.
-    struct Counting<const CAN_WAIT: bool> {
-        steps: Mutex<Vec<(Duration, String)>>,
-        since: Instant,
-        counts: Mutex<HashMap<String, u32>>,
-        /// Duration of the first reconcile of object `o-0`.
-        first: Duration,
-        /// Number of writes that fail before one succeeds.
-        failures: Mutex<u32>,
-    }
-
-    impl<const CAN_WAIT: bool> Counting<CAN_WAIT> {
-        fn step(&self, what: String) {
-            self.steps
-                .lock()
-                .unwrap()
-                .push((self.since.elapsed(), what));
-        }
-
-        /// Returns the steps of objects other than `o-0`, in order.
-        fn steps(&self) -> Vec<String> {
-            let steps = self.steps.lock().unwrap();
-            let steps = steps.iter().map(|(_, what)| what.clone());
-            steps.filter(|what| !what.contains("o-0")).collect()
-        }
-
-        /// Returns when the step was taken.
-        fn at(&self, step: &str) -> Option<Duration> {
-            let steps = self.steps.lock().unwrap();
-            steps
-                .iter()
-                .find(|(_, what)| what == step)
-                .map(|(at, _)| *at)
-        }
-    }
-
-    impl<const CAN_WAIT: bool> Reconcile for Counting<CAN_WAIT> {
-        type Object = Widget;
-        type StatusUpdate = String;
-        const MAX_STATUS_DELAY: Duration = Duration::from_secs(if CAN_WAIT { 5 } else { 0 });
-
-        async fn reconcile(
-            &self,
-            object: Arc<Widget>,
-            update: &mut Option<String>,
-        ) -> Result<Requeue, Failure> {
-            let name = object.name_any();
-            let count = {
-                let mut counts = self.counts.lock().unwrap();
-                let count = counts.entry(name.clone()).or_default();
-                *count += 1;
-                *count
-            };
-            self.step(format!("reconcile {name} {count}"));
-            let is_first = name == "o-0" && count == 1;
-            sleep(if is_first { self.first } else { STEP_TIME }).await;
-            *update = Some(format!("{name} {count}"));
-            Ok(Requeue::OnChange)
-        }
-
-        async fn write_status(&self, update: String) -> Result<Option<Duration>, Failure> {
-            self.step(format!("write {update}"));
-            sleep(STEP_TIME).await;
-            let mut failures = self.failures.lock().unwrap();
-            if *failures > 0 {
-                *failures -= 1;
-                return Err(failure(unavailable()));
-            }
-            Ok(None)
-        }
-    }
-
-    /// A running controller of [`Counting`].
-    struct Fixture<const CAN_WAIT: bool> {
-        counting: Arc<Counting<CAN_WAIT>>,
-        trigger: Trigger<Widget>,
-        writer: Mutex<Writer<Widget>>,
-        running: TaskTracker,
-    }
-
-    impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
-        fn start(objects: usize, concurrency: u16, first: Duration, failures: u32) -> Self {
-            let counting = Arc::new(Counting {
-                steps: Mutex::default(),
-                since: Instant::now(),
-                counts: Mutex::default(),
-                first,
-                failures: Mutex::new(failures),
-            });
-            let policy = BackoffPolicy {
-                min: Duration::from_secs(1),
-                max: Duration::from_hours(1),
-            };
-            let limits = ReconcileLimits {
-                failed: policy,
-                ..limits(concurrency)
-            };
-            let runner = runner(counting.clone(), limits, &Availability::default());
-            let (trigger, running) = (Trigger::default(), runner.running.clone());
-            let (store, writer) = filled(objects);
-            tokio::spawn(runner.run(store, trigger.clone()));
-            Self {
-                counting,
-                trigger,
-                writer: Mutex::new(writer),
-                running,
-            }
-        }
-
-        fn wake(&self, name: &str) {
-            self.trigger.wake(&ObjectKey::new("n", name));
-        }
-
-        fn show(&self, event: &Event<Widget>) {
-            self.writer.lock().unwrap().apply_watcher_event(event);
-        }
-    }
-
-    const MINUTE: Duration = Duration::from_mins(1);
-
-    #[tokio::test(start_paused = true)]
-    async fn children_come_before_statuses() {
-        const OBJECTS: usize = 40;
-        let fixture = Fixture::<true>::start(OBJECTS, 4, STEP_TIME, 0);
-        sleep(MINUTE).await;
-        let steps = fixture.counting.steps.lock().unwrap();
-        assert_eq!(steps.len(), 2 * OBJECTS, "each object has one of each");
-        let (reconciles, writes) = steps.split_at(OBJECTS);
-        assert!(
-            reconciles
-                .iter()
-                .all(|(_, what)| what.starts_with("reconcile"))
-                && writes.iter().all(|(_, what)| what.starts_with("write")),
-            "{steps:?}"
-        );
-        assert!(
-            writes[OBJECTS - 1].0 < STEP_TIME * 20 + Burst::PAUSE,
-            "nothing else pauses in between: {steps:?}"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn statuses_of_many_new_objects_wait_until_no_more_arrive() {
-        const OBJECTS: usize = 40;
-        let fixture = Fixture::<true>::start(0, 4, STEP_TIME, 0);
-        for number in 1..=OBJECTS {
-            let name = format!("n-{number}");
-            fixture.show(&Event::Apply(widget(&name)));
-            fixture.wake(&name);
-            // The controller is idle before the next object arrives.
-            sleep(STEP_TIME * 5).await;
-        }
-        sleep(MINUTE).await;
-        let steps = fixture.counting.steps.lock().unwrap();
-        let last = steps
-            .iter()
-            .rposition(|(_, what)| what.starts_with("reconcile"));
-        let last = last.unwrap();
-        let waited: Vec<_> = steps[last + 1..].iter().map(|(at, _)| *at).collect();
-        assert_eq!(
-            waited.len(),
-            OBJECTS - (Burst::MIN_OBJECTS - 1),
-            "{steps:?}"
-        );
-        let pause = waited[0] - steps[last].0;
-        assert!(
-            pause >= Burst::PAUSE && pause < Burst::PAUSE + STEP_TIME,
-            "{pause:?}"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn status_is_written_at_once_unless_an_object_is_new() {
-        let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 0);
-        sleep(MINUTE).await;
-        assert_eq!(fixture.counting.at("write o-1 1"), Some(STEP_TIME));
-        fixture.wake("o-1");
-        sleep(STEP_TIME / 2).await;
-        fixture.wake("o-0");
-        sleep(MINUTE).await;
-        assert_eq!(
-            fixture.counting.at("write o-1 2"),
-            Some(MINUTE + STEP_TIME),
-            "although another object is reconciled"
-        );
-        for _ in 0..2 {
-            fixture.wake("o-1");
-            sleep(STEP_TIME / 2).await;
-        }
-        sleep(MINUTE).await;
-        let steps = fixture.counting.steps();
-        let steps: Vec<_> = steps[4..].iter().map(String::as_str).collect();
-        let expected = [
-            "reconcile o-1 3",
-            "write o-1 3",
-            "reconcile o-1 4",
-            "write o-1 4",
-        ];
-        assert_eq!(steps, expected, "although the object is due again");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn statuses_wait_while_reconciles_wait() {
-        let fixture = Fixture::<true>::start(4, 1, STEP_TIME, 0);
-        sleep(MINUTE).await;
-        let before = fixture.counting.steps().len();
-        for name in ["o-1", "o-2", "o-3"] {
-            fixture.wake(name);
-        }
-        sleep(MINUTE).await;
-        let steps = fixture.counting.steps();
-        let is_reconcile = |what: &String| what.starts_with("reconcile");
-        let reconciles = steps[before..].iter().take_while(|what| is_reconcile(what));
-        assert_eq!(reconciles.count(), 3, "{steps:?}");
-        assert_eq!(steps.len(), before + 6);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn newest_status_replaces_a_waiting_one() {
-        let first = Duration::from_secs(1);
-        let fixture = Fixture::<true>::start(2, 4, first, 0);
-        for _ in 0..3 {
-            sleep(first / 4).await;
-            fixture.wake("o-1");
-        }
-        sleep(MINUTE).await;
-        let reconciles = (1..=4).map(|count| format!("reconcile o-1 {count}"));
-        let steps: Vec<_> = reconciles.chain(["write o-1 4".to_owned()]).collect();
-        assert_eq!(fixture.counting.steps(), steps);
-        assert_eq!(fixture.counting.at("write o-1 4"), Some(first));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn replaced_status_does_not_wait_for_longer() {
-        let fixture = Fixture::<true>::start(2, 4, MINUTE, 0);
-        for _ in 0..9 {
-            sleep(Duration::from_secs(1)).await;
-            fixture.wake("o-1");
-        }
-        let written = fixture.counting.at("write o-1 6");
-        assert_eq!(written, Some(Duration::from_secs(5) + STEP_TIME));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn constant_load_starves_no_status() {
-        const OBJECTS: usize = 3000;
-        let longest = Counting::<true>::MAX_STATUS_DELAY;
-        let fixture = Fixture::<true>::start(OBJECTS, 2, STEP_TIME, 0);
-        sleep(MINUTE).await;
-        let steps = fixture.counting.steps.lock().unwrap();
-        let mut ended = HashMap::new();
-        for (at, what) in &*steps {
-            match what.split(' ').collect::<Vec<_>>()[..] {
-                ["reconcile", name, _] => _ = ended.entry(name).or_insert(*at + STEP_TIME),
-                [_, name, _] => {
-                    let ended = ended.remove(name).unwrap();
-                    assert!(*at <= ended + longest + 2 * STEP_TIME, "{what} at {at:?}");
-                }
-                _ => panic!("{what}"),
-            }
-        }
-        assert!(ended.is_empty(), "every status is written");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn status_that_a_later_step_relies_on_neither_waits_nor_merges() {
-        let fixture = Fixture::<false>::start(2, 4, MINUTE, 0);
-        sleep(STEP_TIME / 2).await;
-        fixture.wake("o-1");
-        sleep(MINUTE).await;
-        let steps = [
-            "reconcile o-1 1",
-            "write o-1 1",
-            "reconcile o-1 2",
-            "write o-1 2",
-        ];
-        assert_eq!(fixture.counting.steps(), steps);
-        assert_eq!(fixture.counting.at("write o-1 1"), Some(STEP_TIME));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn failed_write_is_retried_with_backoff() {
-        let fixture = Fixture::<true>::start(2, 4, STEP_TIME, 6);
-        sleep(MINUTE).await;
-        let at = |count| {
-            fixture
-                .counting
-                .at(&format!("reconcile o-1 {count}"))
-                .unwrap()
-        };
-        assert!(at(2) >= at(1) + Duration::from_secs(1), "the first delay");
-        assert!(at(3) >= at(2) + Duration::from_secs(2), "the delays grow");
-        let steps = fixture.counting.steps();
-        assert_eq!(steps.last().unwrap(), "write o-1 4", "{steps:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn waiting_status_of_a_deleted_object_is_dropped() {
-        let first = Duration::from_secs(1);
-        let fixture = Fixture::<true>::start(2, 4, first, 0);
-        sleep(first / 2).await;
-        fixture.show(&Event::Delete(widget("o-1")));
-        fixture.wake("o-1");
-        sleep(MINUTE).await;
-        assert_eq!(fixture.counting.steps(), ["reconcile o-1 1"]);
-        assert!(fixture.counting.at("write o-0 1").is_some());
-        fixture.running.close();
-        fixture.running.wait().await;
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn shutdown_writes_waiting_statuses() {
-        let first = Duration::from_secs(1);
-        let fixture = Fixture::<true>::start(3, 2, first, 0);
-        sleep(first / 2).await;
-        fixture.running.close();
-        fixture.wake("o-1");
-        fixture.running.wait().await;
-        assert!(fixture.counting.since.elapsed() <= first + 2 * STEP_TIME);
-        let steps = [
-            "reconcile o-1 1",
-            "reconcile o-2 1",
-            "write o-1 1",
-            "write o-2 1",
-        ];
-        let mut taken = fixture.counting.steps();
-        taken.sort();
-        assert_eq!(taken, steps, "no reconcile begins");
-        assert!(fixture.counting.at("write o-0 1").is_some());
-    }
-}
+mod tests;

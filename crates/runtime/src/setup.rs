@@ -9,7 +9,7 @@ use tokio::sync::SetOnce;
 
 use super::cache::CacheChange;
 use super::child_cache::ChildCache;
-use super::children::{ChildKind, ChildSummary, Children, Pacer};
+use super::children::{ChildKind, ChildSummary, Children, WriteLimiter};
 use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::{Advice, Drift};
 use super::events::Events;
@@ -29,7 +29,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     /// Publisher of the controller's Events.
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
-    pub needs_watch: Arc<SetOnce<()>>,
+    pub watch_needed: Arc<SetOnce<()>>,
     /// Future that must end before the first reconcile, such as [`Phase::synced`](super::manager::Phase::synced) of
     /// another kind.
     pub after: BoxFuture<'static, ()>,
@@ -55,7 +55,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let (cache, sync) = (self.child_cache(), SyncState::default());
         let children = Arc::new(self.children_of(cache, sync.clone(), summary, false, drift));
         self.manager
-            .watch_resource(apis, &config, &self.needs_watch, &children, &sync);
+            .watch_resource(apis, &config, &self.watch_needed, &children, &sync);
         children
     }
 
@@ -102,10 +102,10 @@ impl<K: ReconciledKind> Setup<'_, K> {
             summary,
             watches_metadata,
             wake: Arc::new(move |owner| trigger.wake(owner)),
-            needs_watch: Arc::clone(&self.needs_watch),
+            watch_needed: Arc::clone(&self.watch_needed),
             sync,
             drift,
-            unconfirmed: Pacer::new(self.manager.settings.timings.confirmation_period),
+            unconfirmed: WriteLimiter::new(self.manager.settings.timings.confirmation_period),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Manager {
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
         let (objects, trigger) = (handles.store.clone(), handles.trigger.clone());
-        let needs_watch = Arc::new(SetOnce::new());
+        let watch_needed = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
         let shared = KindContext::new(
             self.client.clone(),
@@ -148,7 +148,7 @@ impl Manager {
             objects,
             trigger: trigger.clone(),
             events,
-            needs_watch: Arc::clone(&needs_watch),
+            watch_needed: Arc::clone(&watch_needed),
             after: ready(()).boxed(),
             name: C::KIND.controller,
             field_manager: C::FIELD_MANAGER,
@@ -160,7 +160,7 @@ impl Manager {
         self.add_runner(handles, managed, after, move |change, is_listed| {
             if let CacheChange::Present(_) = change {
                 // Later calls have no effect.
-                let _ = needs_watch.set(());
+                let _ = watch_needed.set(());
             }
             observed.on_change(change, is_listed, &trigger);
         });

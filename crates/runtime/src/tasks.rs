@@ -54,7 +54,7 @@ impl Tasks {
     }
 
     /// Waits for the first unexpected exit.
-    pub async fn first_exit(&self) -> TaskExit {
+    pub(crate) async fn first_exit(&self) -> TaskExit {
         let mut exits = self.0.subscribe();
         match exits
             .wait_for(Option::is_some)
@@ -72,7 +72,7 @@ impl Tasks {
     ///
     /// # Errors
     /// The error of `work`, or the exit.
-    pub async fn supervise<E: From<TaskExit>>(
+    pub(crate) async fn supervise<E: From<TaskExit>>(
         &self,
         end: &CancellationToken,
         work: impl Future<Output = Result<(), E>>,

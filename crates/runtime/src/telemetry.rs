@@ -1,7 +1,7 @@
 //! Logs on standard error, as text on a terminal and otherwise as one flat JSON object per line; and [`traces`].
 //!
 //! The keys are controller-runtime's (controller, controllerGroup, controllerKind, namespace, name, reconcileID), so
-//! that queries for other operators work. The keys are fields of the span [`reconcile`].
+//! that queries for other operators work. The keys are fields of the span [`reconcile_span`].
 
 use std::borrow::Cow;
 use std::env;
@@ -129,7 +129,13 @@ where
 
 /// Creates the span of one reconcile. Log lines of the reconcile have the span's fields at any log level: a span below
 /// level `error` would be off while the settings limit the runtime's target to errors.
-pub fn reconcile(controller: &str, group: &str, kind: &str, namespace: &str, name: &str) -> Span {
+pub fn reconcile_span(
+    controller: &str,
+    group: &str,
+    kind: &str,
+    namespace: &str,
+    name: &str,
+) -> Span {
     tracing::error_span!(
         "reconcile",
         controller,
@@ -141,8 +147,8 @@ pub fn reconcile(controller: &str, group: &str, kind: &str, namespace: &str, nam
     )
 }
 
-/// Creates the span of requests for one object outside its reconciles.
-pub fn ask(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
+/// Creates the span of work for one object outside its reconciles.
+pub fn background_span(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
     tracing::error_span!(
         "ask",
         controller,

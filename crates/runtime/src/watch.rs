@@ -2,8 +2,8 @@
 //!
 //! [`watch_updates`] is kube's watcher, restarted where it would be stuck. A [`ResourceWatch`] runs one for each
 //! watched namespace, passes lists and events to an [`Index`], and keeps the [`SyncState`] of the lists. The
-//! [`WatchHub`] has the watches that begin and end while the process runs; [`crds`] stops the watch of a kind without
-//! its CRD.
+//! [`WatchHub`] runs watches that begin and end while the process runs; [`crds`] stops the watch of a kind without its
+//! CRD.
 
 mod adapter;
 pub mod crds;

@@ -154,13 +154,13 @@ fn classify(
 
 /// Classifies the load balancer that has the desired name. `exists` returns whether a `MyIngress` has that UID.
 pub(super) fn load_balancer(
-    ownership: &OwnershipTags<'_>,
+    own_tags: &OwnershipTags<'_>,
     live: &LoadBalancer,
     tags: &Tags,
     desired: &DesiredLoadBalancer,
     exists: impl Fn(&str) -> bool,
 ) -> Adoptability {
-    if !matches!(ownership.claim(tags, exists), Ownership::Foreign(_)) {
+    if !matches!(own_tags.ownership(tags, exists), Ownership::Foreign(_)) {
         return Adoptability::AlreadyOwned;
     }
     let is_foreign = |key: &&String| FOREIGN_TAGS.iter().any(|prefix| key.starts_with(prefix));

@@ -26,7 +26,7 @@ use crate::commands::{RequestError, has_code, in_namespace, message};
 use crate::controllers::config_map_sync::plan::{Destinations, Plan};
 use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::build;
-use crate::controllers::my_ingress::tags::{OF_THE_CLUSTER, OwnershipTags};
+use crate::controllers::my_ingress::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 
 /// Concurrent reads.
 const CONCURRENCY: usize = 16;
@@ -185,12 +185,12 @@ impl Adopt<'_> {
     /// Returns the UID by which the operator's tags tell clusters apart.
     async fn cluster_uid(&self) -> anyhow::Result<String> {
         let api: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = api.get_metadata(OF_THE_CLUSTER).await;
+        let namespace = api.get_metadata(CLUSTER_NAMESPACE).await;
         let namespace = namespace.map_err(RequestError::from);
-        let namespace =
-            namespace.with_context(|| format!("namespace {OF_THE_CLUSTER} could not be read"))?;
+        let namespace = namespace
+            .with_context(|| format!("namespace {CLUSTER_NAMESPACE} could not be read"))?;
         let uid = namespace.metadata.uid;
-        uid.with_context(|| format!("namespace {OF_THE_CLUSTER} has no UID"))
+        uid.with_context(|| format!("namespace {CLUSTER_NAMESPACE} has no UID"))
     }
 
     fn api<K>(&self, namespace: &str) -> Api<K>

@@ -20,14 +20,14 @@ use super::plan::{Destinations, Plan};
 
 /// Index of copies, syncs and namespaces.
 pub struct Index {
-    /// Copies: all `ConfigMap`s with an ownership mark.
+    /// Copies: all `ConfigMap`s with the ownership label.
     pub copies: Arc<ChildCache<()>>,
     /// State of the lists of `ConfigMap`s.
     pub maps_sync: SyncState,
     /// State of the list of namespaces; `None` if the operator does not watch them.
     pub namespaces_sync: Option<SyncState>,
     state: Mutex<IndexState>,
-    wake: Trigger<ConfigMapSync>,
+    trigger: Trigger<ConfigMapSync>,
 }
 
 #[derive(Default)]
@@ -65,18 +65,18 @@ pub enum NamespacePresence {
 }
 
 impl Index {
-    /// Creates an empty index, which fills the cache `copies`. `wake` wakes the syncs that a change concerns.
+    /// Creates an empty index, which fills the cache `copies`. `trigger` wakes the syncs that a change concerns.
     pub fn new(
         scope: &WatchScope,
         copies: Arc<ChildCache<()>>,
-        wake: Trigger<ConfigMapSync>,
+        trigger: Trigger<ConfigMapSync>,
     ) -> Self {
         Self {
             copies,
             maps_sync: SyncState::default(),
             namespaces_sync: (*scope == WatchScope::Cluster).then(SyncState::default),
             state: Mutex::default(),
-            wake,
+            trigger,
         }
     }
 
@@ -86,7 +86,7 @@ impl Index {
 
     fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a ObjectKey>) {
         for sync in syncs {
-            self.wake.wake(sync);
+            self.trigger.wake(sync);
         }
     }
 
@@ -306,7 +306,7 @@ fn known(copy: &PartialObjectMeta<ConfigMap>) -> KnownChild<()> {
 }
 
 impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
-    /// Keeps only copies: `ConfigMap`s with a mark.
+    /// Keeps only `ConfigMap`s with the ownership label.
     fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
         let (owner, news) = match map.labels().get(OWNER_UID) {
@@ -320,7 +320,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
             ),
         };
         if let Some(owner) = &news {
-            self.wake.wake(owner);
+            self.trigger.wake(owner);
         }
         // The owner that wrote the copy knows of the change; an owner that got the copy from another owner does not.
         let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
@@ -334,7 +334,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
             None => self.copies.on_missing(key),
         };
         if let Some(owner) = &owner {
-            self.wake.wake(owner);
+            self.trigger.wake(owner);
         }
         self.wake_concerned(key, None);
     }
@@ -345,7 +345,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
 
     fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if *phase == WatchPhase::Listed {
-            // ConfigMaps without a mark are not kept: one may have been deleted unnoticed.
+            // Other ConfigMaps are not kept, so their deletion may have been missed.
             self.wake_all();
         }
     }

@@ -109,7 +109,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             setup.trigger.clone(),
         ));
         let copies = setup.children_by_metadata(cache, index.maps_sync.clone(), ADVICE);
-        let watch_needed = &setup.needs_watch;
+        let watch_needed = &setup.watch_needed;
         let manager = &mut *setup.manager;
         let (newest, others) = (
             manager.watch_config.clone(),

@@ -24,17 +24,14 @@ use crate::cli::SharedSecrets;
 /// Source of Secrets.
 #[derive(Clone)]
 pub struct SecretSource {
-    /// Client that reads Secrets.
     pub client: Client,
-    /// The operator's own namespace.
     pub operator_namespace: String,
-    /// Contact points that may use a Secret of that namespace.
+    /// Contact points that may use a Secret of the operator's namespace.
     pub shared: SharedSecrets,
 }
 
 /// An endpoint and the versions of its Secrets.
 pub struct ResolvedEndpoint {
-    /// The endpoint.
     pub endpoint: Endpoint,
     /// Digest of each Secret's UID and resourceVersion.
     pub secrets: Vec<String>,
@@ -81,7 +78,7 @@ impl EndpointError {
 ///
 /// # Errors
 /// Returns the reason that there is no endpoint, without any secret value.
-pub async fn gather(
+pub async fn resolve(
     source: &SecretSource,
     point: &ContactPoint,
 ) -> Result<ResolvedEndpoint, EndpointError> {
@@ -204,9 +201,9 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
 
 /// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.
 ///
-/// A chat that Telegram moved stays allowed. The new chat comes from the status, which clients other than the operator
-/// may write. Unless the new chat is listed too, the message therefore goes to the listed chat, and Telegram answers
-/// with the new chat again.
+/// A chat that Telegram moved stays allowed. The new chat comes from the status, which other clients may write, so a
+/// new chat that is not listed gets nothing: the message goes to the listed chat, and Telegram answers with the new one
+/// again.
 fn allowed_chat(allowed: Option<&str>, chat_id: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
     let moved = migrated
         .filter(|_| matches!(chat_id, ChatId::Id(_)))
@@ -243,7 +240,7 @@ struct LoadedSecret {
     data: BTreeMap<String, ByteString>,
     uid: String,
     resource_version: String,
-    /// The Secret comes from the operator's namespace: errors must not reveal its content.
+    /// True if the Secret comes from the operator's namespace: errors must not reveal its content.
     shared: bool,
     /// Chats that the owner of a shared Secret allows; `None` allows every chat.
     chats: Option<String>,
@@ -310,7 +307,7 @@ impl SecretReader<'_> {
         )
     }
 
-    /// Returns the error for a Secret that cannot be used. The error of a shared Secret must not reveal that it exists.
+    /// Returns the error for a Secret that cannot be used, which must not reveal that a shared Secret exists.
     fn unusable(&self, name: &str, message: String) -> EndpointError {
         match self.read.get(name) {
             Some(found) if found.shared => self.not_found(name),
@@ -357,7 +354,7 @@ impl SecretReader<'_> {
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<Option<Secret>, EndpointError> {
-        if !self.may_look(namespace) {
+        if !self.may_read_in(namespace) {
             return Ok(None);
         }
         match Api::<Secret>::namespaced(self.source.client.clone(), namespace)
@@ -370,7 +367,7 @@ impl SecretReader<'_> {
                     "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
                 )))
             }
-            // The error's text would quote the Secret.
+            // The error quotes the Secret.
             Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
                 "the response is not a Secret".into(),
             )),
@@ -378,7 +375,7 @@ impl SecretReader<'_> {
         }
     }
 
-    fn may_look(&self, namespace: &str) -> bool {
+    fn may_read_in(&self, namespace: &str) -> bool {
         namespace == self.point.namespace().unwrap_or_default()
             || match self.source.shared {
                 SharedSecrets::Off => false,
@@ -406,7 +403,7 @@ impl SecretReader<'_> {
     fn not_found(&self, name: &str) -> EndpointError {
         let own = self.point.namespace().unwrap_or_default();
         let operators = &self.source.operator_namespace;
-        let namespaces = if self.may_look(operators) && own != *operators {
+        let namespaces = if self.may_read_in(operators) && own != *operators {
             format!("in namespace {own:?} or in {operators:?}")
         } else {
             format!("in namespace {own:?}")

@@ -45,7 +45,6 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
 pub struct ContactPoints<T> {
-    /// Source of Secrets.
     pub source: SecretSource,
     /// Queues of all contact points.
     pub outbox: Arc<Outbox<T>>,
@@ -55,8 +54,7 @@ pub struct ContactPoints<T> {
     pub points: Store<ContactPoint>,
     /// All `TrackedField`s, some of which wait for a contact point.
     pub fields: Store<TrackedField>,
-    /// Wakes the reconcile of a `TrackedField`.
-    pub wake_field: Trigger<TrackedField>,
+    pub field_trigger: Trigger<TrackedField>,
     /// Configuration of each contact point's queue.
     pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
@@ -120,8 +118,8 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and every `TrackedField` whose contact point does not exist:
-    /// the message about a missing contact point suggests the nearest name.
+    /// Wakes every `TrackedField` that sends to `point`, and those whose contact point does not exist, because their
+    /// message suggests the nearest name.
     fn wake_fields(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.state() {
@@ -130,7 +128,7 @@ impl<T: Transport> ContactPoints<T> {
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
             {
-                self.wake_field.wake(&field);
+                self.field_trigger.wake(&field);
             }
         }
     }
@@ -185,11 +183,10 @@ impl<T: Transport> Controller for ContactPoints<T> {
             self.close(&key);
             return Ok(status::suspended(&mut cx.status, &spec));
         }
-        let resolved = match endpoint::gather(&self.source, &point).await {
+        let resolved = match endpoint::resolve(&self.source, &point).await {
             Ok(resolved) => resolved,
             // The apiserver recovers by itself: the condition stays, and the queue continues.
-            Err(EndpointError::SecretUnreadable(message)) => {
-                let error = EndpointError::SecretUnreadable(message);
+            Err(error @ EndpointError::SecretUnreadable(_)) => {
                 let (reason, message) = (error.reason(), error.to_string());
                 let outcome = if status::has_no_readiness(&cx.status) {
                     status::blocked(&mut cx.status, &spec, reason, message.clone())

@@ -107,26 +107,26 @@ fn ready(migrated: Option<i64>) -> Outcome {
     })
 }
 
-/// Fills the draft of a status and returns the outcome for a contact point without an endpoint, to which nothing was
-/// sent. A Secret that returns unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
+/// Fills the draft of a status and returns the outcome for a contact point without an endpoint. A Secret that returns
+/// unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     status: &mut ContactPointStatus,
     spec: &str,
     reason: &'static str,
     message: String,
 ) -> Outcome {
-    close(status, spec);
+    remember_readiness(status, spec);
     Outcome::failed(reason, message).event(EventPolicy::OnMessage)
 }
 
 /// Fills the draft of a status and returns the outcome for a suspended contact point. `spec` is the spec's [`digest`].
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
-    close(status, spec);
+    remember_readiness(status, spec);
     let message = "spec.suspend is true: nothing is sent, messages wait";
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
-fn close(status: &mut ContactPointStatus, spec: &str) {
+fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
     status.was_ready = was_ready(status).then_some(true);
 }
@@ -324,10 +324,10 @@ mod tests {
     #[test]
     fn unavailable_receiver_is_not_reported_as_accepting() {
         let unavailable = |is_failing| {
-            let standing = ReceiverState::Retrying("timeout".into());
+            let retrying = ReceiverState::Retrying("timeout".into());
             status(
                 Some(&ready()),
-                &standing,
+                &retrying,
                 is_failing,
                 &tested(),
                 none(),
@@ -348,10 +348,10 @@ mod tests {
             "one failure changes nothing"
         );
         assert!(unavailable(true).ready && message(&unavailable(true)) == UNAVAILABLE);
-        let taken = ReceiverState::Accepted { migrated_to: None };
+        let accepted = ReceiverState::Accepted { migrated_to: None };
         let back = status(
             Some(&unavailable(true)),
-            &taken,
+            &accepted,
             false,
             &tested(),
             none(),
@@ -426,7 +426,7 @@ mod tests {
             None,
             "the migration of another chat"
         );
-        let taken = status(
+        let accepted = status(
             Some(&moved),
             &ReceiverState::Accepted { migrated_to: None },
             false,
@@ -437,7 +437,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (taken.migrated_to_chat_id, message(&taken)),
+            (accepted.migrated_to_chat_id, message(&accepted)),
             (None, "messages can be sent".to_owned())
         );
         let unavailable = status(

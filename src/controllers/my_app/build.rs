@@ -24,11 +24,10 @@ pub const APP: &str = "app";
 /// Reason of an app without an image.
 pub const IMAGE_MISSING: &str = "ImageMissing";
 
-/// Script that the Pod runs by `/bin/sh -c`. Plain POSIX, for dash, bash and busybox. The banner stays in its variable,
-/// where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as dash's `echo` does. Process 1
-/// ignores every signal that it has no handler for, so a bare `sleep` would run through the grace period of 30 seconds:
-/// the shell, which has a handler, waits for `sleep` instead. The script contains no `$(` and no `$$`, which the
-/// kubelet would expand.
+/// Script that the Pod runs by `/bin/sh -c`, in POSIX for dash, bash and busybox. No shell parses the banner in its
+/// variable, and `printf '%s'` interprets no backslashes, unlike dash's `echo`. Process 1 ignores signals without a
+/// handler, so a bare `sleep` would outlast the grace period; the shell has a handler and waits for `sleep`. The
+/// kubelet would expand `$(` and `$$`, so the script contains neither.
 pub const SCRIPT: &str = "\
 trap 'kill $! 2>/dev/null; exit 0' TERM INT
 [ -z \"$BANNER\" ] || printf '%s\\n' \"$BANNER\"
@@ -62,7 +61,6 @@ impl InvalidMyApp {
 /// The desired state of a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredPod<'a> {
-    /// The image.
     pub image: &'a str,
     /// The banner; empty for none.
     pub banner: &'a str,
@@ -161,7 +159,8 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
 }
 
 impl DesiredPod<'_> {
-    /// Returns the digest of the desired state alone: a later release that builds Pods in another way restarts none.
+    /// Returns the digest of the desired state alone, so that a later release that builds Pods in another way replaces
+    /// none.
     pub fn digest(&self) -> String {
         let profile = if self.restricted {
             RESTRICTED
@@ -171,7 +170,7 @@ impl DesiredPod<'_> {
         short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
-    /// Returns whether `value` of the variable represents this banner. Document 003's program, whose Pods may be
+    /// Returns whether the variable's `value` represents this banner. Document 003's program, whose Pods may be
     /// adopted, did not escape `$`.
     pub fn has_banner(&self, value: &Digested) -> bool {
         [self.banner, &unexpanded(self.banner)]

@@ -62,12 +62,12 @@ pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.
     retries: Backoffs<ObjectKey>,
-    /// A Pod that lived longer than this did not fail at once.
+    /// Age from which a Pod that ended resets the delays.
     settled_after: Duration,
     tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
-/// State of a `MyApp` beside its status. A restart that loses the state costs only time.
+/// State of a `MyApp` in memory; its loss costs only time.
 #[derive(Default)]
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
@@ -141,7 +141,7 @@ impl Controller for MyApps {
                 }
                 Ok(outcome_of(&child.summary))
             }
-            Ensured::Terminating(child) => Ok(self.wait(cx, &child).await),
+            Ensured::Terminating(child) => Ok(self.report_terminating(cx, &child).await),
             Ensured::Deleted(child, difference) => {
                 self.track(&cx.key, |pod| pod.is_replaced = true);
                 let note = format!("{} is replaced: {difference}", child.summary.name());
@@ -151,9 +151,9 @@ impl Controller for MyApps {
             Ensured::Adopted(child) => {
                 let note = format!("{} is adopted unchanged", child.summary.name());
                 cx.event("Adopt", "Adopted", note);
-                self.keep(cx, &child).await
+                self.handle_match(cx, &child).await
             }
-            Ensured::Updated(child) | Ensured::Kept(child) => self.keep(cx, &child).await,
+            Ensured::Updated(child) | Ensured::Kept(child) => self.handle_match(cx, &child).await,
         }
     }
 
@@ -182,8 +182,12 @@ impl MyApps {
         act(tracking.entry(key.clone()).or_default())
     }
 
-    /// Reports a Pod that matches.
-    async fn keep(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
+    /// Reports a Pod that matches its desired state, and recreates one that has ended or whose node no longer exists.
+    async fn handle_match(
+        &self,
+        cx: &Context<MyApp>,
+        child: &KnownChild<PodState>,
+    ) -> Result<Outcome> {
         let pod = &child.summary;
         match pod.lifecycle {
             PodLifecycle::Ready => {
@@ -207,9 +211,12 @@ impl MyApps {
         Ok(outcome)
     }
 
-    /// Waits for a Pod that is being deleted. The kubelet reports the end; the message says why if the kubelet does
-    /// not.
-    async fn wait(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Outcome {
+    /// Reports a Pod that is being deleted, and its node if the kubelet cannot confirm the end.
+    async fn report_terminating(
+        &self,
+        cx: &Context<MyApp>,
+        child: &KnownChild<PodState>,
+    ) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
             return step::terminating(pod);
@@ -221,7 +228,7 @@ impl MyApps {
         }
     }
 
-    /// Deletes a Pod that has ended, after a delay that grows from one Pod to the next, unless this Pod lasted.
+    /// Deletes a Pod that has ended, after a delay that grows with each Pod until one lasts.
     async fn recreate(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<Outcome> {
         let created = child.summary.created;
         let age =
@@ -252,8 +259,8 @@ impl MyApps {
         Ok(())
     }
 
-    /// Returns the state of the node of a Pod that is not ready. The node is read once the Pod has not changed between
-    /// two reconciles: a Pod that changes has a working node.
+    /// Returns the state of the node of a Pod that is not ready. The node is read once two reconciles find the Pod
+    /// unchanged: a Pod that changes has a working node.
     async fn node_state(
         &self,
         cx: &Context<MyApp>,

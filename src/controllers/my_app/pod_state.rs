@@ -30,14 +30,13 @@ pub const FAILED: &str = "PodFailed";
 /// Reason of a Pod whose container exited with code 0 and is not restarted.
 pub const SUCCEEDED: &str = "PodSucceeded";
 
-/// Summary of a Pod that the operator keeps.
+/// Cached summary of a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodState {
-    /// Identity, ownership marks and deletion of the Pod.
+    /// Identity, ownership and deletion of the Pod.
     pub metadata: ObjectMeta,
     image: String,
-    /// The last value of the container's variable (earlier ones do not count); `None` if the last one is no plain
-    /// value.
+    /// The last value of the container's variable, as the kubelet uses it; `None` if it is not a plain value.
     banner: Option<Digested>,
     /// Digest of the desired state that the Pod was created from; `None` if another client created it.
     spec_digest: Option<String>,
@@ -80,7 +79,7 @@ impl PodReason {
     }
 
     /// Returns whether the reason is transient: the Pod is starting.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         STARTING.contains(&self.reason.as_str())
     }
 }
@@ -255,10 +254,10 @@ fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
         .iter()
         .chain(&status.container_statuses)
         .flatten();
-    let mut passing = unscheduled
+    let mut waits = unscheduled
         .into_iter()
         .chain(containers.filter_map(waiting));
-    passing
+    waits
         .find(|why| pod::is_reason(&why.reason))
         .unwrap_or_else(|| match (phase, condition(status, "Ready")) {
             ("Running", Some((false, why))) if !why.message.is_empty() => {

@@ -55,7 +55,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod_key(self.owner.namespace(), self.owner.name())
     }
 
-    /// Returns no digest: the status of the Pod counts too.
+    /// Returns no digest, because the Pod's status counts too.
     fn digest(&self) -> &'static str {
         ""
     }
@@ -104,7 +104,7 @@ pub fn outcome_of(pod: &PodState) -> Outcome {
         return Outcome::ready(format!("{} runs", pod.name())).event(EventPolicy::OnRecovery);
     }
     let (reason, message) = (pod.why.reason.clone(), pod.why.message.clone());
-    if pod.why.is_passing() {
+    if pod.why.is_transient() {
         Outcome::in_progress(reason, message)
     } else {
         Outcome::failed(reason, message)

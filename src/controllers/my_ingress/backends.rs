@@ -88,7 +88,7 @@ impl Backends {
         };
         if let Some(unknown) = unknown {
             self.state().is_awaited = true;
-            // A list that ended just before triggered nothing.
+            // A list that ended just before `is_awaited` was set woke nothing.
             if !self.nodes_sync.is_listed() {
                 return Err(unknown);
             }
@@ -127,7 +127,7 @@ impl Backends {
 }
 
 /// Returns the instance of a node that takes traffic. AWS's cloud controller writes `aws:///ZONE/i-...` to the node;
-/// only IDs of instances begin with `i-`.
+/// only instances have IDs that begin with `i-`.
 fn instance(node: &Node) -> Option<String> {
     let excluded =
         node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();

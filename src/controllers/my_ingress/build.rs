@@ -269,6 +269,8 @@ mod tests {
     #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: choose other keys")]
     #[case::reserved_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: choose other keys")]
     #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: choose other keys")]
+    #[case::tag_of_a_controller("web", &[("tags", json!({ "elbv2.k8s.aws/cluster": "c" }))], "spec.tags: choose other keys")]
+    #[case::tag_of_kubernetes("web", &[("tags", json!({ "Kubernetes.io/x": "c" }))], "spec.tags: choose other keys")]
     #[case::odd_tag("web", &[("tags", json!({ "a": "b;c" }))], "spec.tags: write tags of letters")]
     #[case::protocol("web", &[("listeners", listener(&json!({ "protocol": "TCP" })))], "spec.listeners, port 80: write protocol: HTTP")]
     #[case::bare_https("web", &[("listeners", listener(&json!({ "protocol": "HTTPS" })))],

@@ -19,7 +19,7 @@ use super::build::Desired;
 use super::observe::Observed;
 use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
-use super::tags::{OwnershipTags, TagOwnership};
+use super::tags::TagOwnership;
 
 /// Error of a step.
 #[derive(Debug)]
@@ -161,15 +161,15 @@ impl<A: Aws> Executor<A> {
     }
 
     fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> TagOwnership {
-        let claim = desired.tags.claim(&tags, |uid| cx.owners().exists(uid));
-        TagOwnership { claim, tags }
+        let relation = desired.tags.ownership(&tags, |uid| cx.owners().exists(uid));
+        TagOwnership { relation, tags }
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, unless that `MyIngress` certainly does not exist.
     fn sibling(&self, cx: &Context<MyIngress>, ownership: &TagOwnership) -> Option<String> {
         let may_exist =
             |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);
-        OwnershipTags::sibling(ownership, may_exist).map(Into::into)
+        ownership.sibling(may_exist).map(Into::into)
     }
 
     /// Writes the intent to the status, without changing the condition.

@@ -30,7 +30,7 @@ use self::execute::{Executor, StepError, read_error};
 use self::observe::{Observed, now};
 use self::report::report;
 use self::status::OUT_OF_SCOPE;
-use self::tags::{OF_THE_CLUSTER, OwnershipTags};
+use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 use crate::cli::RunConfig;
 
 mod backends;
@@ -47,7 +47,6 @@ pub(crate) mod tags;
 mod tests;
 
 pub const NAME: &str = "myingress";
-/// The kind.
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
     &["8caa0da94aa5df0b"],
@@ -68,7 +67,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
-/// The controller.
 pub(crate) struct MyIngresses<A> {
     executor: Executor<A>,
     ingresses: Store<MyIngress>,
@@ -169,8 +167,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
 }
 
 impl<A: Aws> MyIngresses<A> {
-    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a `MyIngress`
-    /// that is being deleted.
+    /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a deleted
+    /// `MyIngress`.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());
@@ -197,7 +195,7 @@ impl<A: Aws> MyIngresses<A> {
             return Ok(None);
         };
         report.readiness.observe(&mut cx.status, report.listeners);
-        match report.outcome {
+        match report.requeue {
             Ok(requeue) => Ok(Some(report.readiness.outcome(requeue))),
             Err(AwsError {
                 class,
@@ -218,16 +216,16 @@ impl<A: Aws> MyIngresses<A> {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(cx.client().clone());
             let what = || {
                 format!(
-                    "namespace {OF_THE_CLUSTER}, whose UID identifies the cluster, could not be read"
+                    "namespace {CLUSTER_NAMESPACE}, whose UID identifies the cluster, could not be read"
                 )
             };
-            let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await;
+            let namespace = namespaces.get_metadata(CLUSTER_NAMESPACE).await;
             let namespace = namespace.map_err(|error| read_error(what(), error))?;
             // The apiserver gives every object a UID.
             namespace
                 .metadata
                 .uid
-                .ok_or_else(|| Error::Stale(format!("namespace {OF_THE_CLUSTER} has no UID")))
+                .ok_or_else(|| Error::Stale(format!("namespace {CLUSTER_NAMESPACE} has no UID")))
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }

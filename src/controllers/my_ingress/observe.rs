@@ -118,7 +118,7 @@ impl Observed {
         self.rejected.push((step, error));
     }
 
-    /// Returns the ARN that the status had, which does not prove ownership.
+    /// Returns the ARN of the status before the first step, which does not prove ownership.
     pub fn arn(&self) -> Option<&str> {
         self.recorded.alb.as_ref()?.arn.as_deref()
     }
@@ -150,7 +150,7 @@ impl Observed {
         )
     }
 
-    /// Returns whether the status records a request for the port that is recent enough to cover another creation.
+    /// Returns whether the status records a request for the port that is recent enough for another creation.
     pub fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window / 2,
@@ -173,13 +173,13 @@ impl Observed {
         listeners.map(|it| it.port).chain(of_groups).collect()
     }
 
-    /// Returns the load balancer for the status: as AWS shows it, if owned.
+    /// Returns the load balancer for the status: as AWS shows it, if it is owned or adoptable.
     pub fn alb(&self) -> Option<Alb> {
-        let is_owned = self
+        let is_adoptable = self
             .ownership
             .as_ref()
             .is_some_and(TagOwnership::is_adoptable);
-        let Some(visible) = self.visible().filter(|_| is_owned) else {
+        let Some(visible) = self.visible().filter(|_| is_adoptable) else {
             return self.draft.alb.clone();
         };
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());

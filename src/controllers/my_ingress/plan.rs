@@ -1,8 +1,8 @@
 //! Decides the next step of a reconcile. Pure.
 //!
-//! [`walk`] goes through the rules from the top each time, past the steps that are done, to the first that is not. So
-//! the order of the rules is the order of the calls, and a reconcile takes no step twice. A step that AWS rejects ends
-//! the reconcile, unless a rule continues with another step.
+//! [`walk`] goes through the rules from the top, past the steps that are done, to the first one that is not, so the
+//! order of the rules is the order of the calls. A step that AWS rejects ends the reconcile, unless a rule continues
+//! with another step.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -79,7 +79,7 @@ pub(crate) struct ListenerResults {
     pub others: Vec<ListenerStatus>,
     pub rejected: Vec<AwsError>,
     /// AWS is still working: the next reconcile will observe another state.
-    pub changes: bool,
+    pub in_progress: bool,
 }
 
 /// Goes through the rules until a step is to be taken or the reconcile ends.
@@ -87,7 +87,7 @@ pub(crate) fn walk<'a>(desired: &'a Desired<'a>, observed: &'a Observed) -> Walk
     let walker = Walker { desired, observed };
     let found = match &observed.created {
         Some(created) => Some(created),
-        None => walker.find()?,
+        None => walker.find_load_balancer()?,
     };
     match (&desired.load_balancer, found) {
         (Some(desired), Some(found)) => walker.ensure(desired, found),
@@ -101,8 +101,8 @@ fn end_rejected<T>(error: AwsError) -> Walk<T> {
     Break(Stop::End(End::Rejected(error)))
 }
 
-fn blocked<T>(readiness: MyIngressReadiness, outcome: Requeue) -> Walk<T> {
-    Break(Stop::End(End::Blocked(readiness, outcome)))
+fn blocked<T>(readiness: MyIngressReadiness, requeue: Requeue) -> Walk<T> {
+    Break(Stop::End(End::Blocked(readiness, requeue)))
 }
 
 struct Walker<'a> {
@@ -151,7 +151,7 @@ impl<'a> Walker<'a> {
 
     /// Finds the load balancer of the desired name, in the region and account of the ARN in the status. The ARN proves
     /// nothing else.
-    fn find(&self) -> Walk<Option<&'a LoadBalancer>> {
+    fn find_load_balancer(&self) -> Walk<Option<&'a LoadBalancer>> {
         let (observed, tags) = (self.observed, &self.desired.tags);
         let find = Step::FindLoadBalancer(self.desired.name.clone());
         let Some(arn) = observed.arn() else {
@@ -187,7 +187,8 @@ impl<'a> Walker<'a> {
     }
 
     fn create<T>(&self, desired: &DesiredLoadBalancer) -> Walk<T> {
-        // If the answer was lost, there is no ARN. AWS answers another creation with the existing load balancer.
+        // If the answer was lost, the status has no ARN, and AWS answers another creation with the existing load
+        // balancer.
         let is_named = self.alb().is_some_and(|alb| alb.arn.is_some());
         if is_named && self.observed.may_yet_appear() {
             return self.not_visible();
@@ -198,7 +199,7 @@ impl<'a> Walker<'a> {
         self.not_visible()
     }
 
-    /// Ensures that the load balancer that AWS shows, or has just created, matches the desired state.
+    /// Ensures that the load balancer that AWS shows or has just created matches the desired state.
     fn ensure(
         &self,
         desired: &DesiredLoadBalancer,
@@ -214,14 +215,14 @@ impl<'a> Walker<'a> {
             return self.not_owned(found, ownership);
         }
         if let Some(message) = incompatibility(found, desired) {
-            if ownership.claim != Ownership::Owned {
-                return self.left_alone(INCOMPATIBLE, message);
+            if ownership.relation != Ownership::Owned {
+                return self.end_unowned(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
             let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
             return blocked(readiness, Requeue::OnChange);
         }
-        if ownership.claim == Ownership::Restored {
+        if ownership.relation == Ownership::Restored {
             self.take_step(Step::ConfirmOwner("load balancer"))?;
         }
         self.add_finalizer()?;
@@ -236,7 +237,7 @@ impl<'a> Walker<'a> {
             Break(Stop::End(_)) => {}
             Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
         }
-        if ownership.claim != Ownership::Owned {
+        if ownership.relation != Ownership::Owned {
             if tagged.is_continue() {
                 let adopted = format!("Adopted load balancer {name}: {arn}");
                 self.normal("Adopt", "Adopted", adopted)?;
@@ -267,18 +268,18 @@ impl<'a> Walker<'a> {
         let name = &self.desired.name;
         let Some(sibling) = &self.observed.sibling else {
             let message = self.desired.tags.conflict(found, name, &ownership.tags);
-            return self.left_alone(CONFLICT, message);
+            return self.end_unowned(CONFLICT, message);
         };
         let message = format!(
             "MyIngress {sibling} owns load balancer {name}, and names are unique in an AWS account and region: create this \
              MyIngress again under another name"
         );
-        self.left_alone(NAME_TAKEN, message)
+        self.end_unowned(NAME_TAKEN, message)
     }
 
-    /// Ends the reconcile at an unowned load balancer. The status keeps only an ARN that was owned once, for the Event
-    /// `Orphaned`. AWS may show the tags late, so a recent load balancer is read again soon.
-    fn left_alone<T>(&self, reason: &'static str, message: String) -> Walk<T> {
+    /// Ends the reconcile at an unowned load balancer. The status keeps an ARN only if it was owned once, for the Event
+    /// `Orphaned`. AWS may show tags late, so a recent load balancer is read again soon.
+    fn end_unowned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &actual.arn);
         let alb = Alb {
@@ -286,13 +287,13 @@ impl<'a> Walker<'a> {
             creation_requested_at: known.creation_requested_at,
             ..Alb::default()
         };
-        let outcome = if self.observed.may_yet_appear() {
+        let requeue = if self.observed.may_yet_appear() {
             Requeue::Poll
         } else {
             Requeue::OnChange
         };
         let readiness = MyIngressReadiness::conflict(Some(alb), reason, message);
-        blocked(readiness, outcome)
+        blocked(readiness, requeue)
     }
 
     /// Ensures the tags of the load balancer. Returns whether a tag differed.
@@ -398,7 +399,7 @@ impl<'a> Walker<'a> {
         self.take_step(Step::ConfirmOwner("load balancer"))?;
         match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
             Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
-                return self.keep(found, error);
+                return self.ensure_undeletable(found, error);
             }
             deleted => deleted?,
         }
@@ -415,8 +416,8 @@ impl<'a> Walker<'a> {
 
     /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows
     /// the nodes.
-    fn keep(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
-        let error = self.explain(error, &found.arn);
+    fn ensure_undeletable(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
+        let error = self.with_protection_hint(error, &found.arn);
         if self.desired.listeners.is_none() {
             return end_rejected(error);
         }
@@ -432,7 +433,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Adds the command that disables deletion protection to an error that deletion protection causes.
-    fn explain(&self, error: AwsError, arn: &str) -> AwsError {
+    fn with_protection_hint(&self, error: AwsError, arn: &str) -> AwsError {
         // AWS uses this code for other errors too.
         let message = error.message.to_lowercase();
         if !error.is(error::NOT_PERMITTED) || !message.contains("deletion protection") {
@@ -548,7 +549,7 @@ impl<'a> Walker<'a> {
                 }
                 result => result?,
             };
-            results.changes |= result.changes;
+            results.in_progress |= result.in_progress;
             results.desired.push(result);
         }
         for port in &existing - &ports {
@@ -566,7 +567,7 @@ impl<'a> Walker<'a> {
                 Break(stop) => return Break(stop),
                 Continue(true) => {}
                 Continue(false) => {
-                    results.changes = true;
+                    results.in_progress = true;
                     results.others.extend(before);
                 }
             }
@@ -583,12 +584,12 @@ impl<'a> Walker<'a> {
             total: before.map_or(0, |before| before.total),
             reason,
             message,
-            changes: false,
+            in_progress: false,
         }
     }
 
     /// Ensures a listener that is never without targets: its target group gets targets before the listener forwards to
-    /// the group, and new targets are added before old ones are removed.
+    /// the group, and new targets before old ones are removed.
     fn ensure_listener(
         &self,
         found: &LoadBalancer,
@@ -615,7 +616,7 @@ impl<'a> Walker<'a> {
             Ok(route) => route,
             // Targets that still lead to the Service stay, because the problem may be short.
             Err(RouteProblem { reason, message }) => {
-                let is_empty = self.release(port)?;
+                let is_empty = self.deregister_released(port)?;
                 let mut result = self.unchanged(port, reason, format!("port {port}: {message}"));
                 if is_empty {
                     (result.healthy, result.total) = (0, 0);
@@ -636,18 +637,18 @@ impl<'a> Walker<'a> {
         let registered = self.read_health(&group.arn)?;
         let TargetChange { add, remove, hold } = TargetChange::of(registered, &route);
         let rejected = self.register(port, &group.arn, &add, registered, &route)?;
-        let has_moved = self.lead(found, listener, existing, group)?;
+        let is_redirected = self.ensure_forwarding(found, listener, existing, group)?;
         if !remove.is_empty() {
             self.take_step(Step::DeregisterTargets(arn(), remove))?;
         }
-        // Health from before a target was added, or before the listener forwarded to the group, proves nothing.
-        let known = |it: &&TargetHealth| !has_moved && !add.contains(&it.target);
+        // Health from before the listener forwarded to the group, or the target was added, proves nothing.
+        let known = |it: &&TargetHealth| !is_redirected && !add.contains(&it.target);
         let health: Vec<_> = registered.iter().filter(known).collect();
         let targets = &route - &rejected;
         let result = ListenerResult::of(port, &health, &targets, &found.security_groups);
         Continue(ListenerResult {
             total: count(route.len()),
-            changes: result.changes || !add.is_subset(&rejected) || !hold.is_empty(),
+            in_progress: result.in_progress || !add.is_subset(&rejected) || !hold.is_empty(),
             ..result
         })
     }
@@ -659,7 +660,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Removes the targets of a listener that no longer lead to the Service. Returns whether no target remains.
-    fn release(&self, port: u16) -> Walk<bool> {
+    fn deregister_released(&self, port: u16) -> Walk<bool> {
         let observed = self.observed;
         let name = self.desired.tags.group_name(port);
         // A group without a listener gets no traffic.
@@ -779,8 +780,8 @@ impl<'a> Walker<'a> {
         Continue(())
     }
 
-    /// Registers the missing targets. Returns those that AWS rejects: an instance may terminate a moment before its
-    /// node is deleted, and must not block others.
+    /// Registers the missing targets. Returns those that AWS rejects, which must not block others: an instance may
+    /// terminate before its node is deleted.
     fn register(
         &self,
         port: u16,
@@ -815,7 +816,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Ensures that the listener forwards to the group. Returns whether the listener was changed or created.
-    fn lead(
+    fn ensure_forwarding(
         &self,
         found: &LoadBalancer,
         listener: &ListenerSpec,

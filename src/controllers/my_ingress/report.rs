@@ -1,4 +1,4 @@
-//! The report of a reconcile: condition, status and outcome. Pure.
+//! The report of a reconcile: condition, status, and when to reconcile again. Pure.
 
 use std::ops::ControlFlow::{Break, Continue};
 
@@ -16,24 +16,24 @@ use super::status::{MyIngressReadiness, PROVISIONING};
 pub(crate) struct Report {
     pub readiness: MyIngressReadiness,
     pub listeners: Vec<ListenerStatus>,
-    pub outcome: Result<Requeue, AwsError>,
+    pub requeue: Result<Requeue, AwsError>,
 }
 
 /// Returns the report, or `None` while a step is left and once nothing is left to delete.
 pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Report> {
-    let (readiness, outcome) = match plan::walk(desired, observed) {
+    let (readiness, requeue) = match plan::walk(desired, observed) {
         Continue(converged) => return Some(converged_report(desired, observed, &converged)),
         Break(Stop::Next(_) | Stop::End(End::Deleted)) => return None,
         Break(Stop::End(End::Rejected(error))) => {
             let readiness = MyIngressReadiness::rejected(observed.alb(), &error);
             (readiness, Err(error))
         }
-        Break(Stop::End(End::Blocked(readiness, outcome))) => (readiness, Ok(outcome)),
+        Break(Stop::End(End::Blocked(readiness, requeue))) => (readiness, Ok(requeue)),
     };
     Some(Report {
         readiness,
         listeners: observed.draft.listeners.clone(),
-        outcome,
+        requeue,
     })
 }
 
@@ -52,22 +52,22 @@ fn converged_report(
         });
     }
     let base = MyIngressReadiness::of(alb.clone(), converged.load_balancer);
-    let outcome = if base.reason == PROVISIONING {
+    let requeue = if base.reason == PROVISIONING {
         Requeue::Poll
     } else {
         Requeue::OnChange
     };
     let (result, listeners) = match &converged.listeners {
-        None => (Ok((base, outcome)), observed.draft.listeners.clone()),
+        None => (Ok((base, requeue)), observed.draft.listeners.clone()),
         Some(results) => {
             let status = |port| observed.draft.creation_requested_at(port);
             let desired = results.desired.iter().map(|it| it.status(status(it.port)));
             let listeners = desired.chain(results.others.iter().cloned()).collect();
-            (with_listeners(base, outcome, results), listeners)
+            (with_listeners(base, requeue, results), listeners)
         }
     };
-    let (readiness, outcome) = match (result, &converged.rejected) {
-        (Ok((readiness, outcome)), None) => (readiness, Ok(outcome)),
+    let (readiness, requeue) = match (result, &converged.rejected) {
+        (Ok((readiness, requeue)), None) => (readiness, Ok(requeue)),
         // An editor has to permit the deletion first, whatever problems the listeners have.
         (result, Some(error)) if is_deleting => {
             let readiness = MyIngressReadiness::rejected(alb, error);
@@ -82,20 +82,20 @@ fn converged_report(
     Report {
         readiness,
         listeners,
-        outcome,
+        requeue,
     }
 }
 
 /// Adds the listeners' problems to `base`, the readiness of the load balancer.
 fn with_listeners(
     base: MyIngressReadiness,
-    outcome: Requeue,
+    requeue: Requeue,
     results: &ListenerResults,
 ) -> Result<(MyIngressReadiness, Requeue), AwsError> {
     // Problems that somebody has to fix come first.
     let problems = results.desired.iter().filter(|it| !it.message.is_empty());
-    let (passing, mut problems): (Vec<_>, Vec<_>) = problems.partition(|it| it.changes);
-    problems.extend(passing);
+    let (transient, mut problems): (Vec<_>, Vec<_>) = problems.partition(|it| it.in_progress);
+    problems.extend(transient);
     let messages = problems.iter().map(|it| it.message.as_str());
     // Of several errors, the first of the most urgent class is reported.
     let rejected = results
@@ -115,24 +115,24 @@ fn with_listeners(
             message: messages.join("; "),
             ..error.clone()
         };
-        if results.changes && error.class != Class::Transient {
+        if results.in_progress && error.class != Class::Transient {
             let readiness = MyIngressReadiness::rejected(base.alb, &error);
             return Ok((readiness, Requeue::Poll));
         }
         return Err(error);
     }
     if base.reason == PROVISIONING {
-        return Ok((base, outcome));
+        return Ok((base, requeue));
     }
-    let outcome = if results.changes {
+    let requeue = if results.in_progress {
         Requeue::Poll
     } else {
-        outcome
+        requeue
     };
     let Some(first) = problems.first() else {
-        return Ok((base, outcome));
+        return Ok((base, requeue));
     };
     let messages = messages.collect::<Vec<_>>().join("; ");
     let readiness = MyIngressReadiness::not_ready(base.alb, first.reason, messages);
-    Ok((readiness, outcome))
+    Ok((readiness, requeue))
 }

@@ -105,7 +105,7 @@ fn is_tcp(port: &ServicePort) -> bool {
 pub(crate) struct TargetChange {
     pub add: BTreeSet<InstanceTarget>,
     pub remove: BTreeSet<InstanceTarget>,
-    /// Targets to remove once the health of the desired targets is known: until then only these serve traffic.
+    /// Targets to remove once the health of the desired ones is known: until then no others serve traffic.
     pub hold: BTreeSet<InstanceTarget>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) const TARGETS_INITIAL: &str = "TargetsInitial";
 pub(crate) const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// Reasons that need no action.
-const PASSING: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, TERMINATING];
+const TRANSIENT: [&str; 4] = [CREATING, PROVISIONING, TARGETS_INITIAL, TERMINATING];
 /// Reasons for which no listener gets traffic. `CONFLICT` may also be the reason of one listener.
 const WITHOUT_TRAFFIC: [&str; 3] = [CREATING, PROVISIONING_FAILED, NAME_TAKEN];
 /// The reasons of this controller; [`qm_aws::error`] has those of AWS.
@@ -86,7 +86,7 @@ pub(crate) struct MyIngressReadiness {
     pub ready: bool,
     pub reason: &'static str,
     pub message: String,
-    /// True if no listener gets traffic, whatever the listener's status says.
+    /// True if no listener gets traffic, whatever its own status says.
     pub without_traffic: bool,
 }
 
@@ -153,7 +153,7 @@ impl MyIngressReadiness {
         let (reason, message) = (self.reason, self.message.clone());
         let outcome = if self.ready {
             Outcome::ready(message)
-        } else if PASSING.contains(&reason) {
+        } else if TRANSIENT.contains(&reason) {
             Outcome::in_progress(reason, message)
         } else {
             Outcome::failed(reason, message)
@@ -187,7 +187,7 @@ pub(crate) struct ListenerResult {
     /// Message of `reason`; empty if an [`AwsError`] has it.
     pub message: String,
     /// AWS is still working: the next reconcile will observe another state.
-    pub changes: bool,
+    pub in_progress: bool,
 }
 
 impl ListenerResult {
@@ -199,7 +199,7 @@ impl ListenerResult {
             message: format!(
                 "the resources of port {port} were requested, and AWS does not show them yet"
             ),
-            changes: true,
+            in_progress: true,
             ..Self::default()
         }
     }
@@ -223,7 +223,7 @@ impl ListenerResult {
             healthy: count(healthy),
             total: count(targets.len()),
             // AWS notifies nobody when an unhealthy target recovers.
-            changes: is_initial || healthy == 0,
+            in_progress: is_initial || healthy == 0,
             ..Self::default()
         };
         if healthy > 0 {
@@ -366,7 +366,7 @@ mod tests {
         #[case] registered: &[(&str, &str)],
         #[case] healthy: u32,
         #[case] reason: &str,
-        #[case] changes: bool,
+        #[case] in_progress: bool,
     ) {
         let health = |(instance, state): &(&str, &str)| TargetHealth {
             target: target(instance),
@@ -393,8 +393,8 @@ mod tests {
         };
         assert_eq!(result.status(None), status);
         assert_eq!(
-            (result.changes, result.message.is_empty()),
-            (changes, reason.is_empty())
+            (result.in_progress, result.message.is_empty()),
+            (in_progress, reason.is_empty())
         );
         if reason == TARGETS_UNHEALTHY {
             let rule = "allows TCP 30001 from sg-1, sg-2";

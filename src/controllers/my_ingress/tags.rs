@@ -11,10 +11,10 @@ use qm_runtime::error::Class;
 use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 use qm_runtime::short_digest;
 
-/// Tag with the UID of namespace [`OF_THE_CLUSTER`], which identifies the cluster.
+/// Tag with the UID of namespace [`CLUSTER_NAMESPACE`], which identifies the cluster.
 pub(crate) const CLUSTER: &str = "quartermaster.dev/cluster";
-/// Namespace that lives as long as its cluster.
-pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
+/// Namespace that exists as long as its cluster.
+pub(crate) const CLUSTER_NAMESPACE: &str = "kube-system";
 
 /// Tags of all resources that a `MyIngress` owns.
 #[derive(Clone, Copy)]
@@ -36,9 +36,9 @@ impl OwnershipTags<'_> {
         .into()
     }
 
-    /// Returns the ownership that `tags` prove. The rule is the one for children, with tags in place of labels and
-    /// annotations. Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
-    pub fn claim(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
+    /// Returns the ownership that `tags` prove, by the rule for children, with tags in place of labels and annotations.
+    /// Tags of another cluster prove nothing. `exists` returns whether a `MyIngress` has that UID.
+    pub fn ownership(&self, tags: &Tags, exists: impl Fn(&str) -> bool) -> Ownership {
         let is_of_this_cluster = tags
             .get(CLUSTER)
             .is_some_and(|cluster| cluster == self.cluster);
@@ -58,19 +58,6 @@ impl OwnershipTags<'_> {
             ..ObjectMeta::default()
         };
         self.owner.ownership(&metadata, exists)
-    }
-
-    /// Returns the other `MyIngress` that owns the load balancer, if it exists: nobody may adopt its load balancer.
-    /// `may_exist` gets UID and namespace.
-    pub fn sibling(
-        ownership: &TagOwnership,
-        may_exist: impl Fn(&str, &str) -> bool,
-    ) -> Option<&str> {
-        let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &ownership.claim else {
-            return None;
-        };
-        let (namespace, _) = owner.split_once('/')?;
-        may_exist(ownership.tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 
     /// Returns whether an editor consents to the adoption. Consent for another `MyIngress` does not count.
@@ -150,7 +137,7 @@ impl OwnershipTags<'_> {
     }
 }
 
-/// Truncates a tag's value, which may have 256 characters, so that the command after it stays visible.
+/// Truncates a tag's value, of up to 256 characters, so that the command after it stays visible.
 fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(130)]
 }
@@ -158,19 +145,30 @@ fn short(text: &str) -> &str {
 /// Tags of a resource in AWS, with the ownership that they prove.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TagOwnership {
-    pub claim: Ownership,
+    /// Relation of the resource to the `MyIngress`.
+    pub relation: Ownership,
     pub tags: Tags,
 }
 
 impl TagOwnership {
     /// Returns whether the `MyIngress` may change and delete the resource.
     pub fn is_owned(&self) -> bool {
-        matches!(self.claim, Ownership::Owned | Ownership::Restored)
+        matches!(self.relation, Ownership::Owned | Ownership::Restored)
     }
 
     /// Returns whether the `MyIngress` owns or may adopt the resource.
     pub fn is_adoptable(&self) -> bool {
-        !matches!(self.claim, Ownership::Foreign(_))
+        !matches!(self.relation, Ownership::Foreign(_))
+    }
+
+    /// Returns the other `MyIngress` that owns the resource, if `may_exist` accepts its UID and namespace: nobody may
+    /// adopt the resource then.
+    pub fn sibling(&self, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
+        let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &self.relation else {
+            return None;
+        };
+        let (namespace, _) = owner.split_once('/')?;
+        may_exist(self.tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 }
 
@@ -192,6 +190,7 @@ impl OwnershipMap {
         self.0.get(arn).is_none_or(|it| it.tags.is_empty())
     }
 }
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -215,25 +214,28 @@ mod tests {
             .collect()
     }
 
-    fn foreign(claim: &Ownership) -> bool {
-        matches!(claim, Ownership::Foreign(_))
+    fn foreign(ownership: &Ownership) -> bool {
+        matches!(ownership, Ownership::Foreign(_))
     }
 
     #[test]
     fn tagged_resource_is_owned() {
         let owner = owner();
-        let marks = OwnershipTags {
+        let own_tags = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         };
-        assert_eq!(marks.claim(&marks.tags(), |_| false), Ownership::Owned);
+        assert_eq!(
+            own_tags.ownership(&own_tags.tags(), |_| false),
+            Ownership::Owned
+        );
         assert!(
             foreign(
                 &OwnershipTags {
                     owner: &owner,
                     cluster: "c2"
                 }
-                .claim(&marks.tags(), |_| false)
+                .ownership(&own_tags.tags(), |_| false)
             ),
             "of another cluster"
         );
@@ -244,50 +246,50 @@ mod tests {
     #[case::untagged(&[], "foreign")]
     #[case::of_the_documents_program(&[("ManagedBy", "kopf")], "foreign")]
     #[case::managed_by_proves_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
-    #[case::by_uid(&[(CLUSTER, "c1"), (OWNER_UID, "u1")], "ours")]
+    #[case::by_uid(&[(CLUSTER, "c1"), (OWNER_UID, "u1")], "owned")]
     #[case::uid_of_no_cluster(&[(OWNER_UID, "u1")], "foreign")]
     #[case::uid_of_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], "foreign")]
     #[case::name_alone(&[(CLUSTER, "c1"), (OWNER, "shop/web")], "foreign")]
     #[case::restored(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")], "restored")]
     #[case::same_name_and_exists(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "shop/web")], "foreign")]
     #[case::deleted_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "a/web")], "foreign")]
-    #[case::adoptable(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
-    #[case::adoptable_from_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
+    #[case::adoptable(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "adoptable")]
+    #[case::adoptable_from_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "adoptable")]
     #[case::adoptable_by_another(&[(ADOPT_BY, "shop/api")], "foreign")]
-    fn claim_depends_on_the_tags(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
+    fn ownership_depends_on_the_tags(#[case] pairs: &[(&str, &str)], #[case] expected: &str) {
         let owner = owner();
         let proved = match (OwnershipTags {
             owner: &owner,
             cluster: "c1",
         })
-        .claim(&tags(pairs), |uid| uid == "u2")
+        .ownership(&tags(pairs), |uid| uid == "u2")
         {
-            Ownership::Owned => "ours",
+            Ownership::Owned => "owned",
             Ownership::Restored => "restored",
-            Ownership::Adoptable => "handed over",
+            Ownership::Adoptable => "adoptable",
             Ownership::Foreign(_) => "foreign",
         };
-        assert_eq!(proved, claim);
+        assert_eq!(proved, expected);
     }
 
     #[test]
     fn sibling_that_exists_is_named() {
         let owner = owner();
-        let marks = OwnershipTags {
+        let own_tags = OwnershipTags {
             owner: &owner,
             cluster: "c1",
         };
         let siblings = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
         let ownership = TagOwnership {
-            claim: marks.claim(&siblings, |_| true),
+            relation: own_tags.ownership(&siblings, |_| true),
             tags: siblings,
         };
         assert_eq!(
-            OwnershipTags::sibling(&ownership, |uid, namespace| (uid, namespace) == ("u2", "a")),
+            ownership.sibling(|uid, namespace| (uid, namespace) == ("u2", "a")),
             Some("a/web")
         );
         assert_eq!(
-            OwnershipTags::sibling(&ownership, |_, _| false),
+            ownership.sibling(|_, _| false),
             None,
             "the sibling does not exist"
         );

@@ -48,7 +48,7 @@ pub struct Targets {
     /// Requests that run outside reconciles.
     pub reads: Reads,
     /// Wakes the `TrackedField` that gets an answer.
-    pub wake: Trigger<TrackedField>,
+    pub trigger: Trigger<TrackedField>,
     /// Time without confirmation after which a target is read.
     pub resync: Duration,
     /// Timeout of discovery and of a read.
@@ -385,7 +385,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
                 return;
             };
             let limit = targets.timeout;
-            let span = telemetry::ask(
+            let span = telemetry::background_span(
                 targets.controller,
                 &TrackedField::group(&()),
                 &TrackedField::kind(&()),
@@ -403,7 +403,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
             let leads = targets.tracker.leads();
             let awaited = targets.reads.answered(&key, number, answer, leads);
             if awaited && leads {
-                targets.wake.wake(&key);
+                targets.trigger.wake(&key);
             } else if awaited {
                 // A standby does not reconcile, so the target is followed here.
                 targets.follow(&object);
@@ -471,7 +471,7 @@ mod tests {
             grants: Arc::new(grants::tests::everything()),
             resolver: Resolver::default(),
             reads: Reads::default(),
-            wake: Trigger::default(),
+            trigger: Trigger::default(),
             resync: Duration::from_mins(1),
             timeout: Duration::from_mins(1),
             draining: CancellationToken::new(),

@@ -129,7 +129,7 @@ impl<T: Transport> TrackedFields<T> {
         Circumstances {
             generation: object.metadata.generation,
             requested_at: object.annotations().get(REQUESTED_AT).cloned(),
-            apiserver_returns: self.availability.returned(),
+            apiserver_returns: self.availability.outages_ended(),
         }
     }
 

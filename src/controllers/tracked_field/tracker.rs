@@ -36,7 +36,7 @@ pub(super) const MAX_INLINE_BYTES: usize = 64 * 1024;
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {
     state: Mutex<TrackerState>,
-    wake: Trigger<TrackedField>,
+    trigger: Trigger<TrackedField>,
     /// Decodes large objects and does expensive lookups.
     pub(super) background: Background,
     queued: Notify,
@@ -70,16 +70,16 @@ struct Watch {
 }
 
 impl Tracker {
-    /// Creates a tracker. `wake` wakes the reconcile of a `TrackedField` with changes to record; `leads`: this replica
-    /// leads from the start.
-    pub fn new(wake: Trigger<TrackedField>, leads: bool) -> Self {
+    /// Creates a tracker. `trigger` wakes each `TrackedField` with changes to record; `leads`: this replica leads from
+    /// the start.
+    pub fn new(trigger: Trigger<TrackedField>, leads: bool) -> Self {
         let tracked = TrackerState {
             leads_since: leads.then_some(0),
             ..TrackerState::default()
         };
         Self {
             state: Mutex::new(tracked),
-            wake,
+            trigger,
             background: Background::default(),
             queued: Notify::new(),
         }
@@ -281,7 +281,7 @@ impl Tracker {
             let ticket = if of == key && follower.identity == *identity {
                 ticket
             } else if follower.is_satisfied_by(object) {
-                self.wake.wake(of);
+                self.trigger.wake(of);
                 follower.read_ticket()
             } else {
                 return;
@@ -357,7 +357,7 @@ impl Tracker {
                 .get_mut(key)
                 .is_some_and(|follower| follower.observe_metadata(metadata))
             {
-                self.wake.wake(key);
+                self.trigger.wake(key);
             }
         }
     }
@@ -493,7 +493,7 @@ impl Tracker {
                 follower.listed = listed;
             }
             if news {
-                self.wake.wake(key);
+                self.trigger.wake(key);
             }
         });
     }
@@ -552,7 +552,7 @@ impl Tracker {
         for (target, keys) in &state.targets {
             if target.resource == *resource && is_watched_in(target, watched_namespace) {
                 for key in keys {
-                    self.wake.wake(key);
+                    self.trigger.wake(key);
                 }
             }
         }
@@ -743,7 +743,7 @@ impl Tracker {
             }
             // The object may exist by now, if the scope of its resource has changed.
             if !follower.listed || follower.certainty == Certainty::NeedsRead {
-                self.wake.wake(key);
+                self.trigger.wake(key);
             }
         }
     }

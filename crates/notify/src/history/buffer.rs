@@ -8,11 +8,10 @@ use uuid::Uuid;
 use super::next::{HistoryLimits, ListLimits, is_same_state, merge_pending};
 use super::size;
 
-/// Limited buffer of observations between the watch and the next reconcile, which never blocks the watch.
+/// Buffer of observations between the watch and the next reconcile. It is limited and never blocks the watch.
 ///
-/// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. A reconcile removes
-/// the observations only after the history has them; until then they keep their ids, by which a later reconcile
-/// recognises a write without a response.
+/// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. Observations stay
+/// until the history has them, with their ids, by which a later reconcile recognises a write without a response.
 #[derive(Debug)]
 pub struct ObservationBuffer {
     /// Oldest first.
@@ -53,7 +52,7 @@ impl ObservationBuffer {
         }
     }
 
-    /// Adds an observation, unless it shows the newest state again.
+    /// Adds an observation, unless it repeats the newest state.
     pub fn push(&mut self, observation: Entry) {
         let newest = self.entries.last();
         if newest.is_none_or(|newest| !is_same_state(newest, &observation)) {

@@ -154,8 +154,8 @@ pub fn set_suspended(
     changed
 }
 
-/// Returns the wall-clock time since which the oldest Pending entry has waited, leaving out suspended entries and
-/// suspended time. For display only.
+/// Returns the wall-clock time since which the oldest unsuspended Pending entry has waited, without suspended time. For
+/// display only.
 pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
         let suspended = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;

@@ -18,7 +18,7 @@ use super::value::ObservedValue;
 pub struct Inputs<'a> {
     /// Subject that the spec tracks now.
     pub subject: &'a Subject,
-    /// Observations since the last reconcile, oldest first.
+    /// Observations that the history may lack, oldest first.
     pub observations: &'a [Entry],
     /// Newest known state, even if recorded long ago.
     pub newest: Option<&'a NewestState>,
@@ -55,8 +55,7 @@ pub struct Changes {
 pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
     let mut history = before.to_vec();
     record(&mut history, inputs.subject, inputs.observations);
-    // Level-triggered: whatever this replica observed and whichever replica recorded it, the history ends with the
-    // newest state.
+    // Level-triggered: the history ends with the newest state, whatever was observed and whichever replica recorded it.
     let contradicted = inputs
         .newest
         .and_then(|newest| record_newest(&mut history, newest, &mut ids));
@@ -90,10 +89,9 @@ pub struct NewestState {
     pub outranks: Option<u64>,
 }
 
-/// Returns an observation of the target at this time: the entry that records it, except that the action is `Deleted`
-/// or `Updated` until [`record`] compares the observation with the entry before. `value`: the field's value, `None` if
-/// the target does not exist. `version`: the resource's version, if one was observed. A later reconcile recognises a
-/// write without a response by `id`.
+/// Returns an observation of the target at this time, as the entry that records it; [`record`] sets the final action.
+/// `value`: the field's value, `None` if the target does not exist. `version`: the resource's version, if one was
+/// observed. `id`: recognises a write without a response.
 pub fn observation(
     subject: &Subject,
     at: Timestamp,
@@ -112,7 +110,7 @@ pub fn observation(
         value: value.and_then(ObservedValue::text).map(str::to_owned),
         display_value: None,
         missing: value == Some(&ObservedValue::Missing),
-        truncated: value.and_then(ObservedValue::cut).cloned(),
+        truncated: value.and_then(ObservedValue::truncation).cloned(),
         id,
         delivery: Some(Delivery::Pending),
         reason: None,
@@ -126,8 +124,8 @@ pub fn observation(
     }
 }
 
-/// Returns whether `last` already records the observation: the id is the same (the response to that write was lost); or
-/// another replica, or a read that overtook the watch, recorded this version, a later one or the deletion.
+/// Returns whether `last` already records the observation: by its id, if the response to that write was lost; or
+/// because another replica, or a read that overtook the watch, recorded this version, a later one or the deletion.
 fn is_recorded_by(observation: &Entry, last: &Entry) -> bool {
     if !is_about(last, observation) {
         return false;
@@ -137,7 +135,7 @@ fn is_recorded_by(observation: &Entry, last: &Entry) -> bool {
     }
     let exists = observation.action != ChangeAction::Deleted;
     let same_uid = observation.uid == last.uid;
-    // A UID never returns. A deletion that a read found has no version.
+    // A UID never returns after its deletion, which has no version if a read found it.
     if exists && observation.uid.is_some() && same_uid && last.action == ChangeAction::Deleted {
         return true;
     }
@@ -235,8 +233,8 @@ fn append(history: &mut History, observation: &Entry) {
     });
 }
 
-/// Sets the display values for `kubectl get`: of the last entry only, whose value may be long, and empty if the spec
-/// left its target.
+/// Sets the display value for `kubectl get`: shortened, in the last entry alone, and empty if the spec has another
+/// subject.
 pub(super) fn display(history: &mut History, subject: &Subject) {
     let Some((last, others)) = history.split_last_mut() else {
         return;
@@ -460,7 +458,7 @@ pub(super) fn merge_pending(
     merged
 }
 
-/// Pending entry, with its index and what merging compares.
+/// Pending entry, as merging compares it.
 struct Slot {
     at: usize,
     entry: Entry,

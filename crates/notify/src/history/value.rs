@@ -20,11 +20,11 @@ pub enum ObservedValue {
     /// Whole value.
     Text(Box<str>),
     /// Truncated value of more than [`KEPT_BYTES`].
-    Cut {
+    Truncated {
         /// Beginning of the value, in whole characters.
         head: Box<str>,
         /// Length and digest of the whole value.
-        cut: Box<Truncation>,
+        truncation: Box<Truncation>,
     },
 }
 
@@ -67,14 +67,14 @@ impl ObservedValue {
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Missing => None,
-            Self::Text(text) | Self::Cut { head: text, .. } => Some(text),
+            Self::Text(text) | Self::Truncated { head: text, .. } => Some(text),
         }
     }
 
     /// Returns the length and digest of a truncated value.
-    pub fn cut(&self) -> Option<&Truncation> {
+    pub fn truncation(&self) -> Option<&Truncation> {
         match self {
-            Self::Cut { cut, .. } => Some(cut),
+            Self::Truncated { truncation, .. } => Some(truncation),
             Self::Missing | Self::Text(_) => None,
         }
     }
@@ -121,9 +121,9 @@ impl ValuePrefix {
                 let sha256 = nibbles
                     .filter_map(|nibble| char::from_digit(nibble.into(), 16))
                     .collect();
-                ObservedValue::Cut {
+                ObservedValue::Truncated {
                     head,
-                    cut: Box::new(Truncation {
+                    truncation: Box::new(Truncation {
                         length: self.length,
                         sha256,
                     }),

@@ -1,4 +1,4 @@
-//! The reader's view of an entry, and its default texts.
+//! A receiver's view of an entry, and the default texts.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ pub const NOT_SET: &str = "(not set)";
 /// Text for the value of a deleted resource.
 pub const DELETED: &str = "-1";
 
-/// Reader's view of an entry: the fields of a `CloudEvent`'s data and, with `value` always a text, the variables of a
+/// Receiver's view of an entry: the fields of a `CloudEvent`'s data and, with `value` always a text, the variables of a
 /// template.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,7 +38,7 @@ pub struct View {
     pub namespace: String,
     /// Name of the resource.
     pub name: String,
-    /// Field, as the `TrackedField` specifies it.
+    /// `spec.field`.
     pub field: String,
     /// `Created`, `Updated` or `Deleted`.
     pub action: String,
@@ -191,13 +191,13 @@ fn shown_value(entry: &Entry) -> String {
 }
 
 /// Returns the value in one line, with its whole length if it was truncated.
-fn with_length<'a>(value: &'a str, cut: Option<&Truncation>) -> Cow<'a, str> {
+fn with_length<'a>(value: &'a str, truncation: Option<&Truncation>) -> Cow<'a, str> {
     let shown = one_line(value);
-    match cut {
-        Some(cut) => format!(
+    match truncation {
+        Some(truncation) => format!(
             "{shown}… (the first {} of {} bytes)",
             value.len(),
-            cut.length
+            truncation.length
         )
         .into(),
         None => shown,

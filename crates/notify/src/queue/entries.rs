@@ -39,7 +39,6 @@ impl PendingEntries {
     }
 }
 
-/// Key of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EntryKey {
     pub(super) field: ObjectKey,
@@ -63,7 +62,7 @@ pub struct DeliveryRequest {
     pub test_id: String,
     /// Start of the attempt.
     pub(super) started: Instant,
-    /// True if the request uses no template of a `TrackedField`.
+    /// True if the request uses the default text in place of each `TrackedField`'s template.
     pub plain: bool,
     /// Revision of the receiver's configuration.
     pub(super) revision: u64,

@@ -1,29 +1,27 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`queues`] chooses the next request and interprets the response, [`worker`] waits and sends, one request at a time
-//! for each contact point. The entries are in the status of the `TrackedField`s, whose reconciles enqueue Pending
-//! entries, fetch the outcomes and record them. A queue sends its next request only after every outcome of the last one
-//! is recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting
-//! an object's status, the queue continues without that object, and sends nothing more of it until its outcomes are
-//! recorded.
+//! [`queues`] chooses the next request and interprets the response; [`worker`] waits and sends, one request at a time
+//! for each contact point. The statuses of the `TrackedField`s have the entries; their reconciles enqueue Pending
+//! entries and record the outcomes. A queue sends its next request only after every outcome of the last one is
+//! recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting an
+//! object's status, the queue continues without that object until its outcomes are recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
-
-pub use self::entries::PendingEntries;
-pub use self::state::{
-    AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage,
-};
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
+pub use self::entries::PendingEntries;
 use self::queues::Queues;
+pub use self::state::{
+    AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage,
+};
 use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
@@ -44,8 +42,8 @@ pub struct Outbox<T> {
     queues: Mutex<Queues>,
     retry_policy: RetryPolicy,
     metrics: DeliveryMetrics,
-    fields: Trigger<TrackedField>,
-    points: Trigger<ContactPoint>,
+    field_trigger: Trigger<TrackedField>,
+    point_trigger: Trigger<ContactPoint>,
     draining: CancellationToken,
     progress: Notify,
     /// Cancelled when the workers must abort requests in flight.
@@ -53,14 +51,14 @@ pub struct Outbox<T> {
 }
 
 impl<T: Transport> Outbox<T> {
-    /// Creates an outbox without queues. `fields` and `points` trigger reconciles of affected objects; once `draining`
-    /// is cancelled, workers start no new request.
+    /// Creates an outbox without queues. The triggers wake affected objects; once `draining` is cancelled, workers
+    /// start no new request.
     pub fn new(
         transport: T,
         retry_policy: RetryPolicy,
         metrics: DeliveryMetrics,
-        fields: Trigger<TrackedField>,
-        points: Trigger<ContactPoint>,
+        field_trigger: Trigger<TrackedField>,
+        point_trigger: Trigger<ContactPoint>,
         draining: CancellationToken,
     ) -> Arc<Self> {
         let queues = Mutex::new(Queues::new(retry_policy));
@@ -70,8 +68,8 @@ impl<T: Transport> Outbox<T> {
             queues,
             retry_policy,
             metrics,
-            fields,
-            points,
+            field_trigger,
+            point_trigger,
             draining,
             progress,
             aborted,
@@ -117,7 +115,7 @@ impl<T: Transport> Outbox<T> {
         self.queues().tests_accepted(point)
     }
 
-    /// Returns why messages to `point` have failed more than once in a row, if any wait.
+    /// Returns the cause if messages to `point` wait and have failed more than once in a row.
     pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         self.queues().failing(point)
     }
@@ -145,12 +143,12 @@ impl<T: Transport> Outbox<T> {
             queues.dequeue(field, deleted)
         });
         if let Some(point) = point {
-            self.points.wake(&point);
+            self.point_trigger.wake(&point);
         }
     }
 
-    /// Applies `change` to the pending entries of `field`, which are in its queue or that of `point`. Wakes each
-    /// contact point whose status must now say that messages wait, or no longer wait.
+    /// Applies `change` to the pending entries of `field`, in its queue or that of `point`. Wakes each contact point
+    /// that starts or stops reporting waiting messages.
     fn change_pending(
         &self,
         field: &ObjectKey,
@@ -176,7 +174,7 @@ impl<T: Transport> Outbox<T> {
         drop(queues);
         self.metrics.pending_changed(change);
         for point in &changed {
-            self.points.wake(point);
+            self.point_trigger.wake(point);
         }
     }
 
@@ -190,12 +188,12 @@ impl<T: Transport> Outbox<T> {
         self.queues().outcomes(field)
     }
 
-    /// Removes these outcomes, which the status of `field` now has.
+    /// Removes outcomes that the status of `field` now has.
     pub fn recorded(&self, field: &ObjectKey, ids: &[(String, DeliveryOutcome)]) {
         let point = self.queues().recorded(field, ids);
         self.progress.notify_waiters();
         if let Some(point) = point {
-            self.points.wake(&point);
+            self.point_trigger.wake(&point);
         }
     }
 
@@ -213,7 +211,7 @@ impl<T: Transport> Outbox<T> {
                 .write_rejected(field, point, response, circumstances, Instant::now());
         if is_newly_left_out {
             self.progress.notify_waiters();
-            self.points.wake(point);
+            self.point_trigger.wake(point);
         }
     }
 

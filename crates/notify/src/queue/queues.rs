@@ -47,7 +47,7 @@ pub struct Queues {
 /// Queue of one contact point.
 #[derive(Default)]
 pub(super) struct ContactPointQueue {
-    /// The receiver of the last configuration; none without a contact point.
+    /// Receiver of the last configuration; none without a contact point.
     pub(super) receiver: Option<Receiver>,
     /// Pending entries of each `TrackedField`.
     waiting: BTreeMap<ObjectKey, PendingEntries>,
@@ -59,7 +59,7 @@ pub(super) struct ContactPointQueue {
     worker: Option<Arc<Notify>>,
 }
 
-/// Request of a queue.
+/// State of a queue's request.
 #[derive(Default)]
 enum RequestState {
     #[default]
@@ -74,7 +74,7 @@ enum RequestState {
 #[derive(Clone, Default)]
 struct Batch {
     entries: Vec<EntryKey>,
-    /// True if the request uses no template of a `TrackedField`.
+    /// True if the request uses the default text in place of each `TrackedField`'s template.
     plain: bool,
 }
 
@@ -157,7 +157,7 @@ impl Queues {
             }
         };
         queue.receiver = Some(receiver);
-        queue.notify();
+        queue.wake_worker();
         if queue.worker.is_some() {
             return None;
         }
@@ -171,7 +171,7 @@ impl Queues {
             && receiver.state == QueueState::Tested
         {
             receiver.state = QueueState::Open;
-            self.notify(point);
+            self.wake_worker_of(point);
         }
     }
 
@@ -181,7 +181,7 @@ impl Queues {
             receiver.endpoint = None;
         }
         self.drop_stale_retry(point);
-        self.notify(point);
+        self.wake_worker_of(point);
     }
 
     /// Forgets the receiver of a deleted contact point.
@@ -190,7 +190,7 @@ impl Queues {
             queue.receiver = None;
         }
         self.drop_stale_retry(point);
-        self.notify(point);
+        self.wake_worker_of(point);
         self.drop_if_idle(point);
     }
 
@@ -203,11 +203,11 @@ impl Queues {
         if let Some(receiver) = &mut queue.receiver {
             receiver.retry_now(now);
             if is_empty {
-                // Somebody requested an attempt, and only the test message can make it.
+                // A user requested an attempt, and only the test message can make it.
                 receiver.test.accepted.while_stopped = false;
             }
         }
-        self.notify(point);
+        self.wake_worker_of(point);
     }
 
     /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
@@ -234,7 +234,7 @@ impl Queues {
             .map_or_else(AcceptedTests::default, |receiver| receiver.test.accepted)
     }
 
-    /// Returns why messages to `point` have failed more than once in a row, if any wait.
+    /// Returns the cause if messages to `point` wait and have failed more than once in a row.
     pub fn failing(&self, point: &ObjectKey) -> Option<String> {
         let queue = self.by_contact_point.get(point)?;
         match queue.receiver.as_ref()? {
@@ -288,7 +288,7 @@ impl Queues {
         }
         self.drop_stale_retry(point);
         self.drop_if_idle(point);
-        self.notify(point);
+        self.wake_worker_of(point);
         signed(count) - signed(before)
     }
 
@@ -323,7 +323,7 @@ impl Queues {
                 && let Some(queue) = self.by_contact_point.get_mut(&point)
             {
                 queue.unrecorded.remove(field);
-                queue.notify();
+                queue.wake_worker();
                 self.drop_if_idle(&point);
             }
         }
@@ -340,7 +340,7 @@ impl Queues {
         let point = self.queue_by_field.remove(field)?;
         let queue = self.by_contact_point.get_mut(&point)?;
         let pending = queue.waiting.remove(field)?;
-        queue.notify();
+        queue.wake_worker();
         Some((point, pending.ids.len()))
     }
 
@@ -424,11 +424,11 @@ impl Queues {
                 queue.unrecorded.remove(field);
                 self.in_flight.remove(field);
             }
-            self.notify(&point);
+            self.wake_worker_of(&point);
             self.drop_if_idle(&point);
         }
         if let Some(point) = self.queue_by_field.get(field) {
-            self.notify(point);
+            self.wake_worker_of(point);
         }
         self.no_longer_left_out(field)
     }
@@ -451,7 +451,7 @@ impl Queues {
         if is_newly_left_out {
             // The unrecorded outcome may belong to another contact point.
             for queue in self.by_contact_point.values() {
-                queue.notify();
+                queue.wake_worker();
             }
         }
         is_newly_left_out
@@ -515,7 +515,7 @@ impl Queues {
 
 /// The next request.
 impl Queues {
-    /// Returns whether `changed` belongs to the queue of `point`: a new queue of that name has a new worker.
+    /// Returns whether `changed` belongs to the current queue of `point`: a new queue of that name has another worker.
     pub fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
         let queue = self.by_contact_point.get(point);
         let worker = queue.and_then(|queue| queue.worker.as_ref());
@@ -628,9 +628,9 @@ impl Queues {
             .filter(|(field, _)| !self.in_flight.contains_key(*field))
     }
 
-    /// Stops the receiver of `point`; returns whether the contact point's status changes. If only one `TrackedField`
-    /// has pending entries, a stop that `may_alternate` is not reported: the test message goes next, at once, and shows
-    /// whether the receiver accepts anything, so that single rejected messages do not change the status.
+    /// Stops the receiver of `point`; returns whether the contact point's status changes. A stop that `may_alternate`
+    /// is not reported if only one `TrackedField` has pending entries: the test message goes next, at once, and shows
+    /// whether the receiver accepts anything.
     fn stop(&mut self, point: &ObjectKey, may_alternate: bool, now: Instant) -> bool {
         let alternates = may_alternate
             && self.receiver(point).is_some_and(Receiver::may_test)
@@ -689,7 +689,8 @@ impl Queues {
     }
 }
 
-/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, which sort by time.
+/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, so they sort by
+/// time.
 fn oldest(
     refusals: &Refusals,
     pending: &[(&ObjectKey, &PendingEntries)],
@@ -773,7 +774,7 @@ impl Queues {
             }
             Err(_) => {}
         }
-        // The receiver's response to an object that was deleted or moved meanwhile affects nothing here.
+        // A response does not concern objects that were deleted or moved meanwhile.
         for field in &departed {
             self.forget_refusals(point, field);
         }
@@ -786,7 +787,7 @@ impl Queues {
                 .is_some_and(|queue| !self.has_messages(queue));
         affected.fields.sort();
         affected.fields.dedup();
-        self.notify(point);
+        self.wake_worker_of(point);
         self.drop_if_idle(point);
         affected
     }
@@ -811,7 +812,7 @@ impl Queues {
         }
     }
 
-    /// Handles an error after which the receiver may accept the request later. Returns the request to retry.
+    /// Handles an error after which the same request may succeed. Returns the request to retry.
     fn on_error(
         &mut self,
         failed: &Failed<'_>,
@@ -932,8 +933,8 @@ impl Queues {
         self.drop_stale_retry(point);
     }
 
-    /// Drops the request to retry if the queue was closed, or if one of the entries is no longer pending here: the
-    /// request would differ.
+    /// Drops the request to retry if the queue was closed or the request would differ, because one of its entries is no
+    /// longer pending here.
     fn drop_stale_retry(&mut self, point: &ObjectKey) {
         let is_stale = |queue: &ContactPointQueue| match &queue.request {
             RequestState::Retrying(batch) => queue.endpoint().is_none() || !queue.is_pending(batch),
@@ -952,8 +953,8 @@ impl Queues {
         self.drop_if_idle(point);
     }
 
-    /// Replaces the request of `point`. Entries of the former one that have no outcome and are not in the `next` one
-    /// are no longer in flight.
+    /// Replaces the request of `point`. Entries without an outcome that the `next` request lacks are no longer in
+    /// flight.
     fn set_request(&mut self, point: &ObjectKey, next: RequestState) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
@@ -978,7 +979,7 @@ impl Queues {
         for field in released {
             // The other entries of the field may be in another queue now.
             if let Some(point) = self.queue_by_field.get(&field) {
-                self.notify(point);
+                self.wake_worker_of(point);
             }
         }
     }
@@ -1000,13 +1001,13 @@ impl Queues {
         if self.by_contact_point.get(point).is_some_and(is_idle)
             && let Some(queue) = self.by_contact_point.remove(point)
         {
-            queue.notify();
+            queue.wake_worker();
         }
     }
 
-    fn notify(&self, point: &ObjectKey) {
+    fn wake_worker_of(&self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get(point) {
-            queue.notify();
+            queue.wake_worker();
         }
     }
 }
@@ -1034,8 +1035,8 @@ impl ContactPointQueue {
         self.receiver.as_ref()?.endpoint.as_ref()
     }
 
-    /// Returns the entries of the request in flight, to send them again; none for the test message, which the next
-    /// choice may replace.
+    /// Returns the entries of the request in flight, to send them again; none for the test message, which may be
+    /// replaced.
     fn in_flight(&self) -> Option<Batch> {
         match &self.request {
             RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(batch.clone()),
@@ -1043,8 +1044,7 @@ impl ContactPointQueue {
         }
     }
 
-    /// Wakes the worker.
-    fn notify(&self) {
+    fn wake_worker(&self) {
         if let Some(worker) = &self.worker {
             worker.notify_one();
         }

@@ -1,4 +1,4 @@
-//! Receiver of a contact point: its configuration, and the state that its responses lead to.
+//! Receiver of a contact point: its configuration, and its state after the responses.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ pub(super) struct Receiver {
     /// The endpoint; none while the contact point is suspended or its Secrets cannot be read. The receiver's state
     /// stays meanwhile, because the same configuration may return.
     pub(super) endpoint: Option<Endpoint>,
-    /// Revision of the configuration, unique over all queues: a response to a request of another revision does not
-    /// concern this receiver.
+    /// Revision of the configuration, unique over all queues. A response to a request of another revision does not
+    /// count.
     pub(super) revision: u64,
     pub(super) test: TestMessage,
     pub(super) state: QueueState,
@@ -31,7 +31,7 @@ pub(super) struct Receiver {
     /// Number of failures since the last accepted or refused request.
     pub(super) failures: u32,
     backoff: Option<Backoff>,
-    /// Time of the next request.
+    /// Earliest time of the next request.
     pub(super) not_before: Option<Instant>,
 }
 
@@ -199,8 +199,7 @@ fn is_same_failure(one: &ReceiverState, other: &ReceiverState) -> bool {
     }
 }
 
-/// Splits off the receiver's own text, which follows the status code in parentheses and may differ each time: a new
-/// text alone is not reported.
+/// Splits off the receiver's own text, in parentheses after the status code: a new text alone is not reported.
 fn without_quote(message: &str) -> (&str, &str, &str) {
     match (message.find('('), message.rfind(')')) {
         (Some(open), Some(close)) if open < close => {

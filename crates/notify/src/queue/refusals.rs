@@ -22,7 +22,7 @@ const MAX_REJECTED_IN_A_ROW: u32 = 3;
 pub(super) struct Refusals {
     /// The last refusal.
     last: Option<(Refusal, String)>,
-    /// Number of messages rejected since the last accepted one; each may have been rejected for its own content.
+    /// Number of messages rejected, each perhaps for its own content, since the last accepted one.
     rejected_in_a_row: u32,
     /// True if the last response failed an entry: other messages go before the next entry that may fail.
     just_failed: bool,
@@ -81,7 +81,7 @@ impl Refusals {
         self.by_field.retain(|_, refusals| !refusals.is_empty());
     }
 
-    /// Records a refusal that no entry can be the cause of.
+    /// Records a refusal that no entry can cause.
     pub(super) fn refuse_any(&mut self, reason: Refusal, message: &str) {
         self.last = Some((reason, message.to_owned()));
         self.sequence += 1;
@@ -102,7 +102,7 @@ impl Refusals {
         }
     }
 
-    /// Records the refusal of a single entry. An entry that is not `kept` has an outcome.
+    /// Records the refusal of a single entry, which is `kept` unless it has an outcome.
     pub(super) fn refuse_entry(
         &mut self,
         reason: Refusal,
@@ -199,7 +199,7 @@ impl Refusals {
         self.just_failed
     }
 
-    /// Returns the sequence number of the last refused entry of that `TrackedField`: the smallest is next.
+    /// Returns the sequence number of that `TrackedField`'s last refused entry: the smallest goes next.
     pub(super) fn last_refusal(&self, field: &ObjectKey) -> u64 {
         self.by_field
             .get(field)

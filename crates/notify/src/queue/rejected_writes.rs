@@ -15,7 +15,7 @@ pub(super) struct RejectedWrites {
     count: u32,
     /// Status code of the last rejection.
     code: u16,
-    /// First message of the apiserver with that code; a new message alone is not reported again.
+    /// First message with that code; a new message alone is not reported again.
     message: String,
     /// Contact point of the `TrackedField`.
     pub(super) point: ObjectKey,

@@ -28,8 +28,8 @@ pub struct TestMessage {
 /// Accepted test messages of a contact point, as its status keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedTests {
-    /// Number over all configurations; each acceptance gives the next test message a new id, even if an earlier
-    /// configuration returns.
+    /// Number over all configurations, part of the message id: each acceptance gives the next test message a new id,
+    /// even if an earlier configuration returns.
     pub count: i64,
     /// Whether a stopped receiver accepted a test message, and no entry since. People see test messages, so no process
     /// sends a second one.
@@ -46,7 +46,7 @@ impl TestMessage {
     }
 }
 
-/// State on which a rejected status write depends: a change of this state triggers the next write at once.
+/// State whose change triggers the next status write after a rejected one at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Generation of the object.

@@ -60,7 +60,7 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed:
         let next = outbox.queues().next(point, Instant::now());
         match next {
             QueueStep::Send => send(outbox, point, changed).await,
-            QueueStep::Stopped => outbox.points.wake(point),
+            QueueStep::Stopped => outbox.point_trigger.wake(point),
             QueueStep::Wait(None) => changed.notified().await,
             QueueStep::Wait(Some(until)) => {
                 tokio::select! {
@@ -125,10 +125,10 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed:
         .on_response(point, &request, response, Instant::now());
     outbox.progress.notify_waiters();
     for field in &fields {
-        outbox.fields.wake(field);
+        outbox.field_trigger.wake(field);
     }
     if wakes_point {
-        outbox.points.wake(point);
+        outbox.point_trigger.wake(point);
     }
 }
 

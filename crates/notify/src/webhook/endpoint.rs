@@ -21,13 +21,9 @@ pub struct Parts {
     pub url_is_secret: bool,
     /// `headerName` and `apiToken`.
     pub token: Option<(String, SecretString)>,
-    /// `headers`.
     pub headers: BTreeMap<String, String>,
-    /// `body`.
     pub body: Option<String>,
-    /// `contentType`.
     pub content_type: Option<String>,
-    /// `signingKey`.
     pub signing_key: Option<SigningKey>,
     /// `timeoutSeconds`.
     pub timeout: Option<Duration>,

@@ -22,8 +22,7 @@ const READY_TYPE: &str = "dev.quartermaster.contactpoint.ready";
 /// Headers and body of a request.
 #[derive(Debug)]
 pub struct CloudEvent {
-    /// `ce-id` and `Idempotency-Key`: the id of the entry or test message. The id of a digest is derived from the ids
-    /// of its entries.
+    /// `ce-id` and `Idempotency-Key`: the id of the entry or test message; of a digest, derived from its entries' ids.
     pub id: String,
     /// `ce-type`.
     pub kind: &'static str,

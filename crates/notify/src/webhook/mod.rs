@@ -38,8 +38,8 @@ impl Quote {
     }
 }
 
-/// Message of every request without a response from an address that is not quoted: the cause would reveal whether a
-/// server listens there.
+/// Message about every missing response from an address that is not quoted: the cause would reveal whether a server
+/// listens there.
 const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address. Check URL, TLS and \
     NetworkPolicies";
 

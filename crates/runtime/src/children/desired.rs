@@ -102,7 +102,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         Projection::default()
     }
 
-    /// Returns whether an Event tells of the recreation of a child that another client deleted.
+    /// Returns whether an Event reports the recreation of a child that another client deleted.
     fn reports_recreation(&self) -> bool {
         true
     }
@@ -120,15 +120,15 @@ pub enum ChildAction<'a, K> {
     Delete(String),
 }
 
-/// Exceptions to server-side apply that only the code of a kind knows.
+/// Exceptions of one kind to server-side apply.
 pub struct Quirks<'a, K> {
-    /// Fields that are released and keep their values, as paths in the form of `managedFields`.
+    /// Fields that the operator releases and whose values stay, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
     /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
-    /// shows. The object is then applied again.
+    /// shows: the object is applied again.
     pub ignored: fn(&K, &K) -> bool,
-    /// Removes from the desired object, before a dry run, the values that only one object may have and the live object
-    /// has, such as a node port.
+    /// Removes values that only one object may have and the live object has, such as a node port, from the desired
+    /// object, before a dry run.
     pub clear_allocated: fn(&mut K, &K),
 }
 
@@ -160,7 +160,7 @@ pub struct Applied<'a, K> {
 }
 
 impl<'a, K: ChildKind> Applied<'a, K> {
-    /// Sets the ownership of `object` and completes it.
+    /// Creates the desired state from `object`: adds ownership and digest.
     pub(super) fn new(
         owner: &'a Owner,
         manager: &'static str,
@@ -265,7 +265,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 };
                 self.write_managed_fields(api, owned, json!({}), &transfer.entries)
                     .await?;
-                self.drift.took(&self.key, transfer.taken);
+                self.drift.record_taken(&self.key, transfer.taken);
                 Ok(None)
             }
             answer => answer.map(Some),
@@ -358,7 +358,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 let alone = error.fields().unwrap_or_default();
                 Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
-            // Other errors, such as that of a webhook without support for dry runs, say nothing about the object alone.
+            // Other errors, such as a webhook's that supports no dry runs, say nothing about the object alone.
             Err(Error::Rejected { .. }) => Ok(None),
             Err(error) => Err(error),
         }

@@ -41,11 +41,11 @@ fn children<S: ChildSummary>(
         summary,
         watches_metadata: false,
         wake: Arc::new(wake),
-        needs_watch: Arc::default(),
+        watch_needed: Arc::default(),
         sync: SyncState::default(),
         cache: Arc::new(ChildCache::new(Duration::from_mins(30))),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
-        unconfirmed: Pacer::new(Duration::from_millis(50)),
+        unconfirmed: WriteLimiter::new(Duration::from_millis(50)),
     };
     maps.sync.begin(0, []);
     maps

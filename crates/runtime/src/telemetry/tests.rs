@@ -59,7 +59,7 @@ fn logged(level: &str, json: bool, work: impl FnOnce()) -> Kept {
 #[test]
 fn json_is_flat_with_the_keys_of_controller_runtime() {
     let kept = logged("info", true, || {
-        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
+        let _span = reconcile_span("widget", "example.com", "Widget", "shop", "web").entered();
         let _step = info_span!("step", name = "inner", attempt = 2).entered();
         let error = io::Error::other("no \"luck\"\n");
         warn!(
@@ -94,7 +94,7 @@ fn json_is_flat_with_the_keys_of_controller_runtime() {
 fn lines_have_the_fields_of_their_reconcile_at_any_level() {
     for level in ["error", "error,widget_operator=info"] {
         let kept = logged(level, true, || {
-            let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
+            let _span = reconcile_span("widget", "example.com", "Widget", "shop", "web").entered();
             error!(target: "widget_operator", "failed");
         });
         assert_eq!(kept.lines()[0]["name"], "web", "{level}: {}", kept.text());
@@ -104,7 +104,7 @@ fn lines_have_the_fields_of_their_reconcile_at_any_level() {
 #[test]
 fn terminal_gets_text() {
     let kept = logged("info", false, || {
-        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
+        let _span = reconcile_span("widget", "example.com", "Widget", "shop", "web").entered();
         info!("sent");
     });
     let text = kept.text();
@@ -179,7 +179,7 @@ fn no_level_lets_other_crates_log_data() {
 #[test]
 fn spans_for_traces_are_in_no_line() {
     let kept = logged("trace", true, || {
-        let _span = reconcile("widget", "example.com", "Widget", "shop", "web").entered();
+        let _span = reconcile_span("widget", "example.com", "Widget", "shop", "web").entered();
         let _request = traces::request(
             &http::Method::GET,
             "/api/v1/nodes/n",

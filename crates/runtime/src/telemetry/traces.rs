@@ -53,7 +53,7 @@ impl Traces {
     ///
     /// # Errors
     /// The settings in the environment are unsupported or invalid.
-    pub fn from_env(program: &Program) -> anyhow::Result<Self> {
+    pub(crate) fn from_env(program: &Program) -> anyhow::Result<Self> {
         if !is_enabled(|name| env::var(name).ok()) {
             return Ok(Self::none());
         }

@@ -161,7 +161,7 @@ impl SyncState {
     }
 
     /// Returns the number of the relist, if every namespace has been listed or its list was denied.
-    pub fn synced_relist(&self) -> Option<u64> {
+    pub(crate) fn synced_relist(&self) -> Option<u64> {
         let lists = self.0.borrow();
         lists.relist.filter(|_| lists.are_synced())
     }

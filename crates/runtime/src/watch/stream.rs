@@ -168,9 +168,8 @@ where
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
-    /// Decides when the watch counts as recovered. A list does not prove that a watch succeeds: a client that may only
-    /// list would restart its backoff again and again. An event of the watch proves success, and so does a list that
-    /// came through a watch.
+    /// Decides when the watch counts as recovered: after an event of the watch, or a list that came through a watch. A
+    /// plain list proves nothing: a client that may only list would restart its backoff again and again.
     fn schedule_recovery(&mut self, event: &Event<K>) {
         let recovery = match event {
             Event::InitDone if !self.is_streaming() => Instant::now() + RECOVERY_DELAY,
@@ -203,8 +202,8 @@ pub fn error_status(error: &Error) -> Option<&Status> {
     }
 }
 
-/// Returns whether the same request fails until somebody fixes the cause. kube's watcher resumes from the version that
-/// it knows, even after 410, and a resumed watch does not report when it succeeds.
+/// Returns whether the same request fails until somebody fixes the cause, so that the watch must start over. kube's
+/// watcher would resume from the version that it knows, even after 410, and not report when a resumed watch succeeds.
 fn is_permanent(error: &Error) -> bool {
     match error {
         // kube's watcher relists by itself after a 410 event, and reads on after other error events.

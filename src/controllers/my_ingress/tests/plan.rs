@@ -148,7 +148,7 @@ async fn failed_creation_is_recorded_only_if_it_may_have_happened(
     let (_, reconciled) = check(World::empty(), refuse, steps, reason).await;
     let alb = reconciled.report().readiness.alb.as_ref();
     assert_eq!(alb.map(|_| ()), requested);
-    assert!(reconciled.report().outcome.is_err());
+    assert!(reconciled.report().requeue.is_err());
 }
 
 /// An unowned load balancer is not changed.
@@ -306,7 +306,7 @@ async fn rejected_correction_does_not_block_the_others(
     };
     let steps = format!("{FOUND} {steps}");
     let (_, reconciled) = check(World::new(), change, &steps, reason).await;
-    assert!(reconciled.report().outcome.is_err());
+    assert!(reconciled.report().requeue.is_err());
 }
 
 /// The Event about a creation does not wait for the tags; the Event about an adoption does.
@@ -346,7 +346,7 @@ async fn created_load_balancer_may_have_another_owner() {
         "FindLoadBalancer AddFinalizer RecordCreateLoadBalancer CreateLoadBalancer ReadTags";
     let (_, reconciled) = check(World::empty(), change, steps, "Conflict").await;
     // Tags may be shown late.
-    assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
+    assert_eq!(reconciled.report().requeue, Ok(Requeue::Poll));
 }
 
 /// No order of steps makes a listener forward to a group without targets.
@@ -733,7 +733,7 @@ async fn protected_load_balancer_follows_its_nodes(
     let steps = format!("{FOUND} ConfirmOwner !DeleteLoadBalancer {steps}");
     let (_, reconciled) = check(world, change, steps.trim(), "DeletionProtected").await;
     let report = reconciled.report();
-    assert_eq!(report.outcome.is_err(), is_refused);
+    assert_eq!(report.requeue.is_err(), is_refused);
     let message = &report.readiness.message;
     assert!(message.contains("Key=deletion_protection.enabled,Value=false && kubectl annotate"));
 }

@@ -10,9 +10,9 @@ use super::fake::{
     GROUP, LISTENER, LOAD_BALANCER, World, ago, aws_error, health_of, http, tags, target,
 };
 
-/// Returns the outcome, or the class of the error.
-fn ended(outcome: &Result<Requeue, AwsError>) -> Result<Requeue, Class> {
-    outcome.clone().map_err(|error| error.class)
+/// Returns the requeue, or the class of the error.
+fn ended(requeue: &Result<Requeue, AwsError>) -> Result<Requeue, Class> {
+    requeue.clone().map_err(|error| error.class)
 }
 
 fn set_health(world: &mut World, states: [&str; 2]) {
@@ -64,11 +64,11 @@ type Change = fn(&mut World);
     "arn:aws:elb:eu-1:2:web is not in 1, the account of the operator's credentials: the operator changes nothing, and deletion waits; give the \
      operator credentials of account 2, or", Err(Class::Slow))]
 #[tokio::test]
-async fn state_gives_condition_and_outcome(
+async fn state_gives_condition_and_requeue(
     #[case] change: Change,
     #[case] reason: &str,
     #[case] message: &str,
-    #[case] outcome: Result<Requeue, Class>,
+    #[case] requeue: Result<Requeue, Class>,
 ) {
     let mut world = World::new();
     change(&mut world);
@@ -82,7 +82,7 @@ async fn state_gives_condition_and_outcome(
         readiness.message
     );
     assert_eq!(readiness.ready, reason == "Ready");
-    assert_eq!(ended(&report.outcome), outcome);
+    assert_eq!(ended(&report.requeue), requeue);
 }
 
 /// A problem that an editor has to fix comes before a transient one, whatever the listeners' order.
@@ -107,7 +107,7 @@ async fn lasting_problem_comes_first() {
             "port 81: Service none does not exist: create it; the targets of port 80 are in initial health checks"
         )
     );
-    assert_eq!(reconciled.report().outcome, Ok(Requeue::Poll));
+    assert_eq!(reconciled.report().requeue, Ok(Requeue::Poll));
 }
 
 /// The most urgent error is reported, followed by the other listeners' problems.
@@ -118,7 +118,7 @@ async fn lasting_problem_comes_first() {
 #[tokio::test]
 async fn rejected_listener_is_reported(
     #[case] class: Class,
-    #[case] outcome: Result<Requeue, Class>,
+    #[case] requeue: Result<Requeue, Class>,
 ) {
     let mut world = World::new();
     world.listen(
@@ -146,7 +146,7 @@ async fn rejected_listener_is_reported(
         )
     );
     // Transient states are checked again soon, unless the error is terminal.
-    assert_eq!(ended(&report.outcome), outcome);
+    assert_eq!(ended(&report.requeue), requeue);
     assert!(
         report.listeners[1].creation_requested_at.is_some(),
         "AWS may not show it yet"
@@ -176,7 +176,7 @@ async fn most_urgent_error_counts() {
     let reconciled = world.reconcile().await;
     let report = reconciled.report();
     assert_eq!(report.readiness.reason, "NotPermitted");
-    assert_eq!(ended(&report.outcome), Err(Class::Slow));
+    assert_eq!(ended(&report.requeue), Err(Class::Slow));
     let reasons = report
         .listeners
         .iter()

@@ -128,17 +128,17 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
     let long = format!("x{}", "я".repeat(600));
     let cut = value(long.clone());
     assert_eq!(cut.text().unwrap(), &long[..1023]);
-    assert_eq!(cut.cut().unwrap().length, 1201);
+    assert_eq!(cut.truncation().unwrap().length, 1201);
     assert_eq!(value(long.clone()), cut);
     assert_ne!(value(format!("{long}!")), cut);
 
     let known = value("a".repeat(1_000_000));
     assert_eq!(
-        known.cut().unwrap().sha256,
+        known.truncation().unwrap().sha256,
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
     );
     assert_eq!(known.text().unwrap().len(), KEPT_BYTES);
-    assert_eq!(known.cut().unwrap().length, 1_000_000);
+    assert_eq!(known.truncation().unwrap().length, 1_000_000);
 }
 
 #[rstest]
@@ -315,14 +315,14 @@ proptest! {
         let kept = observe(&a);
         prop_assert!(kept.text().unwrap().len() <= KEPT_BYTES);
         prop_assert!(a.repeat(times).starts_with(kept.text().unwrap()));
-        prop_assert_eq!(kept.cut().is_some(), a.repeat(times).len() > KEPT_BYTES);
+        prop_assert_eq!(kept.truncation().is_some(), a.repeat(times).len() > KEPT_BYTES);
     }
 
     #[test]
     fn values_are_written_as_json(object in any_json()) {
         let field = FieldSelector::compile("X", "{.a}").unwrap();
         let observed = field.extract(&json!({"a": object}));
-        if observed.cut().is_none() {
+        if observed.truncation().is_none() {
             let expected = object.as_str().map_or_else(|| object.to_string(), str::to_owned);
             prop_assert_eq!(observed.text().unwrap(), expected);
         }

@@ -331,7 +331,7 @@ fn reconcile(
                 prop_assert_ne!(entry.action, ChangeAction::Deleted);
                 prop_assert_eq!(
                     (&entry.uid, entry.value.as_deref(), entry.truncated.as_ref()),
-                    (uid, value.text(), value.cut())
+                    (uid, value.text(), value.truncation())
                 );
                 prop_assert_eq!(entry.missing, *value == ObservedValue::Missing);
             }

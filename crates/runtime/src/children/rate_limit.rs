@@ -1,5 +1,4 @@
-//! Rate limit for the writes of children that a restart of the operator causes: after a failover, every child may need
-//! a write.
+//! Rate limit of the writes that a restart of the operator causes: after a failover, every child may need one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,23 +8,23 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::ObjectKey;
 
-/// Size of a burst, as the time that its writes would take at one write per period.
+/// Length of a burst: the time that its writes would take at one write per period.
 const BURST: Duration = Duration::from_secs(5);
 
-/// Rate limit of the writes of children, which delays no other work.
-pub(crate) struct Pacer {
+/// Rate limit of writes of children. Other writes need no reservation.
+pub(crate) struct WriteLimiter {
     period: Duration,
-    turns: Mutex<Turns>,
+    reservations: Mutex<Reservations>,
 }
 
 #[derive(Default)]
-struct Turns {
+struct Reservations {
     /// Time of the next free write.
     next: Option<Instant>,
-    given: HashMap<ObjectKey, Turn>,
+    by_child: HashMap<ObjectKey, Reservation>,
 }
 
-struct Turn {
+struct Reservation {
     at: Instant,
     basis: Basis,
 }
@@ -33,37 +32,37 @@ struct Turn {
 /// State on which a waiting write is based. A change of the child or of its owner ends the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
-    /// Digest of the child's content.
     pub(super) fingerprint: u64,
-    /// Generation of the owner.
     pub(super) generation: Option<i64>,
     /// The author's last reconcile request.
     pub(super) requested: Option<String>,
 }
 
-impl Pacer {
+impl WriteLimiter {
     /// Creates a rate limit with one write in each `period`.
     pub(crate) fn new(period: Duration) -> Self {
         Self {
             period,
-            turns: Mutex::default(),
+            reservations: Mutex::default(),
         }
     }
 
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reservations(&self) -> MutexGuard<'_, Reservations> {
+        self.reservations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether the write of the child still waits, on the same basis.
     pub(super) fn waits(&self, child: &ObjectKey, basis: &Basis) -> bool {
-        self.turns()
-            .given
+        self.reservations()
+            .by_child
             .get(child)
-            .is_some_and(|turn| turn.waits(basis))
+            .is_some_and(|reservation| reservation.waits(basis))
     }
 
-    /// Returns whether the write of the child must wait. Reserves a time for a child that has none; `wake` runs at that
-    /// time. A child keeps the time until [`Pacer::forget`], however often its write fails.
+    /// Returns whether the write of the child must wait. Reserves a time for a child that has none, and runs `wake`
+    /// then. A child keeps its time until [`WriteLimiter::forget`], however often the write fails.
     pub(super) fn must_wait(
         &self,
         child: &ObjectKey,
@@ -71,19 +70,21 @@ impl Pacer {
         wake: impl FnOnce() + Send + 'static,
     ) -> bool {
         let now = Instant::now();
-        let mut turns = self.turns();
-        if let Some(turn) = turns.given.get(child) {
-            return turn.waits(&basis);
+        let mut reservations = self.reservations();
+        if let Some(reservation) = reservations.by_child.get(child) {
+            return reservation.waits(&basis);
         }
-        let next = turns.next.map_or(now, |next| next.max(now));
-        turns.next = Some(next + self.period);
+        let next = reservations.next.map_or(now, |next| next.max(now));
+        reservations.next = Some(next + self.period);
         let at = if next - now < BURST {
             now
         } else {
             next - BURST + self.period
         };
-        turns.given.insert(child.clone(), Turn { at, basis });
-        drop(turns);
+        reservations
+            .by_child
+            .insert(child.clone(), Reservation { at, basis });
+        drop(reservations);
         if at > now {
             tokio::spawn(async move {
                 sleep_until(at).await;
@@ -95,11 +96,11 @@ impl Pacer {
 
     /// Forgets a child that is confirmed, or no longer desired.
     pub(super) fn forget(&self, child: &ObjectKey) {
-        self.turns().given.remove(child);
+        self.reservations().by_child.remove(child);
     }
 }
 
-impl Turn {
+impl Reservation {
     fn waits(&self, basis: &Basis) -> bool {
         self.at > Instant::now() && self.basis == *basis
     }
@@ -128,10 +129,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn children_are_spread_after_a_burst() {
-        let (pacer, woken) = (Pacer::new(PERIOD), Arc::new(AtomicUsize::new(0)));
+        let (limiter, woken) = (WriteLimiter::new(PERIOD), Arc::new(AtomicUsize::new(0)));
         let must_wait = |number: u32| {
             let woken = Arc::clone(&woken);
-            pacer.must_wait(&key(number), basis(0), move || {
+            limiter.must_wait(&key(number), basis(0), move || {
                 _ = woken.fetch_add(1, Ordering::Relaxed);
             })
         };
@@ -139,24 +140,24 @@ mod tests {
         assert_eq!(waiting, (100..140).collect::<Vec<_>>());
         // The check runs after the tasks that are due by then.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        for turn in 100..140 {
+        for number in 100..140 {
             assert!(
-                must_wait(turn) && pacer.waits(&key(turn), &basis(0)),
-                "{turn} keeps its time"
+                must_wait(number) && limiter.waits(&key(number), &basis(0)),
+                "{number} keeps its time"
             );
             tokio::time::sleep(PERIOD).await;
             assert!(
-                !must_wait(turn) && !pacer.waits(&key(turn), &basis(0)),
-                "{turn} has reached its time"
+                !must_wait(number) && !limiter.waits(&key(number), &basis(0)),
+                "{number} has reached its time"
             );
-            assert_eq!(woken.load(Ordering::Relaxed), turn as usize - 99);
+            assert_eq!(woken.load(Ordering::Relaxed), number as usize - 99);
         }
         assert!(
             !must_wait(0) && !must_wait(139),
             "a failed write keeps its time"
         );
-        (0..140).for_each(|number| pacer.forget(&key(number)));
-        assert!(pacer.turns().given.is_empty());
+        (0..140).for_each(|number| limiter.forget(&key(number)));
+        assert!(limiter.reservations().by_child.is_empty());
         tokio::time::sleep(BURST * 2).await;
         assert!(
             (200..300).all(|number| !must_wait(number)),
@@ -166,9 +167,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn change_of_the_child_or_its_owner_ends_the_wait() {
-        let pacer = Pacer::new(Duration::from_hours(1));
-        assert!(!pacer.must_wait(&key(0), basis(0), || ()));
-        assert!(pacer.must_wait(&key(1), basis(0), || ()));
+        let limiter = WriteLimiter::new(Duration::from_hours(1));
+        assert!(!limiter.must_wait(&key(0), basis(0), || ()));
+        assert!(limiter.must_wait(&key(1), basis(0), || ()));
         let others = [
             basis(1),
             Basis {
@@ -181,8 +182,8 @@ mod tests {
             },
         ];
         for other in others {
-            assert!(!pacer.waits(&key(1), &other) && !pacer.must_wait(&key(1), other, || ()));
+            assert!(!limiter.waits(&key(1), &other) && !limiter.must_wait(&key(1), other, || ()));
         }
-        assert!(pacer.waits(&key(1), &basis(0)));
+        assert!(limiter.waits(&key(1), &basis(0)));
     }
 }
