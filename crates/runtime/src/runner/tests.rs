@@ -597,7 +597,7 @@ async fn statuses_of_many_new_objects_wait_until_no_more_arrive() {
         OBJECTS - (Burst::MIN_OBJECTS - 1),
         "{steps:?}"
     );
-    let pause = waited[0] - steps[last].0;
+    let pause = waited[0].saturating_sub(steps[last].0);
     assert!(
         pause >= Burst::PAUSE && pause < Burst::PAUSE + STEP_TIME,
         "{pause:?}"

@@ -205,7 +205,7 @@ impl SyncState {
     /// Records that the list of `namespace` is complete.
     pub fn set_listed(&self, namespace: Option<&str>) {
         self.update(namespace, |list| {
-            (list.is_listed, list.denied) = (true, None)
+            (list.is_listed, list.denied) = (true, None);
         });
     }
 
