@@ -344,7 +344,7 @@ pub struct RunConfig {
     /// Name of the cluster, a line in every message.
     pub cluster_name: Option<String>,
     /// Whether copies may go to the namespaces of Kubernetes itself.
-    pub protected_destinations: bool,
+    pub allow_protected_destinations: bool,
     /// Settings of notifications.
     pub notifications: NotificationConfig,
     /// Settings of logs.
@@ -429,7 +429,7 @@ impl RunArgs {
             cluster_name: Some(self.cluster_name).filter(not_empty),
             policy_prefix: Some(self.admission_policy_prefix).filter(not_empty),
             no_cross_namespace_refs: self.no_cross_namespace_refs,
-            protected_destinations: self.allow_protected_destinations,
+            allow_protected_destinations: self.allow_protected_destinations,
             notifications: NotificationConfig {
                 telegram_api_url: parse::telegram_api_url(&self.telegram_api_url)?,
                 shared_secrets: if self.no_cross_namespace_refs {

@@ -19,7 +19,7 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 use super::plan::{Destinations, Plan};
 
 /// Index of copies, syncs and namespaces.
-pub struct Index {
+pub struct SyncIndex {
     /// Copies: all `ConfigMap`s with the ownership label.
     pub copies: Arc<ChildCache<()>>,
     /// State of the lists of `ConfigMap`s.
@@ -64,7 +64,7 @@ pub enum NamespacePresence {
     Terminating,
 }
 
-impl Index {
+impl SyncIndex {
     /// Creates an empty index, which fills the cache `copies`. `trigger` wakes the syncs that a change concerns.
     pub fn new(
         scope: &WatchScope,
@@ -305,7 +305,7 @@ fn known(copy: &PartialObjectMeta<ConfigMap>) -> KnownChild<()> {
     KnownChild::of(&copy.metadata, &NAMES, fingerprint, ())
 }
 
-impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
+impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
     /// Keeps only `ConfigMap`s with the ownership label.
     fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
@@ -351,7 +351,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for Index {
     }
 }
 
-impl watch::Index<PartialObjectMeta<Namespace>> for Index {
+impl watch::Index<PartialObjectMeta<Namespace>> for SyncIndex {
     fn apply(&self, namespace: PartialObjectMeta<Namespace>) -> bool {
         let name = namespace.name_any();
         let is_terminating = namespace.metadata.deletion_timestamp.is_some();

@@ -27,7 +27,7 @@ use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::Semaphore;
 
 use self::copy::Copy;
-use self::index::{Index, NamespacePresence};
+use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{Plan, PlanError};
 use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
 use crate::cli::RunConfig;
@@ -78,9 +78,9 @@ const ROOM: u32 = 6 * 1024;
 pub struct ConfigMapSyncs {
     scope: WatchScope,
     /// Whether copies may go to the namespaces of Kubernetes itself.
-    protected: bool,
+    allow_protected: bool,
     no_cross_namespace_refs: bool,
-    index: Arc<Index>,
+    index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
     /// Permits for the content of copies in memory, one for each KiB.
     room: Semaphore,
@@ -103,7 +103,7 @@ struct CopyTotals {
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let cache = setup.child_cache();
-        let index = Arc::new(Index::new(
+        let index = Arc::new(SyncIndex::new(
             &setup.manager.scope,
             Arc::clone(&cache),
             setup.trigger.clone(),
@@ -135,7 +135,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         }
         Ok(ConfigMapSyncs {
             scope: manager.scope.clone(),
-            protected: config.protected_destinations,
+            allow_protected: config.allow_protected_destinations,
             no_cross_namespace_refs: config.no_cross_namespace_refs,
             index,
             copies,
@@ -255,7 +255,7 @@ impl ConfigMapSyncs {
     fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, PlanError> {
         let namespace = sync.metadata.namespace.as_deref();
         let only = namespace.filter(|_| self.no_cross_namespace_refs);
-        Plan::of(&sync.spec, &self.scope, self.protected, only)
+        Plan::of(&sync.spec, &self.scope, self.allow_protected, only)
     }
 
     /// Ends the reconcile of a sync whose source does not exist. The copies stay, except those that the spec no longer

@@ -62,17 +62,17 @@ pub enum Destinations {
     Selected {
         selector: Selector,
         /// Whether the namespaces of Kubernetes count.
-        protected: bool,
+        allow_protected: bool,
     },
 }
 
 impl Plan {
-    /// Returns the plan of `spec`. `protected`: copies may go to the namespaces of Kubernetes itself. `only`: the one
+    /// Returns the plan of `spec`. `allow_protected`: copies may go to the namespaces of Kubernetes itself. `only`: the one
     /// namespace that may be named, if references to others are rejected.
     pub fn of(
         spec: &ConfigMapSyncSpec,
         scope: &WatchScope,
-        protected: bool,
+        allow_protected: bool,
         only: Option<&str>,
     ) -> Result<Self, PlanError> {
         spec.check_size().map_err(PlanError::SpecInvalid)?;
@@ -125,7 +125,7 @@ impl Plan {
         if let Some(refused) = outside(&spec.source_namespace) {
             return Err(refused);
         }
-        if !protected && PROTECTED_NAMES.contains(&name) {
+        if !allow_protected && PROTECTED_NAMES.contains(&name) {
             return Err(PlanError::DestinationNotAllowed(format!(
                 "copies named {name} are not allowed, because other programs trust this name: write another destinationName, or run the \
                  operator with --allow-protected-destinations"
@@ -161,7 +161,7 @@ impl Plan {
                     .map_err(|error| PlanError::SpecInvalid(unknown(error)))?;
                 Destinations::Selected {
                     selector,
-                    protected,
+                    allow_protected,
                 }
             }
             None => {
@@ -174,7 +174,7 @@ impl Plan {
                 for namespace in std::mem::take(&mut named) {
                     if let Some(why) = outside(&namespace) {
                         refused.insert(namespace, why);
-                    } else if !protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
+                    } else if !allow_protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
                         let message = format!(
                             "copies in {namespace} are not allowed, because this namespace belongs to Kubernetes: name another \
                              namespace, or run the operator with --allow-protected-destinations"
@@ -205,10 +205,10 @@ impl Plan {
             Destinations::Named(names) => names.contains(namespace),
             Destinations::Selected {
                 selector,
-                protected,
+                allow_protected,
             } => {
                 labels.is_some_and(|labels| selector.matches(labels))
-                    && (*protected || !PROTECTED_NAMESPACES.contains(&namespace))
+                    && (*allow_protected || !PROTECTED_NAMESPACES.contains(&namespace))
                     && !(*namespace == *self.source.namespace && *self.name == *self.source.name)
             }
         }
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(must_stay(&key(old), &keys(desired), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &WatchScope, protected: bool) -> Result<Plan, PlanError> {
+    fn plan(spec: &Value, scope: &WatchScope, allow_protected: bool) -> Result<Plan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
@@ -323,7 +323,7 @@ mod tests {
         Plan::of(
             &serde_json::from_value(whole).unwrap(),
             scope,
-            protected,
+            allow_protected,
             None,
         )
     }
@@ -349,15 +349,18 @@ mod tests {
         let selector =
             json!({ "destinationNamespaceSelector": { "matchLabels": { "team": "x" } } });
         let matching: BTreeMap<_, _> = [("team".to_owned(), "x".to_owned())].into();
-        for (protected, itself) in [(false, false), (true, true)] {
+        for (allow_protected, itself) in [(false, false), (true, true)] {
             let mut spec = selector.clone();
             if itself {
                 spec["destinationName"] = "other".into();
             }
-            let plan = plan(&spec, &WatchScope::Cluster, protected).unwrap();
+            let plan = plan(&spec, &WatchScope::Cluster, allow_protected).unwrap();
             assert!(plan.reaches("b", Some(&matching)));
             assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
-            assert_eq!(plan.reaches("kube-system", Some(&matching)), protected);
+            assert_eq!(
+                plan.reaches("kube-system", Some(&matching)),
+                allow_protected
+            );
             assert_eq!(plan.reaches("a", Some(&matching)), itself);
         }
     }

@@ -24,7 +24,7 @@ use super::field::FieldSelector;
 use super::follower::{FollowIdentity, ReadTicket};
 use super::grants::{Grant, Grants};
 use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable};
-use super::target::{Resolved, Resolver, TargetKey};
+use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, Tracker};
 use super::waiting::WaitingReason;
 
@@ -135,7 +135,7 @@ impl Targets {
         };
         if self.reaches(object, resolved.namespace_of(target)).is_ok() && self.is_granted(&resolved)
         {
-            self.hub.ensure(&resolved.resource, resolved.namespaced);
+            self.ensure_watch(&resolved);
         }
         true
     }
@@ -153,6 +153,14 @@ impl Targets {
             });
         }
         Ok(())
+    }
+
+    fn ensure_watch(&self, resolved: &Resolved) {
+        let name = ResourceName::from(&resolved.resource);
+        let metadata_only = is_watched_by_metadata(&name);
+        let namespaced = resolved.namespaced;
+        self.hub
+            .ensure(&resolved.resource, namespaced, metadata_only);
     }
 
     fn is_granted(&self, resolved: &Resolved) -> bool {
@@ -249,7 +257,7 @@ impl Targets {
             return Ok(None);
         };
         self.follow_as(object, &tracked, &field);
-        self.hub.ensure(&resolved.resource, resolved.namespaced);
+        self.ensure_watch(&resolved);
         Ok(Some(tracked))
     }
 

@@ -15,7 +15,7 @@ use qm_runtime::watch::ResourceName;
 use tokio::sync::Semaphore;
 
 use super::follower::FollowIdentity;
-use super::target::{TargetError, TargetKey};
+use super::target::{TargetError, TargetKey, is_watched_by_metadata};
 use super::waiting::{TARGET_UNREADABLE, WaitingReason};
 
 /// Why a `TrackedField` tracks nothing.
@@ -97,7 +97,7 @@ impl RequestGroup {
     pub fn read(target: &TargetKey, is_deferred: bool) -> Self {
         if is_deferred {
             Self::Background(target.clone())
-        } else if target.resource.is_watched_by_metadata() {
+        } else if is_watched_by_metadata(&target.resource) {
             Self::Object(target.clone())
         } else {
             Self::Reads(target.resource.clone())

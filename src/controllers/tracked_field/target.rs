@@ -21,6 +21,12 @@ pub struct TargetKey {
     pub name: String,
 }
 
+/// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
+/// `ConfigMap`s of up to 1 MiB, and few of them are targets.
+pub(super) fn is_watched_by_metadata(resource: &ResourceName) -> bool {
+    resource.api_version == "v1" && resource.plural == "configmaps"
+}
+
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {

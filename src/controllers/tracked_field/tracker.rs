@@ -27,7 +27,7 @@ use tracing::warn;
 use super::field::FieldSelector;
 use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
 use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
-use super::target::TargetKey;
+use super::target::{TargetKey, is_watched_by_metadata};
 use super::watch_event::{WatchEvent, WatchEventQueue};
 
 /// Maximum size of the text of an object that is decoded on a thread with other work, in bytes.
@@ -696,7 +696,7 @@ impl Tracker {
     }
 
     fn on_applied(&self, resource: &ResourceName, object: RawObject) {
-        if resource.is_watched_by_metadata() {
+        if is_watched_by_metadata(resource) {
             self.observe_metadata(resource, &object);
         } else {
             self.apply(resource, object, true);

@@ -111,7 +111,7 @@ struct Failed<'a> {
 pub struct AffectedObjects {
     /// `TrackedField`s with a new outcome or message.
     pub fields: Vec<ObjectKey>,
-    /// True if the contact point's status changes.
+    /// True if the contact point must be reconciled: its status changes, or its Secret must be read again.
     pub point: bool,
 }
 

@@ -132,8 +132,8 @@ impl Receiver {
         is_new && self.report(ReceiverState::Retrying(message))
     }
 
-    /// Stops the queue for the reason of the last refusal, until `retry_at`; returns whether the contact point's status
-    /// changes.
+    /// Stops the queue for the reason of the last refusal, until `retry_at`. Returns whether the contact point must be
+    /// reconciled: its status changes, or a 401 asks for a new read of its Secret, which somebody may have fixed.
     pub(super) fn stop(&mut self, retry_at: Instant) -> bool {
         self.stop_silently();
         self.not_before = Some(retry_at);
@@ -144,7 +144,6 @@ impl Receiver {
             reason: reason.as_str(),
             message,
         });
-        // Each 401 triggers a new read of the Secret, which somebody may have fixed.
         is_new || reason == Refusal::Unauthorized
     }
 

@@ -37,12 +37,6 @@ impl ResourceName {
             |group| format!("{}.{group}", self.plural),
         )
     }
-
-    /// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
-    /// `ConfigMap`s of up to 1 MiB, and few of them are targets.
-    pub fn is_watched_by_metadata(&self) -> bool {
-        self.api_version == "v1" && self.plural == "configmaps"
-    }
 }
 
 impl From<&ApiResource> for ResourceName {

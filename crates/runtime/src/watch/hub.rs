@@ -21,8 +21,7 @@ use crate::metrics::{Metrics, Purpose};
 use crate::raw_object::RawObject;
 use crate::tasks::Tasks;
 
-/// Creates the index of a resource. The index gets only the metadata of some resources, see
-/// [`ResourceName::is_watched_by_metadata`].
+/// Creates the index of a resource.
 pub type NewIndex = Box<dyn Fn(ResourceName) -> Arc<dyn Index<RawObject>> + Send + Sync>;
 
 /// Watches that begin and end while the process runs, by resource.
@@ -70,8 +69,9 @@ impl WatchHub {
         });
     }
 
-    /// Starts the watch of `resource`, unless it runs.
-    pub fn ensure(&self, resource: &ApiResource, namespaced: bool) {
+    /// Starts the watch of `resource`, unless it runs. With `metadata_only`, the index gets objects that have nothing
+    /// but their metadata.
+    pub fn ensure(&self, resource: &ApiResource, namespaced: bool, metadata_only: bool) {
         let name = ResourceName::from(resource);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         if watches.contains_key(&name) {
@@ -82,7 +82,7 @@ impl WatchHub {
             apiVersion = name.api_version,
             "started the watch of a resource"
         );
-        let handle = if name.is_watched_by_metadata() {
+        let handle = if metadata_only {
             self.spawn::<PartialObjectMeta>(resource, &name, namespaced)
         } else {
             self.spawn::<RawObject>(resource, &name, namespaced)
