@@ -86,9 +86,9 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     // as not granted.
     let grants_known = follow_grants(manager, &grants, &targets, &fields);
     let points_synced = points.phase.clone().synced();
-    let after = async {
+    let after = async move {
         points_synced.await;
-        grants_known.await;
+        grants_known.wait().await;
     };
     let contact_points = ContactPoints {
         source: SecretSource {
@@ -123,22 +123,18 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     })
 }
 
-/// Follows the tracker role, on every replica. The future ends once the role is known.
+/// Follows the tracker role, on every replica. The result is set once the role is known or not needed.
 fn follow_grants(
     manager: &mut Manager,
     grants: &Arc<Grants>,
     targets: &Arc<Targets>,
     fields: &KindHandles<TrackedField>,
-) -> impl Future<Output = ()> + use<> {
+) -> Arc<SetOnce<()>> {
+    if !manager.settings.runs(tracked_field::NAME) {
+        return Arc::new(SetOnce::new_with(Some(())));
+    }
     let known = Arc::new(SetOnce::new());
     let is_known = Arc::clone(&known);
-    let wait = async move {
-        is_known.wait().await;
-    };
-    if !manager.settings.runs(tracked_field::NAME) {
-        let _ = known.set(());
-        return wait;
-    }
     let targets = Arc::clone(targets);
     let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
     let changed = move || {
@@ -151,7 +147,7 @@ fn follow_grants(
             trigger.wake(&ObjectKey::of(field.as_ref()));
         }
         // Later calls have no effect.
-        let _ = known.set(());
+        let _ = is_known.set(());
     };
     let follow = grants.follow(
         manager.client.clone(),
@@ -160,7 +156,7 @@ fn follow_grants(
         changed,
     );
     manager.spawn("tracker role watch", follow);
-    wait
+    known
 }
 
 /// Returns the configuration of the sender, which sends only while `fence` is open.

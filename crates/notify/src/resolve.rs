@@ -203,7 +203,7 @@ struct NamesState {
     known: HashMap<String, (Instant, Arc<[SocketAddr]>)>,
     running: HashMap<String, Shared<BoxFuture<'static, Found>>>,
     namespaces: HashMap<Arc<str>, Weak<Semaphore>>,
-    /// Whether the last lookup of each name returned public addresses only; at most [`MAX_PUBLIC_NAMES`].
+    /// True for a name whose last lookup returned public addresses only; at most [`MAX_PUBLIC_NAMES`].
     public: HashMap<String, bool>,
 }
 

@@ -541,6 +541,7 @@ mod tests {
         state.send_replace(KindState::Synced);
         assert_eq!(phase.unavailable("a"), None);
     }
+
     #[tokio::test]
     async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
         let state = watch::Sender::new(KindState::Synced);

@@ -105,7 +105,7 @@ impl Adopt<'_> {
         let request = json!({ "uid": owner.uid(), "annotations": { REQUESTED_AT: now } });
         let triggered = self.patch(&resource, owner.namespace(), owner.name(), request);
         triggered.await.map_err(|error| {
-            format!("the operator may now adopt the object, but could not be told to reconcile at once: {error}")
+            format!("the operator may now adopt the object, but an immediate reconcile could not be requested: {error}")
         })
     }
 

@@ -31,7 +31,7 @@ pub(super) fn is_watched_by_metadata(resource: &ResourceName) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     pub resource: ApiResource,
-    /// Whether the resource is namespaced.
+    /// True if the resource is namespaced.
     pub namespaced: bool,
 }
 

@@ -71,29 +71,12 @@ async fn all_delivered(bed: &Bed, name: &str, last: &str) {
         format!("{name} ends with {last:.10}, all of it delivered"),
         CAUGHT_UP,
         async || {
-            let history = bed.history(name).await;
-            let value = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(value == Some(last), "the history ends with {value:?}");
+            let history = bed.history_with_last(name, last).await?;
             anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
             Ok(Some(()))
         },
     );
     delivered.await.unwrap();
-}
-
-/// Waits until the last entry of the history has this value, delivered or not.
-async fn recorded(bed: &Bed, name: &str, last: &str) {
-    let recorded = until(
-        format!("{name} ends with {last:.10}"),
-        CAUGHT_UP,
-        async || {
-            let history = bed.history(name).await;
-            let value = history.last().and_then(|entry| entry.value.as_deref());
-            anyhow::ensure!(value == Some(last), "the history ends with {value:?}");
-            Ok(Some(()))
-        },
-    );
-    recorded.await.unwrap();
 }
 
 /// Asserts that each sent entry counts the changes since the previous entry, so that together the entries count every
@@ -163,7 +146,12 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
         if change % 500 == 0 {
             set_map(&maps, "huge", &huge(change)).await;
             // More than 4 MiB of large objects that wait for a busy CPU are read once, as they are then.
-            recorded(&bed, "huge", &huge(change)[..1024]).await;
+            let recorded = &huge(change)[..1024];
+            until("the change is recorded", CAUGHT_UP, async || {
+                bed.history_with_last("huge", recorded).await.map(Some)
+            })
+            .await
+            .unwrap();
         }
     }
     let message = bed.event("small", "EntriesMerged").await;

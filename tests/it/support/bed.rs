@@ -451,6 +451,14 @@ impl Bed {
             .unwrap()
     }
 
+    /// Returns the history of a `TrackedField` whose last entry has the value `last`; fails if another value is last.
+    pub async fn history_with_last(&self, name: &str, last: &str) -> anyhow::Result<Vec<Entry>> {
+        let history = self.history(name).await;
+        let value = history.last().and_then(|entry| entry.value.as_deref());
+        anyhow::ensure!(value == Some(last), "the history ends with {value:?}");
+        Ok(history)
+    }
+
     /// Waits until the object satisfies `look`.
     pub async fn until<K>(&self, name: &str, what: &str, mut look: impl FnMut(&K) -> bool) -> K
     where
