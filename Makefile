@@ -41,8 +41,9 @@ test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory lint
 	@rm -rf target/audit target/times
 	@# Most tests wait for something most of the time.
-	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=10; ended=$$?; \
-	  echo "The ten slowest tests:"; sort -rn target/times | head; exit $$ended
+	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=10 2>&1 | tee target/test.log; ended=$$?; \
+	  echo "The ten slowest tests:"; sort -rn target/times | head; \
+	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 4 "panicked at" target/test.log; }; exit $$ended
 
 test-binaries:
 	cargo test --workspace --no-run

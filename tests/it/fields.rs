@@ -288,6 +288,7 @@ impl Widgets {
             .await;
     }
 
+    /// Grants the operator reading widgets; returns once the tracker role aggregates the grant.
     pub async fn grant(&self, bed: &Bed) {
         bed.apply(&format!(
             "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {{name: track-{}, labels: \
@@ -297,6 +298,19 @@ impl Widgets {
             bed.namespace, self.group
         ))
         .await;
+        until("the tracker role has the grant", SOON, async || {
+            let role = [
+                "get",
+                "clusterrole",
+                "quartermaster-tracker-role",
+                "-o",
+                "json",
+            ];
+            let role = bed.kubectl(&role).await;
+            Ok(role.contains(&self.group).then_some(()))
+        })
+        .await
+        .unwrap();
     }
 
     async fn put(&self, bed: &Bed, spec: Value) {
