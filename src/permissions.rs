@@ -34,7 +34,10 @@ const READ: &[&str] = &["get", "list", "watch"];
 /// [`AGGREGATE_TO_TRACKER`] grants others.
 pub const TARGET_RIGHTS: &[Permission] = &[
     Permission::namespaced("", &["services"], READ),
-    Permission::namespaced("apps", &["deployments", "statefulsets"], READ),
+    Permission::namespaced("apps", &["daemonsets", "deployments", "statefulsets"], READ),
+    Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], READ),
+    Permission::namespaced("batch", &["cronjobs", "jobs"], READ),
+    Permission::namespaced("networking.k8s.io", &["ingresses"], READ),
 ];
 
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.

@@ -165,7 +165,7 @@ fn every_request_is_granted_by_a_rule() {
     let is_tracked = |subject: &Subject| {
         ["list", "watch"].contains(&&*subject.verb)
             && (subject.group.ends_with("example.com")
-                || permission(subject).ends_with(" cronjobs.batch"))
+                || permission(subject).ends_with(" networkpolicies.networking.k8s.io"))
     };
     // Every account may read /readyz and /version by default, except from an apiserver that has not loaded its rules yet.
     let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";

@@ -544,6 +544,77 @@ async fn recreated_kind_is_discovered_again() {
 }
 
 #[tokio::test]
+async fn kinds_that_need_no_api_version_are_tracked_by_word_or_path() {
+    let bed = Bed::shared("builtin").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let manifests = |image: &str, host: &str, most: u32| {
+        let pod = format!(
+            "{{metadata: {{labels: {{app: a}}}}, spec: {{containers: [{{name: main, image: '{image}'}}, {{name: side, image: \
+             'side:1'}}]"
+        );
+        let batch = format!("{pod}, restartPolicy: Never}}}}");
+        format!(
+            "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{name: agent}}\nspec: {{selector: {{matchLabels: {{app: a}}}}, \
+             template: {pod}}}}}}}\n---\n\
+             apiVersion: batch/v1\nkind: CronJob\nmetadata: {{name: nightly}}\nspec: {{schedule: '0 0 * * *', jobTemplate: \
+             {{spec: {{template: {batch}}}}}}}\n---\n\
+             apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {{name: front}}\nspec: {{rules: [{{host: {host}}}]}}\n\
+             ---\n\
+             apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {{name: scaler}}\nspec: {{maxReplicas: \
+             {most}, scaleTargetRef: {{apiVersion: apps/v1, kind: Deployment, name: web}}, metrics: [{{type: Resource, \
+             resource: {{name: cpu, target: {{type: Utilization, averageUtilization: {most}}}}}}}]}}\n"
+        )
+    };
+    let job = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: once}\nspec: {template: {spec: {restartPolicy: Never, \
+               containers: [{name: main, image: 'job:1'}]}}}\n";
+    bed.apply(&format!(
+        "{}---\n{job}",
+        manifests("main:1", "a.example.com", 3)
+    ))
+    .await;
+    let images = |main: &str| format!(r#"["{main}","side:1"]"#);
+    let (before, after) = (images("main:1"), images("main:2"));
+    let cases = [
+        ("DaemonSet", "agent", "images", &*before, &*after),
+        ("DaemonSet", "agent", "image:main", "main:1", "main:2"),
+        ("CronJob", "nightly", "image", "main:1", "main:2"),
+        ("CronJob", "nightly", "images", &before, &after),
+        (
+            "Ingress",
+            "front",
+            "{.spec.rules[*].host}",
+            "a.example.com",
+            "b.example.com",
+        ),
+        (
+            "HorizontalPodAutoscaler",
+            "scaler",
+            "{.spec.metrics[0].resource.target.averageUtilization}",
+            "3",
+            "4",
+        ),
+    ];
+    let name = |number: usize| format!("field-{number}");
+    for (number, (kind, target, field, ..)) in cases.iter().enumerate() {
+        bed.track(&name(number), kind, target, field, "hook").await;
+    }
+    // A Job's template cannot change.
+    bed.track("job", "Job", "once", "images", "hook").await;
+    bed.delivered("job", &[("Created", Some("job:1"))]).await;
+    for (number, (.., value, _)) in cases.iter().enumerate() {
+        bed.delivered(&name(number), &[("Created", Some(value))])
+            .await;
+    }
+    bed.apply(&manifests("main:2", "b.example.com", 4)).await;
+    for (number, (.., value, next)) in cases.iter().enumerate() {
+        let both = [("Created", Some(*value)), ("Updated", Some(*next))];
+        bed.delivered(&name(number), &both).await;
+    }
+}
+
+#[tokio::test]
 async fn missing_empty_false_and_null_are_four_values() {
     let bed = Bed::shared("nothing").await;
     let receiver = Receiver::start().unwrap();

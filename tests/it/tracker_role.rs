@@ -60,20 +60,6 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
         ("v1", "Pod", "pods", Some(here), "web"),
         ("v1", "Node", "nodes", None, "node-1"),
         ("v1", "Namespace", "namespaces", None, here),
-        (
-            "autoscaling/v2",
-            "HorizontalPodAutoscaler",
-            "horizontalpodautoscalers",
-            Some(here),
-            "web",
-        ),
-        (
-            "networking.k8s.io/v1",
-            "Ingress",
-            "ingresses",
-            Some(here),
-            "web",
-        ),
     ];
     for (api_version, kind, plural, namespace, name) in cases {
         let mut target =

@@ -14,7 +14,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation, Variable,
 };
 use qm_api::common::{ADOPT_BY, OWNER_UID};
-use qm_api::tracked_field::KNOWN;
+use qm_api::tracked_field::BUILT_IN_KINDS;
 use qm_core::kind::{DelegatedAccess, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
 use quartermaster::kinds::KINDS;
@@ -319,10 +319,8 @@ fn tracked_field() -> Vec<Check<'static>> {
 /// Returns group and plural as the operator resolves them: from the table of the few kinds that need no `apiVersion`,
 /// or from the spec. A target with neither is never tracked, and only an author with all permissions may write it.
 fn tracked_field_variables() -> Vec<Variable> {
-    let known: Vec<_> = KNOWN
-        .iter()
-        .map(|(kind, group, plural)| format!("'{kind}': ['{group}', '{plural}']"))
-        .collect();
+    let known =
+        BUILT_IN_KINDS.map(|it| format!("'{}': ['{}', '{}']", it.kind, it.group, it.plural));
     vec![
         variable("target", "variables.spec.?target.orValue({})"),
         variable(

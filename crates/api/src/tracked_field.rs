@@ -52,10 +52,10 @@ pub use history::{ChangeAction, Delivery, Entry, History, StoredHistory, Subject
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["contactPoint", "field", "target"]))]
 #[x_kube(
-    validation = field_of_kind("Deployment"),
-    validation = field_of_kind("StatefulSet"),
-    validation = field_of_kind("Service"),
-    validation = field_of_other_kinds(),
+    validation = field_of_workload(),
+    validation = field_of_pods_owner(),
+    validation = field_of_service(),
+    validation = field_of_kind_without_words(),
 )]
 pub struct TrackedFieldSpec {
     /// Resource with the tracked field.
@@ -69,14 +69,15 @@ pub struct TrackedFieldSpec {
         "write the name of a ContactPoint of this namespace, without a namespace: lower-case letters, digits, '-' and '.'",
     ))]
     pub contact_point: String,
-    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in braces.
+    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `images`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in
+    /// braces.
     #[serde(default)]
     #[schemars(length(max = 1024))]
     #[x_kube(
         validation = (
-            r"self in ['replicas', 'image', 'targetPort']
+            r"self in ['replicas', 'image', 'images', 'targetPort']
   || self.matches('^(image|targetPort):[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$') || self.matches(r'^\{.+\}$')",
-            "write replicas, image, image:CONTAINER, targetPort, targetPort:PORT, or a JSONPath in braces, such as \
+            "write replicas, image, image:CONTAINER, images, targetPort, targetPort:PORT, or a JSONPath in braces, such as \
              {.spec.template.spec.containers[0].resources.limits.memory}",
         ),
         validation = (
@@ -118,11 +119,12 @@ pub struct TrackedFieldSpec {
     ),
 )]
 pub struct TargetReference {
-    /// Kind of the resource: `Deployment`, `StatefulSet` or `Service`, or with `apiVersion` and `resource` any other.
+    /// Kind of the resource: `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `CronJob`, `Service`, `Ingress` or
+    /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(
-        validation = ("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "write a kind: Deployment, StatefulSet, Service, or another"),
+        validation = ("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "write the kind of a resource, such as Deployment"),
         validation = ("!(self.lowerAscii() in ['secret', 'secrets'])", SECRETS_ARE_NOT_TRACKED),
     )]
     pub kind: String,
@@ -142,20 +144,20 @@ pub struct TargetReference {
         "write the name of one resource, without '/', '%' and spaces",
     ))]
     pub name: String,
-    /// API group and version of another kind, such as `batch/v1`.
+    /// API group and version of another kind, such as `networking.k8s.io/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     #[x_kube(validation = (
         r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "write group and version, such as batch/v1, or v1 alone for the core group",
+        "write group and version, such as networking.k8s.io/v1, or v1 alone for the core group",
     ), validation = ("!self.startsWith('tg.azamaton.ru/')", OURS_ARE_NOT_TRACKED))]
     pub api_version: Option<String>,
-    /// Plural name of another kind, such as `cronjobs`.
+    /// Plural name of another kind, such as `networkpolicies`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (
         "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "write the plural name that kubectl api-resources prints, in lower case, such as cronjobs",
+        "write the plural name that kubectl api-resources prints, in lower case, such as networkpolicies",
     ))]
     pub resource: Option<String>,
 }
@@ -191,18 +193,60 @@ impl Subject {
     }
 }
 
-/// Kinds that need neither `apiVersion` nor `resource`: kind, group and plural. All are `v1` and namespaced.
-pub const KNOWN: [(&str, &str, &str); 3] = [
-    ("Deployment", "apps", "deployments"),
-    ("StatefulSet", "apps", "statefulsets"),
-    ("Service", "", "services"),
+/// A kind that a target may name without `apiVersion` and `resource`. All are namespaced.
+pub struct BuiltInKind {
+    /// The kind, such as `Ingress`.
+    pub kind: &'static str,
+    /// Its API group; empty for the core group.
+    pub group: &'static str,
+    /// The version that the operator watches: a `JSONPath` follows that version's schema.
+    pub version: &'static str,
+    /// The plural name in the paths of the API.
+    pub plural: &'static str,
+}
+
+const fn built_in(
+    kind: &'static str,
+    group: &'static str,
+    version: &'static str,
+    plural: &'static str,
+) -> BuiltInKind {
+    BuiltInKind {
+        kind,
+        group,
+        version,
+        plural,
+    }
+}
+
+/// All kinds that a target may name without `apiVersion` and `resource`.
+pub const BUILT_IN_KINDS: [BuiltInKind; 8] = [
+    built_in("Deployment", "apps", "v1", "deployments"),
+    built_in("StatefulSet", "apps", "v1", "statefulsets"),
+    built_in("DaemonSet", "apps", "v1", "daemonsets"),
+    built_in("Job", "batch", "v1", "jobs"),
+    built_in("CronJob", "batch", "v1", "cronjobs"),
+    built_in("Service", "", "v1", "services"),
+    built_in("Ingress", "networking.k8s.io", "v1", "ingresses"),
+    built_in(
+        "HorizontalPodAutoscaler",
+        "autoscaling",
+        "v2",
+        "horizontalpodautoscalers",
+    ),
 ];
+
+/// Kinds with a template of Pods and a number of replicas.
+const SCALED: &[&str] = &["Deployment", "StatefulSet"];
+/// Kinds with a template of Pods.
+const WITH_CONTAINERS: &[&str] = &["Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"];
 
 /// Words for `field`: the word, a placeholder for the name that may follow after a colon, and the kinds that have such a field.
 /// Every kind accepts a `JSONPath`.
-pub const WORDS: [(&str, Option<&str>, &[&str]); 3] = [
-    ("replicas", None, &["Deployment", "StatefulSet"]),
-    ("image", Some("CONTAINER"), &["Deployment", "StatefulSet"]),
+pub const WORDS: [(&str, Option<&str>, &[&str]); 4] = [
+    ("replicas", None, SCALED),
+    ("image", Some("CONTAINER"), WITH_CONTAINERS),
+    ("images", None, WITH_CONTAINERS),
     ("targetPort", Some("PORT"), &["Service"]),
 ];
 
@@ -219,12 +263,26 @@ pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields cannot b
 /// Message for a Secret as target.
 pub const SECRETS_ARE_NOT_TRACKED: &str = "a Secret cannot be tracked, because messages would carry its content out of the cluster: track another kind";
 
+/// Returns the built-in kinds as a CEL list.
+fn built_in_kinds() -> String {
+    format!("['{}']", BUILT_IN_KINDS.map(|it| it.kind).join("', '"))
+}
+
 fn other_kinds_need_a_resource() -> Rule {
+    let [.., last] = BUILT_IN_KINDS;
+    let kinds = BUILT_IN_KINDS.map(|it| it.kind);
     rule_over(
         &["kind", "apiVersion", "resource"],
-        "self.kind in ['Deployment', 'StatefulSet', 'Service'] || (has(self.apiVersion) && has(self.resource))",
-        "a kind other than Deployment, StatefulSet and Service needs apiVersion and resource, such as \
-         apiVersion: batch/v1 and resource: cronjobs for kind: CronJob",
+        &format!(
+            "self.kind in {} || (has(self.apiVersion) && has(self.resource))",
+            built_in_kinds()
+        ),
+        &format!(
+            "a kind other than {} and {} needs apiVersion and resource, such as apiVersion: networking.k8s.io/v1 and \
+             resource: networkpolicies for kind: NetworkPolicy",
+            kinds[..kinds.len() - 1].join(", "),
+            last.kind
+        ),
     )
 }
 
@@ -232,16 +290,18 @@ fn resource_needs_a_version() -> Rule {
     rule_over(
         &["apiVersion", "resource"],
         "has(self.apiVersion) == has(self.resource)",
-        "apiVersion and resource go together: add the other one, or remove both for a Deployment, StatefulSet or Service",
+        "apiVersion and resource go together: add the other one, or remove both for a kind such as Deployment, which needs neither",
     )
 }
 
 fn kind_needs_a_namespace() -> Rule {
     rule_over(
         &["kind", "namespace", "apiVersion"],
-        "has(self.apiVersion) || !(self.kind in ['Deployment', 'StatefulSet', 'Service']) \
-         || (has(self.__namespace__) && self.__namespace__ != '')",
-        "add namespace: the namespace of the Deployment, StatefulSet or Service",
+        &format!(
+            "has(self.apiVersion) || !(self.kind in {}) || (has(self.__namespace__) && self.__namespace__ != '')",
+            built_in_kinds()
+        ),
+        "add namespace: the namespace of the resource",
     )
 }
 
@@ -254,36 +314,49 @@ fn name_of_a_kind() -> Rule {
     )
 }
 
-/// Returns the rule for one kind. The rule applies on create and when field or kind change.
-fn field_of_kind(kind: &str) -> Rule {
-    let fits = WORDS
-        .iter()
-        .filter(|(.., kinds)| kinds.contains(&kind))
-        .flat_map(|(word, placeholder, _)| {
-            let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
-            [Some(format!("self.field == '{word}'")), named]
-                .into_iter()
-                .flatten()
-        });
+fn field_of_workload() -> Rule {
+    field_of_kinds(SCALED)
+}
+
+fn field_of_pods_owner() -> Rule {
+    field_of_kinds(&["DaemonSet", "Job", "CronJob"])
+}
+
+fn field_of_service() -> Rule {
+    field_of_kinds(&["Service"])
+}
+
+/// Returns the rule for kinds that have the same words. The rule applies on create and when field or kind change.
+fn field_of_kinds(kinds: &[&str]) -> Rule {
+    let fits = words(kinds[0]).flat_map(|(word, placeholder)| {
+        let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
+        [Some(format!("self.field == '{word}'")), named]
+            .into_iter()
+            .flatten()
+    });
     let fits = fits.collect::<Vec<_>>().join(" || ");
     field_rule(
-        &format!("self.target.kind != '{kind}' || {fits}"),
         &format!(
-            "a {kind} has no such field: write {}{A_PATH}",
-            words_of(kind)
+            "!(self.target.kind in ['{}']) || {fits}",
+            kinds.join("', '")
+        ),
+        &format!(
+            "a {} has no such field: write {}{A_PATH}",
+            kinds.join(" or "),
+            words_of(kinds[0])
         ),
     )
 }
 
-fn field_of_other_kinds() -> Rule {
+fn field_of_kind_without_words() -> Rule {
+    let with_words: Vec<_> = WITH_CONTAINERS
+        .iter()
+        .chain(&["Service"])
+        .copied()
+        .collect();
     field_rule(
-        &format!(
-            "self.target.kind in ['{}']",
-            KNOWN.map(|(kind, ..)| kind).join("', '")
-        ),
-        &format!(
-            "a kind other than Deployment, StatefulSet and Service has no such field: write {A_PATH}"
-        ),
+        &format!("self.target.kind in ['{}']", with_words.join("', '")),
+        &format!("this kind has no such field: write {A_PATH}"),
     )
 }
 
@@ -296,19 +369,20 @@ fn field_rule(rule: &str, message: &str) -> Rule {
     .field_path(".field")
 }
 
+/// Returns the words for `field` of a target of this kind, each with its placeholder.
+fn words(kind: &str) -> impl Iterator<Item = (&'static str, Option<&'static str>)> {
+    WORDS
+        .into_iter()
+        .filter(move |(.., kinds)| kinds.contains(&kind))
+        .map(|(word, placeholder, _)| (word, placeholder))
+}
+
 /// Returns the words for `field` of a target of this kind, as the beginning of a list that ends with [`A_PATH`].
 pub fn words_of(kind: &str) -> String {
-    let words = WORDS
-        .iter()
-        .filter(|(.., kinds)| kinds.contains(&kind))
-        .flat_map(|(word, placeholder, _)| {
-            [
-                Some((*word).to_owned()),
-                placeholder.map(|name| format!("{word}:{name}")),
-            ]
-            .into_iter()
-            .flatten()
-        });
+    let words = words(kind).flat_map(|(word, placeholder)| {
+        let named = placeholder.map(|name| format!("{word}:{name}"));
+        [Some(word.to_owned()), named].into_iter().flatten()
+    });
     let words = words.collect::<Vec<_>>().join(", ");
     if words.is_empty() {
         words

@@ -8,7 +8,7 @@ use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use qm_api::tracked_field::{
-    GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
+    BUILT_IN_KINDS, GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
 use qm_runtime::watch::ResourceName;
 
@@ -60,7 +60,7 @@ pub enum TargetError {
     Discovery(#[source] kube::Error),
 }
 
-/// Discovered resources; the three kinds that every cluster has need no discovery.
+/// Discovered resources. The built-in kinds need no discovery.
 #[derive(Default)]
 pub struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
 
@@ -110,7 +110,7 @@ impl Resolver {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
-                    "target.kind {:?} needs target.apiVersion and target.resource as well: write the plural name, such as cronjobs, as \
+                    "target.kind {:?} needs target.apiVersion and target.resource as well: write the plural name, such as networkpolicies, as \
                      target.resource",
                     target.kind
                 ))
@@ -177,10 +177,12 @@ fn is_secret(api_version: &str, plural: &str) -> bool {
 }
 
 fn built_in(kind: &str) -> Option<Resolved> {
-    let (_, group, plural) = KNOWN.into_iter().find(|(known, ..)| *known == kind)?;
-    let gvk = GroupVersionKind::gvk(group, "v1", kind);
+    let known = BUILT_IN_KINDS
+        .into_iter()
+        .find(|known| known.kind == kind)?;
+    let gvk = GroupVersionKind::gvk(known.group, known.version, kind);
     Some(Resolved {
-        resource: ApiResource::from_gvk_with_plural(&gvk, plural),
+        resource: ApiResource::from_gvk_with_plural(&gvk, known.plural),
         namespaced: true,
     })
 }

@@ -72,7 +72,10 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role"),
     // Kinds that the operator tracks and creates.
     ("create delete get list patch watch", "deployments.apps"),
+    ("get list watch",       "daemonsets.apps"),
     ("get list watch",       "statefulsets.apps"),
+    ("get list watch",       "cronjobs.batch"),
+    ("get list watch",       "jobs.batch"),
     ("create delete get list patch watch", "services."),
     // Reviews of the clients that read the metrics.
     ("create",               "tokenreviews.authentication.k8s.io"),

@@ -49,11 +49,11 @@ fn other(kind: &str, version: &str, resource: &str) -> String {
 
 const BAD_POINT: &str = "spec.contactPoint: |write the name of a ContactPoint of this namespace";
 const BAD_FIELD: &str = "spec.field: |write replicas, image, image:CONTAINER";
-const NO_FIELD_OF_DEPLOYMENT: &str = "spec.field: |a Deployment has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
-const NO_FIELD_OF_SET: &str = "spec.field: |a StatefulSet has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
+const NO_FIELD_OF_DEPLOYMENT: &str = "spec.field: |a Deployment or StatefulSet has no such field: write replicas, image, image:CONTAINER, images or a JSONPath in braces";
+const NO_FIELD_OF_JOB: &str = "spec.field: |a DaemonSet or Job or CronJob has no such field: write image, image:CONTAINER, images or a JSONPath in braces";
 const NO_FIELD_OF_SERVICE: &str = "spec.field: |a Service has no such field: write targetPort, targetPort:PORT or a JSONPath in braces";
 const NO_FIELD_OF_OTHERS: &str = "spec.field: |has no such field: write a JSONPath in braces";
-const BAD_KIND: &str = "spec.target.kind: |write a kind";
+const BAD_KIND: &str = "spec.target.kind: |write the kind of a resource";
 const NEVER_TRACKED: &str =
     "spec.target.apiVersion|ContactPoints and TrackedFields cannot be tracked";
 const SECRET: &str = "spec.target|a Secret cannot be tracked";
@@ -88,11 +88,24 @@ fn cases() -> Vec<Case> {
         (of_kind("Service", "{.spec.type}"), ""),
         (of_kind("Deployment", "targetPort"), NO_FIELD_OF_DEPLOYMENT),
         (of_kind("Deployment", "targetPort:http"), NO_FIELD_OF_DEPLOYMENT),
-        (of_kind("StatefulSet", "targetPort"), NO_FIELD_OF_SET),
+        (of_kind("StatefulSet", "targetPort"), NO_FIELD_OF_DEPLOYMENT),
         (of_kind("Service", "image"), NO_FIELD_OF_SERVICE),
         (of_kind("Service", "image:web"), NO_FIELD_OF_SERVICE),
         (of_kind("Service", "replicas"), NO_FIELD_OF_SERVICE),
-        ("{contactPoint: cp, field: image, target: {kind: CronJob, namespace: a, name: b, apiVersion: batch/v1, resource: cronjobs}}".into(), NO_FIELD_OF_OTHERS),
+        (of_kind("Deployment", "images"), ""),
+        (of_kind("DaemonSet", "image:web"), ""),
+        (of_kind("Job", "image"), ""),
+        (of_kind("CronJob", "images"), ""),
+        (of_kind("Ingress", "{.spec.rules[*].host}"), ""),
+        (of_kind("HorizontalPodAutoscaler", "{.spec.maxReplicas}"), ""),
+        (of_kind("Deployment", "images:web"), BAD_FIELD),
+        (of_kind("DaemonSet", "replicas"), NO_FIELD_OF_JOB),
+        (of_kind("Job", "targetPort"), NO_FIELD_OF_JOB),
+        (of_kind("CronJob", "replicas"), NO_FIELD_OF_JOB),
+        (of_kind("Service", "images"), NO_FIELD_OF_SERVICE),
+        (of_kind("Ingress", "image"), NO_FIELD_OF_OTHERS),
+        (of_kind("HorizontalPodAutoscaler", "replicas"), NO_FIELD_OF_OTHERS),
+        ("{contactPoint: cp, field: image, target: {kind: NetworkPolicy, namespace: a, name: b, apiVersion: networking.k8s.io/v1, resource: networkpolicies}}".into(), NO_FIELD_OF_OTHERS),
         (field("{.spec.template.spec.containers[0].resources.limits.memory}"), ""),
         (field(r"{.metadata.annotations.example\.com/a}"), ""),
         (field(&format!("{{.{}}}", long(1021))), ""),
@@ -120,7 +133,9 @@ fn cases() -> Vec<Case> {
         (name("apps/Deployment", "a"), BAD_KIND),
         (name(&long(64), "a"), "spec.target.kind: |Too long"),
         (name("deployment", "a"), NO_RESOURCE),
-        (name("DaemonSet", "a"), NO_RESOURCE),
+        (name("DaemonSet", "a"), ""),
+        (name("NetworkPolicy", "a"), NO_RESOURCE),
+        (target("kind: HorizontalPodAutoscaler, name: a"), "spec.target: |add namespace"),
         (name("Secret", "a"), SECRET),
         (name("secret", "a"), SECRET),
         (name("SECRETS", "a"), SECRET),
@@ -139,8 +154,8 @@ fn cases() -> Vec<Case> {
         (other("Deployment", "apps/v1", "deployments"), ""),
         (other("VaultSecret", "a.example.com/v1beta1", "secrets"), ""),
         (target("kind: Node, name: a, apiVersion: v1, resource: nodes"), ""),
-        (target("kind: CronJob, namespace: a, name: b, apiVersion: batch/v1"), NO_RESOURCE),
-        (target("kind: CronJob, namespace: a, name: b, resource: cronjobs"), NO_RESOURCE),
+        (target("kind: NetworkPolicy, namespace: a, name: b, apiVersion: networking.k8s.io/v1"), NO_RESOURCE),
+        (target("kind: NetworkPolicy, namespace: a, name: b, resource: networkpolicies"), NO_RESOURCE),
         (target("kind: Deployment, namespace: a, name: b, apiVersion: apps/v1"), TOGETHER),
         (target("kind: Deployment, namespace: a, name: b, resource: deployments"), TOGETHER),
         (other("CronJob", "batch", ""), BAD_RESOURCE),

@@ -204,8 +204,20 @@ async fn tracked_field_needs_permissions_of_its_author() {
         ("service", json!({ "kind": "Service" }), "services", true),
         (
             "cronjob",
-            other("CronJob", "batch/v1", "cronjobs"),
+            json!({ "kind": "CronJob" }),
             "cronjobs.batch",
+            true,
+        ),
+        (
+            "ingress",
+            json!({ "kind": "Ingress" }),
+            "ingresses.networking.k8s.io",
+            true,
+        ),
+        (
+            "networkpolicy",
+            other("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+            "networkpolicies.networking.k8s.io",
             true,
         ),
         (
@@ -353,7 +365,7 @@ async fn unknown_target_needs_all_permissions() {
     let spec =
         |target: Value| json!({ "target": target, "contactPoint": "none", "field": "{.spec}" });
     let half = spec(
-        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
+        json!({ "kind": "NetworkPolicy", "namespace": bed.namespace, "name": "a", "apiVersion": "networking.k8s.io/v1" }),
     );
     allowed("the rules are removed", async || {
         create(&admin, &kind, "half", &half).await
@@ -361,21 +373,26 @@ async fn unknown_target_needs_all_permissions() {
     .await;
 
     let permissions = [
-        permission("get", "jobs.batch", None, &bed.namespace),
+        permission(
+            "get",
+            "networkpolicies.networking.k8s.io",
+            None,
+            &bed.namespace,
+        ),
         permission("get", "deployments.apps", None, &bed.namespace),
     ];
     let user = User::new(&bed, "nearly-all", &kind, &permissions).await;
     // The operator does the same: the kind is known, although the spec has only some of the other fields.
     let known = spec(
-        json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }),
+        json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "networkpolicies" }),
     );
     allowed("a kind that is known", async || {
         user.try_create(&known).await
     })
     .await;
     for target in [
-        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a" }),
-        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
+        json!({ "kind": "NetworkPolicy", "namespace": bed.namespace, "name": "a" }),
+        json!({ "kind": "NetworkPolicy", "namespace": bed.namespace, "name": "a", "apiVersion": "networking.k8s.io/v1" }),
         json!({ "kind": "deployment", "namespace": bed.namespace, "name": "a", "resource": "deployments" }),
     ] {
         let expected = permission("get", "*.*", Some("a"), &bed.namespace).missing(&user.name);

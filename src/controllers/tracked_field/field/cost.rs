@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::query::{Filter, Select, Step};
-use super::{CONTAINERS, FieldSelector, PORTS, Select as Lookup};
+use super::{FieldSelector, PORTS, Select as Lookup};
 
 /// Bytes of a value that cost as much as a node: values are written as JSON and hashed.
 const BYTES: u64 = 8;
@@ -177,7 +177,7 @@ impl FieldSelector {
         }
         match &self.0.select {
             Lookup::Paths(paths) => paths.iter().map(|path| count(&path.steps)).sum(),
-            Lookup::Replicas | Lookup::Image(_) | Lookup::TargetPort(_) => 0,
+            Lookup::Replicas | Lookup::Image(..) | Lookup::TargetPort(_) => 0,
         }
     }
 
@@ -189,7 +189,7 @@ impl FieldSelector {
         };
         let visited = match &self.0.select {
             Lookup::Replicas => 2,
-            Lookup::Image(_) => list(CONTAINERS, sizes.object),
+            Lookup::Image(containers, _) => list(containers.0, sizes.object),
             Lookup::TargetPort(_) => list(PORTS, sizes.object),
             Lookup::Paths(paths) => {
                 let none = Cost {

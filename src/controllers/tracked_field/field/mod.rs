@@ -1,6 +1,6 @@
 //! The tracked field of an object, and its value.
 //!
-//! A field is a word (`replicas`, `image`, `targetPort`) or a `JSONPath` in the dialect of `kubectl -o jsonpath`
+//! A field is a word (`replicas`, `image`, `images`, `targetPort`) or a `JSONPath` in the dialect of `kubectl -o jsonpath`
 //! (translated in `path`). Long values are truncated ([`ObservedValue`]). The cost of a lookup is estimated before it
 //! runs (`cost`).
 
@@ -36,7 +36,7 @@ struct Compiled {
 enum Select {
     Replicas,
     /// Image of the container with that name, or of the first container.
-    Image(Option<Box<str>>),
+    Image(Containers, Option<Box<str>>),
     /// Target port of the port with that name, or of the first port.
     TargetPort(Option<Box<str>>),
     /// Matches of all these paths, in this order (a union of several names is one query for each name).
@@ -60,10 +60,7 @@ impl Hash for FieldSelector {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
     /// The word does not exist, or not for that kind.
-    #[error(
-        "{field:?} is not a field of a {kind}: write {}{A_PATH}",
-        words_of(kind)
-    )]
+    #[error("{kind} has no field {field:?}: write {}{A_PATH}", words_of(kind))]
     FieldNotFound { kind: String, field: String },
     /// The field looks like a `JSONPath` or `WORD:NAME`, and is not valid.
     #[error("{field:?}: {problem}")]
@@ -94,8 +91,7 @@ impl FieldSelector {
         if field.len() > MAX_LENGTH {
             return Err(invalid(format!("it is longer than {MAX_LENGTH} bytes")));
         }
-        if field.contains(['{', '}']) {
-            let queries = path::translate(field).map_err(invalid)?;
+        let paths = |text: &str| {
             let parse = |steps: Vec<Step>| {
                 let query = JsonPath::parse(&format!("${}", query::text(&steps)));
                 let query = query.map_err(|error| invalid(error.to_string()))?;
@@ -104,8 +100,12 @@ impl FieldSelector {
                     steps: steps.into(),
                 })
             };
+            let queries = path::translate(text).map_err(invalid)?;
             let paths = queries.into_iter().map(parse).collect::<Result<_, _>>()?;
-            return Ok(Self::new(field, Select::Paths(paths)));
+            Ok(Select::Paths(paths))
+        };
+        if field.contains(['{', '}']) {
+            return Ok(Self::new(field, paths(field)?));
         }
         if field.contains(['.', '[', '$', '@']) && !field.contains(':') {
             let path = field.trim_start_matches('$');
@@ -123,16 +123,20 @@ impl FieldSelector {
             None => (field, None),
         };
         let select = match (kind, word, name) {
-            ("Deployment" | "StatefulSet", "replicas", None) => Select::Replicas,
-            ("Deployment" | "StatefulSet", "image", name) => Select::Image(name.map(Into::into)),
-            ("Service", "targetPort", name) => Select::TargetPort(name.map(Into::into)),
-            _ => {
-                return Err(FieldError::FieldNotFound {
-                    kind: kind.into(),
-                    field: field.into(),
-                });
+            ("Deployment" | "StatefulSet", "replicas", None) => Some(Select::Replicas),
+            (_, "image", name) => {
+                Containers::of(kind).map(|it| Select::Image(it, name.map(Into::into)))
             }
+            (_, "images", None) => Containers::of(kind)
+                .map(|it| paths(&it.images()))
+                .transpose()?,
+            ("Service", "targetPort", name) => Some(Select::TargetPort(name.map(Into::into))),
+            _ => None,
         };
+        let select = select.ok_or_else(|| FieldError::FieldNotFound {
+            kind: kind.into(),
+            field: field.into(),
+        })?;
         if name == Some("") {
             let what = if word == "image" { "container" } else { "port" };
             return Err(invalid(format!(
@@ -170,8 +174,8 @@ impl FieldSelector {
                 .flat_map(|path| path.query.query(object).all())
                 .collect(),
             Select::Replicas => object.pointer("/spec/replicas").into_iter().collect(),
-            Select::Image(name) => {
-                let container = named(object.pointer(CONTAINERS), name.as_deref());
+            Select::Image(containers, name) => {
+                let container = named(object.pointer(containers.0), name.as_deref());
                 container
                     .and_then(|container| container.get("image"))
                     .into_iter()
@@ -188,8 +192,28 @@ impl FieldSelector {
     }
 }
 
-/// Path of a workload's containers.
-const CONTAINERS: &str = "/spec/template/spec/containers";
+/// Path of the containers in an object, as a JSON pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Containers(&'static str);
+
+impl Containers {
+    /// Returns the path for a kind; `None` for one without containers.
+    fn of(kind: &str) -> Option<Self> {
+        match kind {
+            "Deployment" | "StatefulSet" | "DaemonSet" | "Job" => {
+                Some(Self("/spec/template/spec/containers"))
+            }
+            "CronJob" => Some(Self("/spec/jobTemplate/spec/template/spec/containers")),
+            _ => None,
+        }
+    }
+
+    /// Returns the `JSONPath` of the images of all containers.
+    fn images(self) -> String {
+        format!("{{{}[*].image}}", self.0.replace('/', "."))
+    }
+}
+
 /// Path of a Service's ports.
 const PORTS: &str = "/spec/ports";
 

@@ -36,6 +36,8 @@ fn service() -> Value {
 #[case("StatefulSet", "replicas", text("3"))]
 #[case("Deployment", "image", text("nginx:1"))]
 #[case("StatefulSet", "image:side", text("envoy:2"))]
+#[case("DaemonSet", "image", text("nginx:1"))]
+#[case("Job", "images", text(r#"["nginx:1","envoy:2"]"#))]
 #[case("Deployment", "image:none", ObservedValue::Missing)]
 #[case("Deployment", "{.spec.replicas}", text("3"))]
 #[case("Deployment", "{spec.replicas}", text("3"))]
@@ -67,6 +69,27 @@ fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected
             .extract(&deployment()),
         expected
     );
+}
+
+#[test]
+fn images_of_a_cron_job_are_in_its_job_template() {
+    let template = |images: &[&str]| {
+        let containers: Vec<_> = images
+            .iter()
+            .map(|image| json!({ "image": image }))
+            .collect();
+        json!({ "spec": { "jobTemplate": { "spec": { "template": { "spec": { "containers": containers } } } } } })
+    };
+    let value = |field: &str, object: &Value| {
+        FieldSelector::compile("CronJob", field)
+            .unwrap()
+            .extract(object)
+    };
+    let two = template(&["a:1", "b:1"]);
+    assert_eq!(value("image", &two), text("a:1"));
+    assert_eq!(value("images", &two), text(r#"["a:1","b:1"]"#));
+    assert_eq!(value("images", &template(&["a:1"])), text("a:1"));
+    assert_eq!(value("images", &template(&[])), ObservedValue::Missing);
 }
 
 #[rstest]
@@ -152,17 +175,17 @@ fn long_values_are_truncated_between_characters_and_compared_whole() {
     "Deployment",
     "targetPort",
     "FieldNotFound",
-    "replicas, image, image:CONTAINER or a JSONPath"
+    "replicas, image, image:CONTAINER, images or a JSONPath"
 )]
 #[case("Deployment", "targetPort:web", "FieldNotFound", "replicas")]
 #[case("Deployment", "replica", "FieldNotFound", "write replicas, image")]
 #[case("Deployment", "", "FieldNotFound", "write replicas, image")]
 #[case("Deployment", "replicas:x", "FieldNotFound", "write replicas, image")]
 #[case(
-    "CronJob",
+    "Ingress",
     "image",
     "FieldNotFound",
-    "is not a field of a CronJob: write a JSONPath in braces"
+    "Ingress has no field \"image\": write a JSONPath in braces"
 )]
 #[case("Deployment", "image:", "PathInvalid", "write image:NAME, or image")]
 #[case("Service", "targetPort:", "PathInvalid", "write targetPort:NAME")]
@@ -333,8 +356,13 @@ proptest! {
 #[rstest]
 #[case("Deployment")]
 #[case("StatefulSet")]
-#[case("Service")]
+#[case("DaemonSet")]
+#[case("Job")]
 #[case("CronJob")]
+#[case("Service")]
+#[case("Ingress")]
+#[case("HorizontalPodAutoscaler")]
+#[case("NetworkPolicy")]
 fn word_compiles_for_the_kinds_that_admission_accepts(#[case] kind: &str) {
     for (word, placeholder, kinds) in WORDS {
         assert_eq!(
