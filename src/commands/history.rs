@@ -19,7 +19,7 @@ use crate::cli::commands::{HistoryArgs, Output};
 const MAX_BAR: usize = 24;
 /// Maximum number of suggested names.
 const MAX_SUGGESTED: u32 = 20;
-const HEAD: [&str; 5] = ["TIME", "", "ACTION", "VALUE", "DELIVERY"];
+const HEAD: [&str; 6] = ["TIME", "", "ACTION", "VALUE", "DELIVERY", "BY"];
 
 pub(crate) async fn run(
     client: Client,
@@ -132,6 +132,7 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
             Cell::new(entry.action.as_str(), colour),
             value(entry, largest).into(),
             delivery(entry),
+            changed_by(entry).into(),
         ]);
     }
     rows
@@ -196,6 +197,11 @@ fn delivery(entry: &Entry) -> Cell {
     }
 }
 
+fn changed_by(entry: &Entry) -> String {
+    let changed_by = entry.changed_by.as_ref();
+    changed_by.map_or_else(String::new, |it| shorten(&it.to_string()))
+}
+
 fn summary(history: &[Entry]) -> String {
     let mut text = format!(
         "{} in {}",
@@ -232,7 +238,7 @@ mod tests {
         let all = json!([
             { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1" },
             { "time": "2026-01-01T00:00:01.5Z", "action": "Updated", "value": "12", "delivery": "Delivered", "subject": "Deployment/shop/web/replicas" },
-            { "time": "2026-01-01T00:00:02Z", "action": "Updated", "value": "3", "delivery": "Pending", "merged": 4, "firstValue": "9", "subject": "Deployment/shop/web/replicas" },
+            { "time": "2026-01-01T00:00:02Z", "action": "Updated", "value": "3", "delivery": "Pending", "merged": 4, "firstValue": "9", "changedBy": { "manager": "kube-controller-manager", "subresource": "scale" }, "subject": "Deployment/shop/web/replicas" },
             { "time": "2026-01-01T00:00:03Z", "action": "Updated", "missing": true, "delivery": "Failed", "reason": "Expired", "subject": "Deployment/shop/web/replicas" },
             { "time": "2026-01-01T00:00:04Z", "action": "Deleted", "delivery": "Delivered", "subject": "Deployment/shop/web/replicas" },
             { "time": "2026-01-01T00:00:05Z", "action": "Created", "value": "0", "delivery": "Delivered", "subject": "Deployment/shop/api/replicas" },

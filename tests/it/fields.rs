@@ -225,7 +225,8 @@ async fn names_of_fields_of_deployments_stateful_sets_and_services_are_tracked()
     assert_eq!(
         port["text"],
         format!(
-            "Resource kind: Service\nName: front\nStatus: Updated\nValue: other-port\nNamespace: {}\nPrevious: admin-port",
+            "Resource kind: Service\nName: front\nStatus: Updated\nValue: other-port\nNamespace: {}\nPrevious: admin-port\n\
+             Changed by: unknown",
             bed.namespace
         )
     );
@@ -612,6 +613,74 @@ async fn kinds_that_need_no_api_version_are_tracked_by_word_or_path() {
         let both = [("Created", Some(*value)), ("Updated", Some(*next))];
         bed.delivered(&name(number), &both).await;
     }
+}
+
+#[tokio::test]
+async fn context_and_writer_are_recorded_with_each_change() {
+    let bed = Bed::shared("context").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let long = "я".repeat(200);
+    let manifest = |image: &str, owner: &str| {
+        format!(
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web, annotations: {{example.com/owner: '{owner}', long: \
+             '{long}'}}}}\nspec: {{replicas: 1, selector: {{matchLabels: {{app: a}}}}, template: {{metadata: {{labels: {{app: a}}}}, \
+             spec: {{containers: [{{name: web, image: '{image}'}}]}}}}}}"
+        )
+    };
+    bed.apply(&manifest("web:1", "@one")).await;
+    let track = async |name: &str, field: &str| {
+        let spec = json!({
+            "contactPoint": "hook",
+            "field": field,
+            "target": { "kind": "Deployment", "namespace": bed.namespace, "name": "web" },
+            "context": { "owner": r"{.metadata.annotations.example\.com/owner}", "long": "{.metadata.annotations.long}", "none": "{.spec.none}" },
+            "template": "{{ value }} {{ context.owner }} [{{ context.none }}]{% if changedBy %} by {{ changedBy.manager }}{% endif %}",
+        });
+        bed.create::<TrackedField>(name, json!({ "spec": spec }))
+            .await;
+    };
+    track("image", "image").await;
+    track("replicas", "replicas").await;
+    bed.delivered("image", &[("Created", Some("web:1"))]).await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+
+    // The owner alone is no change; the next change has it.
+    bed.apply(&manifest("web:1", "@two")).await;
+    bed.apply(&manifest("web:2", "@two")).await;
+    let updated = [("Created", Some("web:1")), ("Updated", Some("web:2"))];
+    let history = bed.delivered("image", &updated).await;
+    let owner = |at: usize| history[at].context["owner"].as_str();
+    assert_eq!((owner(0), owner(1)), ("@one", "@two"));
+    assert_eq!(history[1].context["none"], "");
+    assert_eq!(history[1].context["long"], "я".repeat(128));
+    let writer = history[1].changed_by.as_ref().unwrap();
+    assert_eq!(
+        (&*writer.manager, writer.operation.as_deref()),
+        ("kubectl", Some("Apply"))
+    );
+    assert!(writer.time.is_some());
+
+    // A subresource is named.
+    bed.kubectl(&["scale", "deployment/web", "--replicas=3"])
+        .await;
+    let scaled = [("Created", Some("1")), ("Updated", Some("3"))];
+    let history = bed.delivered("replicas", &scaled).await;
+    let writer = history[1].changed_by.as_ref().unwrap();
+    assert_eq!(writer.to_string(), "kubectl (scale)");
+
+    // A Deleted entry has the last known context.
+    bed.kubectl(&["delete", "deployment", "web"]).await;
+    let deleted = [updated[0], updated[1], ("Deleted", None)];
+    let history = bed.delivered("image", &deleted).await;
+    assert_eq!(history[2].context["owner"], "@two");
+    assert_eq!(history[2].changed_by, None);
+    let texts = texts(&receiver);
+    assert!(
+        texts.iter().any(|text| text == "web:2 @two [] by kubectl"),
+        "{texts:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! `TrackedField`: a field of a resource whose changes go to a contact point, and its history.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::Rule;
@@ -14,7 +16,9 @@ use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
 
 mod history;
 
-pub use history::{ChangeAction, Delivery, Entry, History, StoredHistory, Subject, Truncation};
+pub use history::{
+    ChangeAction, ChangedBy, Delivery, Entry, History, StoredHistory, Subject, Truncation,
+};
 
 /// A field of a resource. The operator records its changes and sends them to a contact point.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -91,6 +95,21 @@ pub struct TrackedFieldSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
+    /// Further fields of the resource, 5 at most: a name and a `JSONPath` in braces each. Their values are recorded with each
+    /// change, for templates and webhooks. A change of these fields alone is not recorded.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend(
+        "maxProperties" = 5,
+        "additionalProperties" = { "type": "string", "maxLength": 1024 }
+    ))]
+    #[x_kube(validation = (
+        r"self.all(name, name.matches('^[A-Za-z_][A-Za-z0-9_]{0,62}$'))",
+        "write each name of context with letters, digits and '_', such as owner: a template reads it as context.owner",
+    ), validation = (
+        r"self.all(name, self[name].matches(r'^\{.+\}$') && !self[name].matches(r'^\{\s*range\b'))",
+        r"write each value of context as one JSONPath in braces without range, such as {.metadata.annotations.example\.com/owner}",
+    ))]
+    pub context: BTreeMap<String, String>,
     /// Number of delivered and failed entries that the history keeps, 1 to 200. Defaults to 50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]

@@ -1,5 +1,7 @@
 //! Entries for tests.
 
+use std::collections::BTreeMap;
+
 use qm_api::tracked_field::{ChangeAction, Delivery, Entry, Subject, TargetReference};
 
 use crate::OutgoingEntry;
@@ -36,6 +38,8 @@ pub(crate) fn item(
         subject: Some(subject("Deployment", "default", "nginx", "replicas")),
         uid: Some("u1".into()),
         resource_version: None,
+        context: BTreeMap::new(),
+        changed_by: None,
         merged: None,
         first_value: None,
         suspended_since: None,

@@ -20,7 +20,7 @@ use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
-use super::field::FieldSelector;
+use super::field::Selectors;
 use super::follower::{FollowIdentity, ReadTicket};
 use super::grants::{Grant, Grants};
 use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable};
@@ -81,7 +81,7 @@ impl Targets {
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and no
     /// read is needed. The watch itself begins with [`Targets::watch`].
     pub fn follow(&self, object: &TrackedField) {
-        let Ok(field) = FieldSelector::compile(&object.spec.target.kind, &object.spec.field) else {
+        let Ok(selectors) = Selectors::compile(&object.spec) else {
             return;
         };
         let Some(resolved) = self.resolver.known(&object.spec.target) else {
@@ -95,17 +95,17 @@ impl Targets {
             return;
         }
         if let Ok(tracked) = self.tracked(object, &resolved) {
-            self.follow_as(object, &tracked, &field);
+            self.follow_as(object, &tracked, &selectors);
         }
     }
 
-    fn follow_as(&self, object: &TrackedField, tracked: &FollowedTarget, field: &FieldSelector) {
+    fn follow_as(&self, object: &TrackedField, tracked: &FollowedTarget, selectors: &Selectors) {
         let key = ObjectKey::of(object);
         if self.tracker.follow(
             &key,
             &FollowIdentity::of(object),
             &tracked.target,
-            field,
+            selectors,
             tracked.watched_namespace.clone(),
         ) {
             self.end_idle_watches();
@@ -118,10 +118,7 @@ impl Targets {
             return;
         }
         // Discovery for a target that cannot be tracked would only make the reason alternate.
-        let TargetReference { kind, .. } = &object.spec.target;
-        if FieldSelector::compile(kind, &object.spec.field).is_ok()
-            && matches!(self.target(object), Ok(None))
-        {
+        if Selectors::compile(&object.spec).is_ok() && matches!(self.target(object), Ok(None)) {
             self.start_request(object, RequestGroup::discovery(&object.spec.target));
         }
     }
@@ -247,16 +244,14 @@ impl Targets {
         &self,
         object: &TrackedField,
     ) -> Result<Option<FollowedTarget>, TrackError> {
-        let field = FieldSelector::compile(&object.spec.target.kind, &object.spec.field).map_err(
-            |error| WaitingReason::Field {
-                reason: error.reason(),
-                message: error.to_string(),
-            },
-        )?;
+        let selectors = Selectors::compile(&object.spec).map_err(|error| WaitingReason::Field {
+            reason: error.reason(),
+            message: error.to_string(),
+        })?;
         let Some((tracked, resolved)) = self.target(object)? else {
             return Ok(None);
         };
-        self.follow_as(object, &tracked, &field);
+        self.follow_as(object, &tracked, &selectors);
         self.ensure_watch(&resolved);
         Ok(Some(tracked))
     }

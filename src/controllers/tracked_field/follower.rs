@@ -6,11 +6,13 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::{Entry, Subject};
-use qm_notify::history::{NewestState, ObservationBuffer, ObservedValue, observation};
+use qm_notify::history::{
+    Details, NewestState, ObservationBuffer, ObservedField, ObservedValue, observation,
+};
 use qm_runtime::raw_object::RawObject;
 use uuid::Uuid;
 
-use super::field::FieldSelector;
+use super::field::Selectors;
 use super::lookup::Unreadable;
 use super::target::TargetKey;
 
@@ -40,7 +42,7 @@ impl FollowIdentity {
 pub(super) struct Follower {
     pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
-    pub(super) field: FieldSelector,
+    pub(super) selectors: Selectors,
     /// The watch has shown the object since its last list began.
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
@@ -88,6 +90,8 @@ pub(super) struct Newest {
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
     pub(super) value: Option<ObservedValue>,
+    /// What goes with the value, of the version that first had it.
+    details: Option<Box<Details>>,
     outranks: Option<u64>,
 }
 
@@ -96,13 +100,13 @@ impl Follower {
     pub(super) fn new(
         identity: FollowIdentity,
         target: TargetKey,
-        field: FieldSelector,
+        selectors: Selectors,
         certainty: Certainty,
     ) -> Self {
         Self {
             identity,
             target,
-            field,
+            selectors,
             listed: false,
             certainty,
             newest: None,
@@ -114,8 +118,14 @@ impl Follower {
         }
     }
 
+    /// Returns the newest known value.
+    pub(super) fn known_value(&self) -> Option<&ObservedValue> {
+        self.newest.as_ref()?.value.as_ref()
+    }
+
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
-    pub(super) fn observe(&mut self, object: &RawObject, value: Option<ObservedValue>) -> bool {
+    pub(super) fn observe(&mut self, object: &RawObject, observed: Option<ObservedField>) -> bool {
+        let value = observed.as_ref().map(|observed| &observed.value);
         let relisted = !self.listed && value.is_some();
         self.listed = value.is_some();
         let (uid, version) = (object.uid(), version(object));
@@ -125,8 +135,9 @@ impl Follower {
             let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
                 // A list that disagrees comes from a stale cache, or from an etcd that was restored.
-                let disagrees =
-                    relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
+                let disagrees = relisted
+                    && newest.value.as_ref() != value
+                    && self.certainty != Certainty::NeedsRead;
                 if disagrees {
                     self.certainty = Certainty::Contradicted {
                         since: Instant::now(),
@@ -143,13 +154,13 @@ impl Follower {
             .outdated_by
             .filter(|outdated_by| value.is_some() && version.unwrap_or_default() < *outdated_by);
         if let Some(newest) = &mut self.newest
-            && newest.value == value
+            && newest.value.as_ref() == value
             && (value.is_none() || newest.uid == uid)
         {
             (newest.uid, newest.version) = (uid, version);
             return recovered;
         }
-        self.push(uid, version, value);
+        self.push(uid, version, observed);
         true
     }
 
@@ -221,11 +232,15 @@ impl Follower {
             .is_some_and(|outdated_by| version(object).unwrap_or_default() >= outdated_by)
     }
 
-    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<ObservedValue>) {
+    fn push(&mut self, uid: Option<String>, version: Option<u64>, observed: Option<ObservedField>) {
+        let (value, details) = observed
+            .map(|ObservedField { value, details }| (value, details))
+            .unzip();
         let newest = Newest {
             uid,
             version,
             value,
+            details: details.flatten(),
             outranks: None,
         };
         let id = Uuid::now_v7().to_string();
@@ -303,7 +318,7 @@ impl Follower {
         &mut self,
         ticket: ReadTicket,
         now: Instant,
-        found: Option<(&RawObject, ObservedValue)>,
+        found: Option<(&RawObject, ObservedField)>,
     ) {
         let overtaken = ticket.newer_events != self.newer_events;
         // A missing object has no version: the watch may have shown an object that was created after the read.
@@ -311,8 +326,8 @@ impl Follower {
             return;
         }
         let known = self.newest.as_ref().is_some_and(|newest| match &found {
-            Some((object, value)) => {
-                newest.value.as_ref() == Some(value) && newest.uid == object.uid()
+            Some((object, observed)) => {
+                newest.value.as_ref() == Some(&observed.value) && newest.uid == object.uid()
             }
             None => newest.value.is_none(),
         });
@@ -333,13 +348,13 @@ impl Follower {
             self.unreadable = None;
         }
         match found {
-            Some((object, value)) if overtaken && !known => {
-                self.observe(object, Some(value));
+            Some((object, observed)) if overtaken && !known => {
+                self.observe(object, Some(observed));
             }
-            Some((object, value)) => {
+            Some((object, observed)) => {
                 self.listed = true;
                 if !known {
-                    self.push(object.uid(), version(object), Some(value));
+                    self.push(object.uid(), version(object), Some(observed));
                 } else if let Some(newest) = self.newest.as_mut().filter(|_| !overtaken) {
                     // Lower versions count too: later events of the watch are compared with this version.
                     newest.version = version(object);
@@ -390,7 +405,11 @@ impl Follower {
 
 impl Newest {
     fn observation(&self, identity: &FollowIdentity, id: Option<String>) -> Entry {
-        let (uid, value) = (self.uid.clone(), self.value.as_ref());
+        let uid = self.uid.clone();
+        let value = self
+            .value
+            .as_ref()
+            .map(|value| (value, self.details.as_deref()));
         observation(
             &identity.subject,
             Timestamp::now(),

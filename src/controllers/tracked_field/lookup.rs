@@ -5,16 +5,17 @@
 
 #![allow(clippy::mutable_key_type)] // a field is hashed and compared by its text
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use qm_notify::history::ObservedValue;
+use qm_api::tracked_field::ChangedBy;
+use qm_notify::history::{Details, ObservedField, ObservedValue};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{MAX_DECODED, RawObject, TooLarge};
 use serde_json::Value;
 
-use super::field::FieldSelector;
 use super::field::cost::{Cost, Sizes};
+use super::field::{FieldSelector, Selectors};
 
 /// Maximum number of nodes that the lookups of all fields of one state of an object may visit.
 pub(crate) const BUDGET: u64 = 2_000_000;
@@ -22,10 +23,13 @@ pub(crate) const BUDGET: u64 = 2_000_000;
 const MAX_INLINE_NODES: u64 = 100_000;
 /// Maximum number of nodes that one inline lookup visits.
 const MAX_INLINE_LOOKUP_NODES: u64 = 20_000;
+/// Maximum size of a value of the context, in bytes.
+const MAX_CONTEXT_BYTES: usize = 256;
 
+/// Result of a lookup; `V` is the value, or the value with its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Lookup {
-    Found(ObservedValue),
+pub(super) enum Lookup<V = ObservedValue> {
+    Found(V),
     /// The lookup is too expensive for this thread.
     Deferred,
     /// The lookup is too expensive for the budget.
@@ -113,29 +117,76 @@ pub(super) enum LookupMode {
 }
 
 /// Result of all lookups in one state of an object.
-pub(super) type LookupResults = Result<HashMap<FieldSelector, Lookup>, Unreadable>;
+pub(super) type LookupResults = Result<FoundFields, Unreadable>;
+
+/// What the lookups found in an object.
+#[derive(Default)]
+pub(super) struct FoundFields {
+    fields: HashMap<FieldSelector, Lookup>,
+    /// Writers of the tracked fields whose value is new.
+    changed_by: HashMap<FieldSelector, Box<ChangedBy>>,
+}
 
 /// Lookups in one state of an object.
 #[derive(Clone, Default)]
 pub(super) struct Lookups {
     fields: Vec<FieldSelector>,
     requested: HashSet<FieldSelector>,
+    /// Known values of the requested tracked fields: who wrote a value is looked up only if it is a new one.
+    known: HashMap<FieldSelector, Option<ObservedValue>>,
 }
 
 impl Lookups {
-    /// Adds a field. A field that is not requested only counts towards the budget.
-    pub(super) fn add(&mut self, field: &FieldSelector, requested: bool) {
-        self.fields.push(field.clone());
+    /// Adds a tracked field and its context; `known` is the field's newest known value. Fields that are not requested
+    /// only count towards the budget.
+    pub(super) fn add(
+        &mut self,
+        selectors: &Selectors,
+        known: Option<&ObservedValue>,
+        requested: bool,
+    ) {
+        for field in selectors.all() {
+            self.fields.push(field.clone());
+            if requested {
+                self.requested.insert(field.clone());
+            }
+        }
         if requested {
-            self.requested.insert(field.clone());
+            self.known
+                .entry(selectors.field.clone())
+                .and_modify(|before| {
+                    if before.as_ref() != known {
+                        *before = None;
+                    }
+                })
+                .or_insert_with(|| known.cloned());
         }
     }
 
     /// Decodes the object and looks up the fields.
     pub(super) fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
-        let Self { fields, requested } = self;
-        decoded(object)
-            .map(|whole| look_up(&whole, fields, |field| requested.contains(field), mode))
+        let Self {
+            fields,
+            requested,
+            known,
+        } = self;
+        let whole = decoded(object)?;
+        let fields = look_up(&whole, fields, |field| requested.contains(field), mode);
+        let is_new = |field: &FieldSelector, known: Option<ObservedValue>| match fields.get(field) {
+            Some(Lookup::Found(ObservedValue::Missing)) | None => false,
+            Some(Lookup::Found(value)) => known.as_ref() != Some(value),
+            Some(_) => false,
+        };
+        let changed_by = known
+            .into_iter()
+            .filter_map(|(field, known)| {
+                let changed_by = is_new(&field, known)
+                    .then(|| field.changed_by(&whole))
+                    .flatten()?;
+                Some((field, Box::new(changed_by)))
+            })
+            .collect();
+        Ok(FoundFields { fields, changed_by })
     }
 
     /// Defers every lookup until a read.
@@ -145,7 +196,41 @@ impl Lookups {
             .requested
             .into_iter()
             .map(|field| (field, Lookup::Deferred));
-        Ok(deferred.collect())
+        Ok(FoundFields {
+            fields: deferred.collect(),
+            ..FoundFields::default()
+        })
+    }
+}
+
+impl FoundFields {
+    /// Returns the value of a tracked field with its details; `None` if it was not looked up. A path of the context that
+    /// was rejected has no value: it must not hold back the change.
+    pub(super) fn of(&self, selectors: &Selectors) -> Option<Lookup<ObservedField>> {
+        let value = match self.fields.get(&selectors.field)? {
+            Lookup::Found(value) => value.clone(),
+            Lookup::Deferred => return Some(Lookup::Deferred),
+            Lookup::Rejected(estimate) => return Some(Lookup::Rejected(*estimate)),
+        };
+        let mut context = BTreeMap::new();
+        for (name, field) in &selectors.context {
+            let text = match self.fields.get(field) {
+                Some(Lookup::Deferred) => return Some(Lookup::Deferred),
+                Some(Lookup::Found(value)) => value.text().unwrap_or_default(),
+                Some(Lookup::Rejected(_)) | None => "",
+            };
+            let end = text.floor_char_boundary(MAX_CONTEXT_BYTES);
+            context.insert(name.clone(), text[..end].to_owned());
+        }
+        let changed_by = self.changed_by.get(&selectors.field).cloned();
+        let has_details = !context.is_empty() || changed_by.is_some();
+        let details = has_details.then(|| {
+            Box::new(Details {
+                context,
+                changed_by,
+            })
+        });
+        Some(Lookup::Found(ObservedField { value, details }))
     }
 }
 

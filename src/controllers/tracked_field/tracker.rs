@@ -24,7 +24,7 @@ use qm_runtime::watch::{Index, NewIndex, ResourceName, WatchPhase, WatchProblem}
 use tokio::sync::Notify;
 use tracing::warn;
 
-use super::field::FieldSelector;
+use super::field::Selectors;
 use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
 use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
 use super::target::{TargetKey, is_watched_by_metadata};
@@ -118,14 +118,19 @@ impl Tracker {
         key: &ObjectKey,
         identity: &FollowIdentity,
         target: &TargetKey,
-        field: &FieldSelector,
+        selectors: &Selectors,
         watched_namespace: Option<String>,
     ) -> bool {
         let mut state = self.state();
-        let before = state.followers.get(key);
-        if before.is_some_and(|it| {
-            it.identity == *identity && it.target == *target && it.field == *field
+        let before = state.followers.get_mut(key);
+        if let Some(before) = before.filter(|it| {
+            it.identity == *identity
+                && it.target == *target
+                && it.selectors.field == selectors.field
         }) {
+            if before.selectors != *selectors {
+                before.selectors = selectors.clone();
+            }
             return false;
         }
         let replaced = state.forget(key);
@@ -139,8 +144,12 @@ impl Tracker {
         } else {
             Certainty::AwaitingList(Instant::now())
         };
-        let mut follower =
-            Follower::new(identity.clone(), target.clone(), field.clone(), certainty);
+        let mut follower = Follower::new(
+            identity.clone(),
+            target.clone(),
+            selectors.clone(),
+            certainty,
+        );
         let was_followed = replaced.is_some();
         // Earlier observations are still to be recorded: of the former target, or of a resource whose scope has
         // changed.
@@ -261,10 +270,8 @@ impl Tracker {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
             let is_requested = of == key && follower.identity == *identity;
-            lookups.add(
-                &follower.field,
-                is_requested || follower.is_satisfied_by(object),
-            );
+            let is_requested = is_requested || follower.is_satisfied_by(object);
+            lookups.add(&follower.selectors, follower.known_value(), is_requested);
         });
         lookups
     }
@@ -289,9 +296,9 @@ impl Tracker {
             let now = Instant::now();
             match looked_up {
                 Err(why) => follower.read_unreadable(ticket, now, object, why),
-                Ok(lookups) => match lookups.get(&follower.field) {
-                    Some(Lookup::Found(value)) => {
-                        follower.read(ticket, now, Some((object, value.clone())));
+                Ok(found) => match found.of(&follower.selectors) {
+                    Some(Lookup::Found(observed)) => {
+                        follower.read(ticket, now, Some((object, observed)));
                     }
                     Some(Lookup::Deferred) => follower.defer_read(object),
                     Some(Lookup::Rejected(estimate)) => {
@@ -299,7 +306,7 @@ impl Tracker {
                             ticket,
                             now,
                             object,
-                            &Unreadable::TooExpensive(*estimate),
+                            &Unreadable::TooExpensive(estimate),
                         );
                     }
                     // The watch has shown a later version, or the field was followed, during the lookups: another read
@@ -473,14 +480,14 @@ impl Tracker {
             let news = match looked_up {
                 None => follower.observe(object, None),
                 Some(Err(why)) => follower.observe_unreadable(object, why),
-                Some(Ok(lookups)) => match lookups.get(&follower.field) {
-                    Some(Lookup::Found(value)) => {
+                Some(Ok(found)) => match found.of(&follower.selectors) {
+                    Some(Lookup::Found(observed)) => {
                         follower.is_deferred = false;
-                        follower.observe(object, Some(value.clone()))
+                        follower.observe(object, Some(observed))
                     }
                     Some(Lookup::Deferred) => follower.defer_lookup(object),
                     Some(Lookup::Rejected(estimate)) => {
-                        follower.observe_unreadable(object, &Unreadable::TooExpensive(*estimate))
+                        follower.observe_unreadable(object, &Unreadable::TooExpensive(estimate))
                     }
                     // The field was followed during the lookups: a read is needed.
                     None => return,
@@ -593,7 +600,7 @@ impl TrackerState {
         let followers = self.targets.get(target).into_iter().flatten();
         let mut lookups = Lookups::default();
         for follower in followers.filter_map(|key| self.followers.get(key)) {
-            lookups.add(&follower.field, true);
+            lookups.add(&follower.selectors, follower.known_value(), true);
         }
         lookups
     }

@@ -53,6 +53,9 @@ const NO_FIELD_OF_DEPLOYMENT: &str = "spec.field: |a Deployment or StatefulSet h
 const NO_FIELD_OF_JOB: &str = "spec.field: |a DaemonSet or Job or CronJob has no such field: write image, image:CONTAINER, images or a JSONPath in braces";
 const NO_FIELD_OF_SERVICE: &str = "spec.field: |a Service has no such field: write targetPort, targetPort:PORT or a JSONPath in braces";
 const NO_FIELD_OF_OTHERS: &str = "spec.field: |has no such field: write a JSONPath in braces";
+const BAD_CONTEXT: &str = "spec.context: |write each name of context with letters, digits and '_'";
+const BAD_CONTEXT_PATH: &str =
+    "spec.context: |write each value of context as one JSONPath in braces";
 const BAD_KIND: &str = "spec.target.kind: |write the kind of a resource";
 const NEVER_TRACKED: &str =
     "spec.target.apiVersion|ContactPoints and TrackedFields cannot be tracked";
@@ -124,6 +127,21 @@ fn cases() -> Vec<Case> {
         (field("{range .items[*]}{.a}{end}"), "spec.field: |write one JSONPath without range"),
         (field("{ range .items[*]}{.a}{end}"), "spec.field: |write one JSONPath without range"),
         (format!("{{contactPoint: cp, {TARGET}}}"), "spec.field: |Required value"),
+        // context
+        (and("context: {owner: '{.metadata.annotations.owner}'}"), ""),
+        (and("context: {}"), ""),
+        (and(&format!("context: {{{}: '{{.a}}'}}", long(63))), ""),
+        (and(&format!("context: {{{}: '{{.a}}'}}", long(64))), BAD_CONTEXT),
+        (and("context: {a: '{.a}', b: '{.a}', c: '{.a}', d: '{.a}', e: '{.a}'}"), ""),
+        (and("context: {a: '{.a}', b: '{.a}', c: '{.a}', d: '{.a}', e: '{.a}', f: '{.a}'}"), "spec.context: |Too many"),
+        (and("context: {owner-mail: '{.a}'}"), BAD_CONTEXT),
+        (and("context: {'': '{.a}'}"), BAD_CONTEXT),
+        (and("context: {1st: '{.a}'}"), BAD_CONTEXT),
+        (and("context: {owner: .a}"), BAD_CONTEXT_PATH),
+        (and("context: {owner: image}"), BAD_CONTEXT_PATH),
+        (and("context: {owner: '{range .a[*]}{.b}{end}'}"), BAD_CONTEXT_PATH),
+        (and(&format!("context: {{owner: '{{.{}}}'}}", long(1021))), ""),
+        (and(&format!("context: {{owner: '{{.{}}}'}}", long(1022))), "spec.context.owner: |Too long"),
         // target.kind
         ("{contactPoint: cp, field: replicas}".into(), "spec.target: |Required value"),
         (name("StatefulSet", "a"), ""),

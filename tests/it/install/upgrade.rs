@@ -85,7 +85,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
         .map(|message| message.text.clone())
         .collect();
     assert!(
-        texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"),
+        texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].contains("Previous: 3"),
         "{texts:?}"
     );
     let specs = |reported: Reports| {

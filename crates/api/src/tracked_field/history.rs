@@ -1,6 +1,7 @@
 //! Status of a `TrackedField`: its history.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -113,6 +114,14 @@ pub struct Entry {
     /// Resource version at which the operator observed the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
+    /// Values of `spec.context` in the version of the resource that the entry records, each truncated to 256 bytes. Empty if
+    /// the resource has no such field. A `Deleted` entry has those of the entry before.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub context: BTreeMap<String, String>,
+    /// Last writer of the value, by the resource's `managedFields`. Absent if unknown, for example for a field that was
+    /// removed. It names a program by its own word, and proves nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_by: Option<Box<ChangedBy>>,
     /// Number of changes merged into this entry because the outbox was full. Absent for a single change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<u64>,
@@ -188,6 +197,33 @@ impl Delivery {
             Self::Pending => "Pending",
             Self::Delivered => "Delivered",
             Self::Failed => "Failed",
+        }
+    }
+}
+
+/// Writer of a value: an entry of the resource's `managedFields`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChangedBy {
+    /// Name that the program gave itself, such as `kubectl-edit`.
+    pub manager: String,
+    /// Operation: `Apply` or `Update`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// Subresource of the write, such as `scale`. Absent for the resource itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subresource: Option<String>,
+    /// Time of the manager's last write that changed the fields it manages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+impl fmt::Display for ChangedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.manager)?;
+        match &self.subresource {
+            Some(subresource) => write!(f, " ({subresource})"),
+            None => Ok(()),
         }
     }
 }

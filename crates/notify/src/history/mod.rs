@@ -20,7 +20,7 @@ pub use next::{
     record, record_newest,
 };
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
-pub use value::{KEPT_BYTES, ObservedValue};
+pub use value::{Details, KEPT_BYTES, ObservedField, ObservedValue};
 
 /// Returns the entries to send, oldest first, each with the entry that has the previous value: the preceding one, if it
 /// has the same subject and has not failed. The receiver never got a failed value, and if it rejected that value, it

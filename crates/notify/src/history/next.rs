@@ -12,7 +12,7 @@ use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
 use super::expiry::{set_suspended, whole_seconds};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
 use super::size;
-use super::value::ObservedValue;
+use super::value::{Details, ObservedValue};
 
 /// Input of a reconcile.
 pub struct Inputs<'a> {
@@ -90,16 +90,23 @@ pub struct NewestState {
 }
 
 /// Returns an observation of the target at this time, as the entry that records it; [`record`] sets the final action.
-/// `value`: the field's value, `None` if the target does not exist. `version`: the resource's version, if one was
+/// `value`: the field's value, with its details; `None` if the target does not exist. `version`: the resource's version, if one was
 /// observed. `id`: recognises a write without a response.
 pub fn observation(
     subject: &Subject,
     at: Timestamp,
     uid: Option<String>,
-    value: Option<&ObservedValue>,
+    value: Option<(&ObservedValue, Option<&Details>)>,
     version: Option<u64>,
     id: Option<String>,
 ) -> Entry {
+    let Details {
+        context,
+        changed_by,
+    } = value
+        .and_then(|(_, details)| details.cloned())
+        .unwrap_or_default();
+    let value = value.map(|(value, _)| value);
     let action = match value {
         Some(_) => ChangeAction::Updated,
         None => ChangeAction::Deleted,
@@ -117,6 +124,8 @@ pub fn observation(
         subject: Some(subject.clone()),
         uid: uid.filter(|_| value.is_some()),
         resource_version: version.map(|version| version.to_string()),
+        context,
+        changed_by,
         merged: None,
         first_value: None,
         suspended_since: None,
@@ -221,16 +230,15 @@ fn append(history: &mut History, observation: &Entry) {
             return;
         }
     };
-    let uid = if is_deleted {
-        last.and_then(|last| last.uid.clone())
-    } else {
-        observation.uid.clone()
-    };
-    history.push(Entry {
+    let mut entry = Entry {
         action,
-        uid,
         ..observation.clone()
-    });
+    };
+    if is_deleted && let Some(last) = last {
+        entry.uid = last.uid.clone();
+        entry.context = last.context.clone();
+    }
+    history.push(entry);
 }
 
 /// Sets the display value for `kubectl get`: shortened, in the last entry alone, and empty if the spec has another

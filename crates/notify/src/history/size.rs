@@ -1,6 +1,6 @@
 //! Sizes of stored entries.
 
-use qm_api::tracked_field::{Entry, Truncation};
+use qm_api::tracked_field::{ChangedBy, Entry, Truncation};
 
 /// Size of a quoted time.
 const TIME: usize = "\"2025-02-11T20:44:21Z\"".len();
@@ -24,6 +24,8 @@ pub(super) fn stored(entry: &Entry) -> usize {
         subject,
         uid,
         resource_version,
+        context,
+        changed_by,
         merged,
         first_value,
         suspended_since,
@@ -59,6 +61,29 @@ pub(super) fn stored(entry: &Entry) -> usize {
             .map_or(0, |subject| field("subject", string(subject.as_str())))
         + text("uid", uid.as_deref())
         + text("resourceVersion", resource_version.as_deref())
+        + if context.is_empty() {
+            0
+        } else {
+            let fields = context
+                .iter()
+                .map(|(name, value)| field(name, string(value)));
+            field("context", 1 + fields.sum::<usize>())
+        }
+        + changed_by.as_deref().map_or(0, |changed_by| {
+            let ChangedBy {
+                manager,
+                operation,
+                subresource,
+                time,
+            } = changed_by;
+            field(
+                "changedBy",
+                1 + text("manager", Some(manager))
+                    + text("operation", operation.as_deref())
+                    + text("subresource", subresource.as_deref())
+                    + time.as_ref().map_or(0, |_| field("time", TIME)),
+            )
+        })
         + number("merged", *merged)
         + text("firstValue", first_value.as_deref())
         + suspended_since

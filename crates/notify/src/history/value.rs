@@ -1,8 +1,9 @@
 //! Values of fields, truncated for storage.
 
+use std::collections::BTreeMap;
 use std::io;
 
-use qm_api::tracked_field::Truncation;
+use qm_api::tracked_field::{ChangedBy, Truncation};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -76,6 +77,33 @@ impl ObservedValue {
         match self {
             Self::Truncated { truncation, .. } => Some(truncation),
             Self::Missing | Self::Text(_) => None,
+        }
+    }
+}
+
+/// Value of a field in one version of an object, and what goes with it if the value is a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedField {
+    /// Value of the field.
+    pub value: ObservedValue,
+    /// `None` without `spec.context` and a known writer.
+    pub details: Option<Box<Details>>,
+}
+
+/// What an entry records beside the value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Values of `spec.context`.
+    pub context: BTreeMap<String, String>,
+    /// Last writer of the value, if known.
+    pub changed_by: Option<Box<ChangedBy>>,
+}
+
+impl From<ObservedValue> for ObservedField {
+    fn from(value: ObservedValue) -> Self {
+        Self {
+            value,
+            details: None,
         }
     }
 }

@@ -28,9 +28,11 @@ const BODY_LIMITS: TemplateLimits = TemplateLimits {
 };
 
 /// Variables of a `TrackedField`'s template.
-const VARIABLES: [&str; 17] = [
+const VARIABLES: [&str; 19] = [
     "action",
+    "changedBy",
     "cluster",
+    "context",
     "field",
     "firstValue",
     "id",

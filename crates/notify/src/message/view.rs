@@ -1,8 +1,9 @@
 //! A receiver's view of an entry, and the default texts.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use qm_api::tracked_field::{ChangeAction, Entry, Truncation};
+use qm_api::tracked_field::{ChangeAction, ChangedBy, Entry, Truncation};
 use serde::Serialize;
 
 use crate::OutgoingEntry;
@@ -52,6 +53,10 @@ pub struct View {
     pub previous: Option<String>,
     /// Whole length in bytes and SHA-256 of a truncated previous value.
     pub previous_truncated: Option<Truncation>,
+    /// Last writer of the value, if known.
+    pub changed_by: Option<Box<ChangedBy>>,
+    /// Values of `spec.context`.
+    pub context: BTreeMap<String, String>,
     /// Number of changes that the entry stands for; 1 unless the entry is merged.
     pub merged: u64,
     /// First value of a merged entry. `value` is the last one.
@@ -96,6 +101,8 @@ impl View {
             truncated: entry.truncated.clone(),
             previous: previous.map(shown_value),
             previous_truncated: previous.and_then(|previous| previous.truncated.clone()),
+            changed_by: entry.changed_by.clone(),
+            context: entry.context.clone(),
             merged: entry.merged.unwrap_or(1),
             first_value: entry.first_value.clone(),
         }
@@ -129,6 +136,9 @@ impl View {
                 "Previous: {}",
                 with_length(previous, self.previous_truncated.as_ref())
             ));
+        }
+        if let Some(changed_by) = &self.changed_by {
+            lines.push(format!("Changed by: {}", one_line(&changed_by.to_string())));
         }
         if self.merged > 1 {
             let first = self.first_value.as_deref().unwrap_or(NOT_SET);

@@ -7,13 +7,14 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use qm_api::tracked_field::{A_PATH, words_of};
+use qm_api::tracked_field::{A_PATH, TrackedFieldSpec, words_of};
 use qm_notify::history::ObservedValue;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
 use self::query::Step;
 
+mod changed_by;
 pub(crate) mod cost;
 mod path;
 mod query;
@@ -48,6 +49,32 @@ enum Select {
 struct Path {
     query: JsonPath,
     steps: Box<[Step]>,
+}
+
+/// The tracked field of a `TrackedField`, and the fields of its context by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selectors {
+    pub(crate) field: FieldSelector,
+    pub(crate) context: Vec<(String, FieldSelector)>,
+}
+
+impl Selectors {
+    /// Compiles the fields of a spec.
+    pub fn compile(spec: &TrackedFieldSpec) -> Result<Self, FieldError> {
+        let compile = |field: &str| FieldSelector::compile(&spec.target.kind, field);
+        let context = spec.context.iter();
+        Ok(Self {
+            field: compile(&spec.field)?,
+            context: context
+                .map(|(name, path)| Ok((name.clone(), compile(path)?)))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &FieldSelector> {
+        let context = self.context.iter().map(|(_, field)| field);
+        std::iter::once(&self.field).chain(context)
+    }
 }
 
 impl Hash for FieldSelector {
@@ -219,13 +246,14 @@ const PORTS: &str = "/spec/ports";
 
 /// Returns the item with that name, or the first item.
 fn named<'a>(list: Option<&'a Value>, name: Option<&str>) -> Option<&'a Value> {
-    let list = list?.as_array()?;
-    match name {
-        None => list.first(),
-        Some(name) => list
-            .iter()
-            .find(|item| item.get("name").and_then(Value::as_str) == Some(name)),
-    }
+    list?.get(named_index(list, name)?)
+}
+
+fn named_index(list: Option<&Value>, name: Option<&str>) -> Option<usize> {
+    let mut items = list?.as_array()?.iter();
+    items.position(|item| {
+        name.is_none_or(|name| item.get("name").and_then(Value::as_str) == Some(name))
+    })
 }
 
 #[cfg(test)]

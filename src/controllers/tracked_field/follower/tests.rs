@@ -6,6 +6,7 @@ use qm_api::tracked_field::TargetReference;
 use qm_runtime::watch::ResourceName;
 use serde_json::json;
 
+use super::super::field::FieldSelector;
 use super::*;
 
 /// Creates a follower that needs a read, or one whose watch shows everything.
@@ -29,7 +30,10 @@ fn follower(unread: bool) -> Follower {
     Follower::new(
         identity,
         target,
-        FieldSelector::compile("ConfigMap", "{.data.x}").unwrap(),
+        Selectors {
+            field: FieldSelector::compile("ConfigMap", "{.data.x}").unwrap(),
+            context: Vec::new(),
+        },
         certainty,
     )
 }
@@ -43,7 +47,10 @@ fn object(uid: &str, version: u32) -> RawObject {
 impl Follower {
     /// Shows version `version` by the watch.
     fn watched(&mut self, version: u32, value: &str) -> bool {
-        self.observe(&object("u", version), Some(ObservedValue::of_text(value)))
+        self.observe(
+            &object("u", version),
+            Some(ObservedValue::of_text(value).into()),
+        )
     }
 
     /// Reads version `version`; returns whether the follower accepts the value.
@@ -55,7 +62,7 @@ impl Follower {
         self.accepts(
             self.read_ticket(),
             now,
-            Some((&object("u", version), ObservedValue::of_text(value))),
+            Some((&object("u", version), ObservedValue::of_text(value).into())),
         )
     }
 
@@ -63,7 +70,7 @@ impl Follower {
         &mut self,
         ticket: ReadTicket,
         now: Instant,
-        found: Option<(&RawObject, ObservedValue)>,
+        found: Option<(&RawObject, ObservedField)>,
     ) -> bool {
         self.read(ticket, now, found);
         self.certainty == Certainty::Confirmed(now)
@@ -200,8 +207,8 @@ fn required_read_is_accepted_at_once() {
 fn object_with_another_uid_is_a_change_even_with_the_same_value() {
     let mut follower = follower(false);
     follower.watched(5, "a");
-    assert!(follower.observe(&object("v", 8), Some(ObservedValue::of_text("a"))));
-    let read = Some((&object("w", 9), ObservedValue::of_text("a")));
+    assert!(follower.observe(&object("v", 8), Some(ObservedValue::of_text("a").into())));
+    let read = Some((&object("w", 9), ObservedValue::of_text("a").into()));
     assert!(
         !follower.accepts(follower.read_ticket(), Instant::now(), read),
         "a read of another uid is a change too"
@@ -214,7 +221,7 @@ fn object_with_another_uid_is_a_change_even_with_the_same_value() {
 fn object_shown_during_a_read_is_not_deleted() {
     for mut follower in [follower(true), follower(false)] {
         let before = follower.read_ticket();
-        let value = Some(ObservedValue::of_text("a"));
+        let value = Some(ObservedValue::of_text("a").into());
         let mut odd = object("u", 5);
         odd.meta_mut().resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
@@ -243,7 +250,7 @@ fn lagging_watch_does_not_revive_a_deleted_object() {
     assert!(!follower.observe(&object("u", 8), None));
     assert_eq!(follower.take_values(), [Some("a".into()), None]);
     assert!(
-        follower.observe(&object("v", 9), Some(ObservedValue::of_text("a"))),
+        follower.observe(&object("v", 9), Some(ObservedValue::of_text("a").into())),
         "a recreated object"
     );
     assert!(follower.observe(&object("v", 10), None));
@@ -296,7 +303,7 @@ fn state_that_contradicts_the_history_outranks_it_after_a_read() {
     follower.read(
         begun,
         now,
-        Some((&object("u", 90), ObservedValue::of_text("a"))),
+        Some((&object("u", 90), ObservedValue::of_text("a").into())),
     );
     assert_eq!(
         follower.newest().unwrap().outranks,
@@ -345,7 +352,7 @@ fn change_that_a_metadata_watch_shows_during_a_read_needs_another_read() {
     assert!(!follower.accepts(
         ticket,
         Instant::now(),
-        Some((&object("u", 6), ObservedValue::of_text("b")))
+        Some((&object("u", 6), ObservedValue::of_text("b").into()))
     ));
     assert!(follower.is_outdated() && follower.has_to_be_read(Duration::from_hours(1)));
     assert!(follower.read_version(7, "c"));

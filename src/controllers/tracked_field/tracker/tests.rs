@@ -7,6 +7,7 @@ use qm_runtime::nesting::OBJECT_LEVELS;
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use super::super::field::FieldSelector;
 use super::*;
 
 const PATH: &str = "{.data.x}";
@@ -85,7 +86,10 @@ fn follow(
         key,
         identity,
         target,
-        &FieldSelector::compile("ConfigMap", PATH).unwrap(),
+        &Selectors {
+            field: FieldSelector::compile("ConfigMap", PATH).unwrap(),
+            context: Vec::new(),
+        },
         None,
     )
 }
@@ -529,7 +533,10 @@ fn follow_path(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity, pa
         key,
         identity,
         &target("a"),
-        &FieldSelector::compile("ConfigMap", path).unwrap(),
+        &Selectors {
+            field: FieldSelector::compile("ConfigMap", path).unwrap(),
+            context: Vec::new(),
+        },
         None,
     );
 }

@@ -480,7 +480,7 @@ fn buffer_skips_repeated_states_also_after_a_failed_write() {
 /// Memory of a thousand objects with ten entries each.
 #[test]
 fn history_uses_little_memory() {
-    assert!(size_of::<Entry>() <= 320, "{}", size_of::<Entry>());
+    assert!(size_of::<Entry>() <= 352, "{}", size_of::<Entry>());
     assert!(
         size_of::<ObservationBuffer>() <= 64,
         "{}",

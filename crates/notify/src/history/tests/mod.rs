@@ -45,7 +45,8 @@ fn observed(at: Timestamp, state: TargetState, version: Option<u64>) -> Entry {
         TargetState::Present { uid, value } => (uid, Some(value)),
         TargetState::Absent => (None, None),
     };
-    observation(&subject("replicas"), at, uid, value.as_ref(), version, None)
+    let value = value.as_ref().map(|value| (value, None));
+    observation(&subject("replicas"), at, uid, value, version, None)
 }
 
 /// Result of [`record`].

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use qm_api::tracked_field::Truncation;
+use qm_api::tracked_field::{ChangedBy, Truncation};
 
 use super::super::next::merge_pending;
 use super::super::size;
@@ -340,6 +340,26 @@ fn reconcile(
     Ok(())
 }
 
+fn any_details() -> impl Strategy<Value = (BTreeMap<String, String>, Option<Box<ChangedBy>>)> {
+    let text = || "[a-z<>&\"\u{2028}]{0,8}";
+    let changed_by = (
+        text(),
+        prop::option::of(text()),
+        prop::option::of(text()),
+        prop::option::of(0..8_000_000_000_i64),
+    );
+    let changed_by = changed_by.prop_map(|(manager, operation, subresource, second)| {
+        Box::new(ChangedBy {
+            manager,
+            operation,
+            subresource,
+            time: second.map(|second| Timestamp::from_second(second).unwrap().into()),
+        })
+    });
+    let context = prop::collection::btree_map("[a-z]{1,8}", text(), 0..6);
+    (context, prop::option::of(changed_by))
+}
+
 fn any_entry() -> impl Strategy<Value = Entry> {
     let text = || prop::option::of("(\\PC|[<>&\"\\\\\u{0}-\u{1f}\u{7f}\u{2028}\u{2029}]){0,12}");
     let time = || {
@@ -379,6 +399,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         names,
         number(),
         (time(), number()),
+        any_details(),
     )
         .prop_map(
             |(
@@ -391,6 +412,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 subject,
                 merged,
                 suspended,
+                (context, changed_by),
             )| Entry {
                 time,
                 action,
@@ -404,6 +426,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 subject,
                 uid,
                 resource_version: None,
+                context,
+                changed_by,
                 merged,
                 first_value,
                 suspended_since: suspended.0,

@@ -441,7 +441,14 @@ fn observations_before_a_spec_change_come_first() {
     let seen = |field, version, value| {
         let (uid, value) = (Some("a".to_owned()), ObservedValue::of_text(value));
         let id = Some(format!("{field}-{version}"));
-        observation(&subject(field), at(9), uid, Some(&value), Some(version), id)
+        observation(
+            &subject(field),
+            at(9),
+            uid,
+            Some((&value, None)),
+            Some(version),
+            id,
+        )
     };
     let now = subject("replicas");
     let inputs = Inputs {

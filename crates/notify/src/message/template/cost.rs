@@ -22,6 +22,8 @@ const MAX_TAGS: usize = 100;
 const MAX_BRACKETS: usize = 16;
 /// Maximum size of one variable, in bytes: a value's 1,024 bytes, a name, a number.
 const VARIABLE: usize = 1536;
+/// Maximum size of `context`, in bytes: five names and values.
+const CONTEXT: usize = 2 * 1024;
 /// Maximum size of one of `entries`, in bytes.
 const ENTRY: usize = 8 * 1024;
 /// Maximum size of `text`, in bytes: [`TextLimit::WEBHOOK`].
@@ -73,6 +75,7 @@ pub(super) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Res
     let size = |name: &&str| match *name {
         "entries" => ENTRY * MAX_ENTRIES,
         "text" => TEXT,
+        "context" => CONTEXT,
         _ => VARIABLE,
     };
     let scope = known.iter().map(|name| (*name, size(name))).collect();

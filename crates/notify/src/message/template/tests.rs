@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 use rstest::rstest;
 
+use qm_api::tracked_field::ChangedBy;
+
 use super::*;
 use crate::fixtures::updated;
 
@@ -41,11 +43,36 @@ fn template_renders(#[case] template: &str, #[case] expected: &str) {
 }
 
 #[rstest]
+#[case("{{ context.owner }}", "@team")]
+#[case("{{ context.none | default('nobody') }}", "nobody")]
+#[case(
+    "{% if changedBy %}{{ changedBy.manager }} {{ changedBy.subresource }}{% endif %}",
+    "kube-controller-manager scale"
+)]
+fn context_and_writer_are_variables(#[case] template: &str, #[case] expected: &str) {
+    let view = View {
+        context: [("owner".into(), "@team".into())].into(),
+        changed_by: Some(Box::new(ChangedBy {
+            manager: "kube-controller-manager".into(),
+            operation: Some("Update".into()),
+            subresource: Some("scale".into()),
+            time: None,
+        })),
+        ..view()
+    };
+    assert_eq!(message(template, &view), Ok(expected.into()));
+    assert!(
+        view.text()
+            .contains("\nChanged by: kube-controller-manager (scale)")
+    );
+}
+
+#[rstest]
 #[case("{{ value", "line 1: ")]
 #[case("a\nb {% if %}", "line 2: ")]
 #[case(
     "{{ vale }}",
-    "line 1: there is no variable `vale`; there are action, cluster"
+    "line 1: there is no variable `vale`; there are action, changedBy, cluster"
 )]
 #[case("{{ text }}", "no variable `text`")]
 #[case(

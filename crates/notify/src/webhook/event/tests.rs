@@ -62,7 +62,7 @@ fn single_entry_is_a_changed_event() {
       "idempotency-key": "e1"
     }
     "#);
-    insta::assert_snapshot!(String::from_utf8(event.body).unwrap(), @r#"{"id":"e1","time":"2026-01-02T03:04:05Z","cluster":"prod","trackedField":"replicas-of-nginx","trackedFieldNamespace":"team","kind":"Deployment","namespace":"default","name":"nginx","field":"replicas","action":"Updated","value":"3","missing":false,"truncated":null,"previous":"1","previousTruncated":null,"merged":1,"firstValue":null,"text":"Resource kind: Deployment\nName: nginx\nStatus: Updated\nValue: 3\nNamespace: default\nPrevious: 1\nCluster: prod"}"#);
+    insta::assert_snapshot!(String::from_utf8(event.body).unwrap(), @r#"{"id":"e1","time":"2026-01-02T03:04:05Z","cluster":"prod","trackedField":"replicas-of-nginx","trackedFieldNamespace":"team","kind":"Deployment","namespace":"default","name":"nginx","field":"replicas","action":"Updated","value":"3","missing":false,"truncated":null,"previous":"1","previousTruncated":null,"changedBy":null,"context":{},"merged":1,"firstValue":null,"text":"Resource kind: Deployment\nName: nginx\nStatus: Updated\nValue: 3\nNamespace: default\nPrevious: 1\nCluster: prod"}"#);
 }
 
 #[test]

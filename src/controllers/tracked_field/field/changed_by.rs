@@ -1,0 +1,189 @@
+//! Who wrote a field's value, by the object's `managedFields`.
+//!
+//! The apiserver lets each manager's entry list the fields that it wrote last, so a manager that changes a value takes
+//! the field from all others. Several appliers may share a field if they agree on the value: the latest counts.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::tracked_field::ChangedBy;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use serde_json_path::PathElement;
+
+use super::{FieldSelector, PORTS, Select, named_index};
+
+/// Maximum number of matches that are considered. Of a field with more, the writer is unknown.
+const MAX_MATCHES: usize = 64;
+/// Maximum number of names of `fieldsV1` that are compared with an item of a list, for all matches together.
+const MAX_COMPARED: usize = 20_000;
+
+/// One step of a path from an object to a value.
+#[derive(Clone, Copy)]
+enum Key<'a> {
+    Member(&'a str),
+    Item(usize),
+}
+
+/// An entry of `managedFields`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ManagerEntry {
+    manager: Option<String>,
+    operation: Option<String>,
+    subresource: Option<String>,
+    time: Option<Time>,
+    #[serde(default)]
+    fields_v1: Value,
+}
+
+/// What one manager has at a path.
+enum Owned {
+    /// Entries below the value: parts of an object or a list.
+    Parts,
+    /// An empty entry after this many steps: the value, or an atomic object or list that holds it.
+    Whole(usize),
+}
+
+impl FieldSelector {
+    /// Returns the last writer of the field's value in `object`; `None` if unknown.
+    pub(crate) fn changed_by(&self, object: &Value) -> Option<ChangedBy> {
+        let entries = object.pointer("/metadata/managedFields")?.as_array()?;
+        let managers: Vec<ManagerEntry> = entries
+            .iter()
+            .filter_map(|entry| ManagerEntry::deserialize(entry).ok())
+            .collect();
+        let mut compared = 0;
+        let mut is_owner = vec![false; managers.len()];
+        for path in self.paths(object)? {
+            for at in owners(&managers, object, &path, &mut compared)? {
+                is_owner[at] = true;
+            }
+        }
+        let owners = managers.iter().zip(is_owner);
+        let owners: Vec<_> = owners.filter_map(|(it, owns)| owns.then_some(it)).collect();
+        let newest = owners.iter().max_by_key(|owner| time(owner))?;
+        let as_new = owners.iter().filter(|it| time(it) == time(newest));
+        if as_new.count() > 1 {
+            return None;
+        }
+        Some(ChangedBy {
+            manager: newest.manager.clone().filter(|name| !name.is_empty())?,
+            operation: newest.operation.clone(),
+            subresource: newest
+                .subresource
+                .clone()
+                .filter(|subresource| !subresource.is_empty()),
+            time: newest.time.clone(),
+        })
+    }
+
+    /// Returns the path of each match; `None` if there are too many.
+    fn paths<'a>(&'a self, object: &'a Value) -> Option<Vec<Vec<Key<'a>>>> {
+        let of_item = |list: &'static str, name: Option<&str>, field: &'static str| {
+            let at = named_index(object.pointer(list), name)?;
+            let mut path: Vec<_> = list.split('/').skip(1).map(Key::Member).collect();
+            path.extend([Key::Item(at), Key::Member(field)]);
+            Some(vec![path])
+        };
+        match &self.0.select {
+            Select::Replicas => Some(vec![vec![Key::Member("spec"), Key::Member("replicas")]]),
+            Select::Image(containers, name) => of_item(containers.0, name.as_deref(), "image"),
+            Select::TargetPort(name) => of_item(PORTS, name.as_deref(), "targetPort"),
+            Select::Paths(queries) => {
+                let mut paths = Vec::new();
+                for path in queries {
+                    for node in path.query.query_located(object).iter() {
+                        if paths.len() == MAX_MATCHES {
+                            return None;
+                        }
+                        let key = |element: &PathElement<'a>| match *element {
+                            PathElement::Name(name) => Key::Member(name),
+                            PathElement::Index(index) => Key::Item(index),
+                        };
+                        paths.push(node.location().iter().map(key).collect());
+                    }
+                }
+                Some(paths)
+            }
+        }
+    }
+}
+
+fn time(managed: &ManagerEntry) -> Option<k8s_openapi::jiff::Timestamp> {
+    managed.time.as_ref().map(|time| time.0)
+}
+
+/// Returns the indexes of the managers that own the value at `path`; `None` if that takes too many comparisons.
+///
+/// An empty entry owns a scalar or an atomic value. Where any manager has entries below it, it owns nothing: a set of
+/// keys becomes empty as other managers take them.
+fn owners(
+    managers: &[ManagerEntry],
+    object: &Value,
+    path: &[Key<'_>],
+    compared: &mut usize,
+) -> Option<Vec<usize>> {
+    let mut has_parts = vec![false; path.len() + 1];
+    let mut owned = Vec::new();
+    for (at, manager) in managers.iter().enumerate() {
+        let (mut node, mut value) = (&manager.fields_v1, object);
+        for (depth, has_parts) in has_parts.iter_mut().enumerate() {
+            let Some(fields) = node.as_object() else {
+                break;
+            };
+            let is_empty = fields.keys().all(|name| name == ".");
+            *has_parts |= !is_empty;
+            if is_empty {
+                owned.push((at, Owned::Whole(depth)));
+                break;
+            }
+            let Some(key) = path.get(depth) else {
+                owned.push((at, Owned::Parts));
+                break;
+            };
+            let step = match key {
+                Key::Member(name) => fields.get(&format!("f:{name}")).zip(value.get(*name)),
+                Key::Item(index) => {
+                    let item = value.get(*index);
+                    *compared += fields.len();
+                    if *compared > MAX_COMPARED {
+                        return None;
+                    }
+                    item.and_then(|item| item_entry(fields, *index, item))
+                        .zip(item)
+                }
+            };
+            let Some(step) = step else { break };
+            (node, value) = step;
+        }
+    }
+    let owners = owned.into_iter().filter_map(|(at, owned)| match owned {
+        Owned::Parts => Some(at),
+        // The root of `fieldsV1` is empty if the manager has nothing left.
+        Owned::Whole(depth) => (depth > 0 && !has_parts[depth]).then_some(at),
+    });
+    Some(owners.collect())
+}
+
+/// Returns the entry of a list's item: by its keys, its value or its index.
+fn item_entry<'a>(fields: &'a Map<String, Value>, index: usize, item: &Value) -> Option<&'a Value> {
+    let is_of_item = |name: &str| {
+        let Some((form, text)) = name.split_once(':') else {
+            return false;
+        };
+        match form {
+            "i" => text == index.to_string(),
+            "v" => serde_json::from_str::<Value>(text).is_ok_and(|value| value == *item),
+            "k" => serde_json::from_str::<Map<String, Value>>(text).is_ok_and(|keys| {
+                keys.iter()
+                    .all(|(name, value)| item.get(name) == Some(value))
+            }),
+            _ => false,
+        }
+    };
+    fields
+        .iter()
+        .find_map(|(name, entry)| is_of_item(name).then_some(entry))
+}
+
+#[cfg(test)]
+mod tests;
