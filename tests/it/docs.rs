@@ -21,6 +21,7 @@ mod commands;
 mod flags_and_metrics;
 mod manifests;
 mod reasons;
+mod renamed;
 mod templates;
 
 fn root() -> &'static Path {
