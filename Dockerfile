@@ -52,5 +52,7 @@ LABEL org.opencontainers.image.title=quartermaster \
       org.opencontainers.image.licenses=Apache-2.0
 COPY LICENSE /LICENSE
 COPY --from=builder /quartermaster /quartermaster
+# One heap for all threads: a second one costs about a mebibyte and makes nothing faster.
+ENV MALLOC_ARENA_MAX=1
 USER 65532:65532
 ENTRYPOINT ["/quartermaster"]

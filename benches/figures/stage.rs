@@ -246,6 +246,8 @@ pub fn settings(program: PathBuf) -> Settings {
         .whole_cluster()
         .flag("--leader-elect")
         .flag("--metrics-secure")
+        // As in the image.
+        .env("MALLOC_ARENA_MAX", "1")
 }
 
 /// Starts a replica and waits until it leads.
