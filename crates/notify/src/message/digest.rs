@@ -1,6 +1,7 @@
 //! Texts of one or several entries.
 
-use super::{MAX_ENTRIES, TextLimit, View, template, with_footer};
+use super::view::with_footer;
+use super::{MAX_ENTRIES, TextLimit, View, template};
 use crate::OutgoingEntry;
 
 /// Text of one or several entries.
@@ -13,7 +14,7 @@ pub struct Rendered {
 }
 
 /// Returns the message of one entry, truncated to `limit`, with the contact point's footer.
-pub fn entry_text(
+pub(crate) fn entry_text(
     item: &OutgoingEntry,
     view: &View,
     footer: Option<&str>,

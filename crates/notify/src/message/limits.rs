@@ -40,7 +40,7 @@ impl TextLimit {
     }
 
     /// Returns the limit of a text that this footer follows on a line of its own.
-    pub fn before(self, footer: Option<&str>) -> Self {
+    pub(crate) fn before(self, footer: Option<&str>) -> Self {
         let taken = footer.map_or(0, |footer| self.measure(footer) + 1);
         match self {
             Self::Utf16(max) => Self::Utf16(max.saturating_sub(taken)),

@@ -20,16 +20,7 @@ pub fn ready(cluster: Option<&str>, footer: Option<&str>) -> String {
         Some(cluster) => format!("{READY}\n{}", view::cluster_line(cluster)),
         None => READY.to_owned(),
     };
-    with_footer(text, footer)
-}
-
-/// Returns `text` with the contact point's footer on the last line.
-fn with_footer(mut text: String, footer: Option<&str>) -> String {
-    if let Some(footer) = footer {
-        text.push('\n');
-        text.push_str(footer);
-    }
-    text
+    view::with_footer(text, footer)
 }
 
 #[cfg(test)]

@@ -136,7 +136,8 @@ impl Queues {
         }
     }
 
-    /// Configures the queue of `point`. A request begins once the oldest waiting entry has the age `digest_delay`. Returns the notification for a new worker, or `None` if the queue has one.
+    /// Configures the queue of `point`. A request begins once the oldest waiting entry has the age `digest_delay`. Returns
+    /// the notification for a new worker, or `None` if the queue has one.
     pub fn configure(
         &mut self,
         point: &ObjectKey,

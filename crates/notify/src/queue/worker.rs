@@ -21,8 +21,8 @@ use crate::metrics::{DeliveryResult, Receiver};
 use crate::{Endpoint, MessageContent, SendError, SendFailure, SendReceipt, Transport};
 
 impl<T: Transport> Outbox<T> {
-    /// Sets the endpoint of the queue of `point`, and the age of the oldest waiting entry at which a request begins. A new configuration resets the queue to `initial_state`; the same one
-    /// keeps the receiver's state.
+    /// Sets the endpoint of the queue of `point`, and the age of the oldest waiting entry at which a request begins. A new
+    /// configuration resets the queue to `initial_state`; the same one keeps the receiver's state.
     pub fn configure(
         self: &Arc<Self>,
         point: &ObjectKey,

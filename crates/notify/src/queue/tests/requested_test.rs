@@ -1,25 +1,31 @@
 //! `test-at`: a test message that a user requests.
 
 use super::*;
+use crate::queue::RequestedTest;
 
 impl TestQueue {
     fn request_test(&mut self, requested_at: &str) {
         self.queues.request_test(&key("p"), requested_at, self.now);
     }
 
-    /// Returns the value of the last request, with its answer.
-    fn answered(&self) -> Option<(String, Option<Result<(), String>>)> {
-        let test = self.queues.requested_test(&key("p"))?;
-        Some((test.requested_at, test.answer))
+    fn answered(&self) -> Option<RequestedTest> {
+        self.queues.requested_test(&key("p"))
     }
 }
 
-fn accepted(requested_at: &str) -> Option<(String, Option<Result<(), String>>)> {
-    Some((requested_at.into(), Some(Ok(()))))
+fn test(requested_at: &str, answer: Option<Result<(), String>>) -> RequestedTest {
+    RequestedTest {
+        requested_at: requested_at.into(),
+        answer,
+    }
 }
 
-fn failed(requested_at: &str, message: &str) -> Option<(String, Option<Result<(), String>>)> {
-    Some((requested_at.into(), Some(Err(message.into()))))
+fn accepted(requested_at: &str) -> RequestedTest {
+    test(requested_at, Some(Ok(())))
+}
+
+fn failed(requested_at: &str, message: &str) -> RequestedTest {
+    test(requested_at, Some(Err(message.into())))
 }
 
 #[test]
@@ -28,12 +34,12 @@ fn each_value_sends_one_message() {
     assert_eq!(queue.answered(), None);
     for value in ["1", "2"] {
         queue.request_test(value);
-        assert_eq!(queue.answered(), Some((value.into(), None)));
+        assert_eq!(queue.answered(), Some(test(value, None)));
         let request = queue.start().unwrap();
         assert!(request.is_test());
         queue.request_test(value);
         assert!(queue.accept(&request, 0).point, "the status changes");
-        assert_eq!(queue.answered(), accepted(value));
+        assert_eq!(queue.answered(), Some(accepted(value)));
         queue.request_test(value);
         assert!(queue.is_waiting());
     }
@@ -60,7 +66,7 @@ fn message_goes_after_the_request_in_flight_is_recorded() {
     assert!(queue.is_waiting());
     queue.accept(&request, 1);
     assert!(queue.is_waiting());
-    assert_eq!(queue.answered(), Some(("1".into(), None)));
+    assert_eq!(queue.answered(), Some(test("1", None)));
     queue.record("a", &["1!"]);
     assert!(queue.start().unwrap().is_test());
 }
@@ -75,11 +81,11 @@ fn retried_batch_stays_the_same() {
     queue.enqueue("b", &["3"]);
     assert!(queue.is_waiting());
     queue.request_test("1");
-    let test = queue.start().unwrap();
-    assert!(test.is_test(), "the request ends the backoff");
+    let request = queue.start().unwrap();
+    assert!(request.is_test(), "the request ends the backoff");
     assert_eq!(queue.queues.in_flight(&key("a")).len(), 2);
-    queue.respond(&test, Err(retry("504")));
-    assert_eq!(queue.answered(), failed("1", "504"));
+    queue.respond(&request, Err(retry("504")));
+    assert_eq!(queue.answered(), Some(failed("1", "504")));
     queue.now += RETRY_POLICY.backoff.max;
     assert_eq!(ids(&queue.start().unwrap()), ["1", "2"]);
 }
@@ -91,8 +97,8 @@ fn accepted_message_lets_the_retried_batch_go_at_once() {
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     queue.request_test("1");
-    let test = queue.start().unwrap();
-    queue.accept(&test, 0);
+    let request = queue.start().unwrap();
+    queue.accept(&request, 0);
     let request = queue.start().unwrap();
     assert_eq!(ids(&request), ["1"]);
     queue.accept(&request, 1);
@@ -108,9 +114,9 @@ fn retried_batch_is_forgotten_with_its_object() {
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     queue.request_test("1");
-    let test = queue.start().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"), true);
-    queue.accept(&test, 0);
+    queue.accept(&request, 0);
     assert!(queue.is_waiting());
     queue.enqueue("a", &["2"]);
     assert_eq!(ids(&queue.start().unwrap()), ["2"]);
@@ -123,7 +129,7 @@ fn retried_batch_does_not_go_to_another_endpoint_before_its_test_message() {
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     queue.request_test("1");
-    let test = queue.start().unwrap();
+    let request = queue.start().unwrap();
     queue.queues.configure(
         &key("p"),
         chat(),
@@ -131,13 +137,13 @@ fn retried_batch_does_not_go_to_another_endpoint_before_its_test_message() {
         InitialState::Test,
         another(),
     );
-    queue.respond(&test, Err(retry("503")));
+    queue.respond(&request, Err(retry("503")));
     assert_eq!(queue.answered(), None, "another endpoint");
     queue.request_test("1");
-    let test = queue.start().unwrap();
-    assert!(test.is_test());
-    queue.accept(&test, 0);
-    assert_eq!(queue.answered(), accepted("1"));
+    let request = queue.start().unwrap();
+    assert!(request.is_test());
+    queue.accept(&request, 0);
+    assert_eq!(queue.answered(), Some(accepted("1")));
     queue.queues.open(&key("p"));
     assert_eq!(ids(&queue.start().unwrap()), ["1"]);
 }
@@ -149,9 +155,9 @@ fn refused_message_stops_the_contact_point() {
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("503")));
     queue.request_test("1");
-    let test = queue.start().unwrap();
-    assert!(queue.refuse(&test, Refusal::Gone).point);
-    assert_eq!(queue.answered(), failed("1", "Gone"));
+    let request = queue.start().unwrap();
+    assert!(queue.refuse(&request, Refusal::Gone).point);
+    assert_eq!(queue.answered(), Some(failed("1", "Gone")));
     assert!(matches!(
         queue.queues.receiver_state(&key("p")),
         ReceiverState::Stopped { reason: "Gone", .. }
@@ -169,9 +175,9 @@ fn message_opens_a_stopped_contact_point() {
     queue.refuse(&request, Refusal::Gone);
     assert!(queue.is_waiting());
     queue.request_test("1");
-    let test = queue.start().unwrap();
-    assert!(test.is_test());
-    queue.accept(&test, 0);
+    let request = queue.start().unwrap();
+    assert!(request.is_test());
+    queue.accept(&request, 0);
     assert_eq!(ids(&queue.start().unwrap()), ["1"]);
 }
 
@@ -185,10 +191,10 @@ fn first_test_message_answers_the_request() {
         InitialState::Test,
         another(),
     );
-    let test = queue.start().unwrap();
+    let request = queue.start().unwrap();
     queue.request_test("1");
-    queue.accept(&test, 0);
-    assert_eq!(queue.answered(), accepted("1"));
+    queue.accept(&request, 0);
+    assert_eq!(queue.answered(), Some(accepted("1")));
     queue.queues.open(&key("p"));
     assert!(queue.is_waiting(), "one message for both");
 }
@@ -197,12 +203,12 @@ fn first_test_message_answers_the_request() {
 fn unsent_message_is_no_answer() {
     let mut queue = TestQueue::open();
     queue.request_test("1");
-    let test = queue.start().unwrap();
+    let request = queue.start().unwrap();
     let unsent = SendError::Unsent {
         message: "the leader lease is not held".into(),
     };
-    queue.respond(&test, Err(unsent));
-    assert_eq!(queue.answered(), Some(("1".into(), None)));
+    queue.respond(&request, Err(unsent));
+    assert_eq!(queue.answered(), Some(test("1", None)));
     assert!(queue.is_waiting(), "the worker must not spin");
     queue.now += RETRY_POLICY.backoff.max;
     assert!(queue.start().unwrap().is_test());
