@@ -8,7 +8,7 @@ use std::{env, fmt};
 use clap::{Args, Subcommand, ValueEnum};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
-use qm_api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
+use qm_api::{ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 
 use super::lease::LeaseArgs;
 use super::parse;
@@ -35,6 +35,18 @@ Examples:
       Print the stored entries as JSON for scripts.
 
 Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster did not answer; 2 usage.";
+
+const TEST_AFTER_HELP: &str = "\
+The command sets the annotation quartermaster.dev/test-at, and the operator sends one test message. The command waits for the
+receiver's answer, which the operator writes into status.lastTest.
+
+Examples:
+  quartermaster test cp/telegram-cp -n shop
+      Send a test message, and print whether the receiver accepted it.
+  quartermaster test contactpoint/slack --timeout=2m
+      Wait longer, such as for a receiver that limits the rate.
+
+Exit codes: 0 the receiver accepted the message; 1 the receiver did not, or the operator sent none in time; 2 usage.";
 
 const ADOPT_AFTER_HELP: &str = "\
 The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
@@ -83,6 +95,9 @@ pub enum ClusterCommand {
     /// Show the recorded changes of a TrackedField
     #[command(after_help = HISTORY_AFTER_HELP)]
     History(HistoryArgs),
+    /// Send a test message to the receiver of a ContactPoint
+    #[command(after_help = TEST_AFTER_HELP)]
+    Test(TestArgs),
     /// Adopt objects that another program created: copies, Pods, load balancers
     #[command(after_help = ADOPT_AFTER_HELP)]
     Adopt(AdoptArgs),
@@ -227,6 +242,24 @@ pub struct HistoryArgs {
     pub(crate) output: Output,
 }
 
+/// The flags of `test`.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Test this ContactPoint, such as cp/slack or slack
+    #[arg(value_name = "cp/NAME", value_parser = contact_point)]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// Look in this namespace (default: the namespace of the context)
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
+    pub(crate) namespace: Option<String>,
+    /// Wait at most this long for the receiver's answer
+    #[arg(long, value_name = "DURATION", value_parser = parse::duration, default_value = "1m")]
+    pub(crate) timeout: Duration,
+}
+
 /// The flags of `adopt`.
 #[derive(Debug, Args)]
 pub struct AdoptArgs {
@@ -330,6 +363,16 @@ fn tracked_field(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses `cp/NAME`, `contactpoint/NAME` or `NAME`, and returns the name.
+fn contact_point(text: &str) -> Result<String, String> {
+    let (kind, name) = text.rsplit_once('/').unwrap_or(("cp", text));
+    let name = parse_kind::<ContactPoint>(kind).and_then(|_| parse::object(name));
+    name.ok_or_else(|| {
+        "write the name of a ContactPoint, such as cp/telegram-cp: only these have a receiver"
+            .into()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -348,6 +391,18 @@ mod tests {
     #[case("tf/", None)]
     fn history_takes_the_name_of_a_tracked_field(#[case] text: &str, #[case] name: Option<&str>) {
         assert_eq!(tracked_field(text).ok().as_deref(), name);
+    }
+
+    #[rstest]
+    #[case("hook", Some("hook"))]
+    #[case("cp/hook", Some("hook"))]
+    #[case("contactpoint/hook", Some("hook"))]
+    #[case("contactpoints.tg.azamaton.ru/hook", Some("hook"))]
+    #[case("tf/hook", None)]
+    #[case("cp/", None)]
+    #[case("cp/$(x)", None)]
+    fn test_takes_the_name_of_a_contact_point(#[case] text: &str, #[case] name: Option<&str>) {
+        assert_eq!(contact_point(text).ok().as_deref(), name);
     }
 
     #[rstest]

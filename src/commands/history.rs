@@ -3,22 +3,19 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
 use qm_api::tracked_field::{ChangeAction, Delivery, Entry};
 use serde_json::json;
 
+use super::find;
 use super::objects::changes;
 use super::printer::{Cell, Colour, Printer, count, format_time, shorten};
-use super::{RequestError, has_code};
 use crate::cli::commands::{HistoryArgs, Output};
 
 /// Length of the longest bar.
 const MAX_BAR: usize = 24;
-/// Maximum number of suggested names.
-const MAX_SUGGESTED: u32 = 20;
 const HEAD: [&str; 6] = ["TIME", "", "ACTION", "VALUE", "DELIVERY", "BY"];
 
 pub(crate) async fn run(
@@ -28,13 +25,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let namespace = namespace.unwrap_or_else(|| client.default_namespace());
-    let api: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
-    let field = match api.get(&args.name).await {
-        Err(error) if has_code(&error, 404) => {
-            return Err(not_found(&client, namespace, args).await);
-        }
-        field => field.map_err(RequestError::from)?,
-    };
+    let field: TrackedField = find::get(&client, namespace, &args.name, &args.cluster).await?;
     let history = field.history().context("its history cannot be read")?;
     let waiting = field.annotations().get(WAITING);
     let target = &field.spec.target;
@@ -70,39 +61,6 @@ pub(crate) async fn run(
         out.line(summary(&history))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns an error with the namespaces that have a `TrackedField` of this name, or with the names in this namespace.
-async fn not_found(client: &Client, namespace: &str, args: &HistoryArgs) -> anyhow::Error {
-    let name = &args.name;
-    let some = ListParams::default().limit(MAX_SUGGESTED);
-    let everywhere: Api<TrackedField> = Api::all(client.clone());
-    let same_name = some.clone().fields(&format!("metadata.name={name}"));
-    let elsewhere = everywhere.list_metadata(&same_name).await;
-    let elsewhere = elsewhere.map(|list| list.items).unwrap_or_default();
-    let namespaces = elsewhere.iter().filter_map(ResourceExt::namespace);
-    let namespaces: Vec<_> = namespaces.map(|it| format!("-n {it}")).collect();
-
-    let missing = |there: String| {
-        anyhow::anyhow!(
-            "there is no TrackedField {name} in namespace {namespace}; there is {there}"
-        )
-    };
-    if !namespaces.is_empty() {
-        return missing(format!("one with {}", namespaces.join(" or ")));
-    }
-    let here: Api<TrackedField> = Api::namespaced(client.clone(), namespace);
-    match here.list_metadata(&some).await {
-        Ok(list) if !list.items.is_empty() => {
-            let names: Vec<_> = list.items.iter().map(ResourceExt::name_any).collect();
-            missing(names.join(", "))
-        }
-        Err(error) if has_code(&error, 404) => {
-            let install = args.cluster.command(crate::INSTALL_CRDS);
-            anyhow::anyhow!("the CRD of TrackedFields is not installed ({install})")
-        }
-        _ => missing("none at all there".into()),
-    }
 }
 
 /// Returns a row for each entry, and one where target or field have changed. Pure.

@@ -18,6 +18,7 @@ use crate::cli::commands::ClusterArgs;
 
 mod admission;
 mod adopt;
+mod find;
 mod history;
 mod objects;
 mod operator_state;
@@ -26,6 +27,7 @@ mod report;
 mod request;
 mod status;
 mod terminating;
+mod test;
 mod uninstall;
 
 /// Runs a command and returns its exit code, which its `--help` explains.
@@ -46,6 +48,10 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
             ClusterCommand::History(args) => {
                 let (client, _) = connect(&args.cluster).await?;
                 history::run(client, &args, &mut out).await
+            }
+            ClusterCommand::Test(args) => {
+                let (client, _) = connect(&args.cluster).await?;
+                test::run(client, &args, &mut out.ignoring_errors()).await
             }
             ClusterCommand::Adopt(args) => {
                 let (client, cluster) = connect(&args.scope.cluster).await?;

@@ -53,6 +53,14 @@ impl RequestError {
         matches!(Self::code_of(error), Some(429 | 503 | 504))
     }
 
+    /// Returns true if the same request may succeed later: the apiserver did not answer, or is overloaded or starting.
+    pub(super) fn may_pass(error: &anyhow::Error) -> bool {
+        match Self::code_of(error) {
+            Some(code) => code == 429 || code >= 500,
+            None => true,
+        }
+    }
+
     /// Returns true if the user lacks a permission.
     pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
         Self::code_of(error) == Some(403)

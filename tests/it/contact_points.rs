@@ -2,13 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use qm_api::ContactPoint;
+use http::StatusCode;
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::bot_api::{Chat, Kind};
-use testbed::receiver::Receiver;
+use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
 use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, accepted, bot_api, condition};
+
+fn status(code: u16) -> Reply {
+    Reply::status(StatusCode::from_u16(code).unwrap())
+}
 
 #[tokio::test]
 async fn each_endpoint_gets_one_test_message() {
@@ -106,6 +111,176 @@ async fn each_endpoint_gets_one_test_message() {
     expected.push(("Updated", Some("4")));
     bed.delivered("replicas", &expected).await;
     assert_eq!((tests(), accepted(&receiver).len()), (3, 7));
+}
+
+#[tokio::test]
+async fn footer_ends_every_message_and_is_tested() {
+    const FOOTER: &str = "Owner: <b>shop</b> & \"co\"";
+    let bed = Bed::shared("footer").await;
+    let receiver = Receiver::start().unwrap();
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    assert!(
+        receiver.requests()[0]
+            .json()
+            .unwrap()
+            .get("footer")
+            .is_none()
+    );
+    // The new text is shown at once.
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "footer": FOOTER } }))
+        .await;
+    receiver
+        .wait_for(SOON, |requests| requests.len() == 2)
+        .await
+        .unwrap();
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.patch::<ContactPoint>("chat", json!({ "spec": { "footer": FOOTER } }))
+        .await;
+    let ends = |text: &str| text.ends_with(&format!("\n{FOOTER}"));
+    until("a test message with the footer", SOON, async || {
+        let messages = telegram.messages();
+        Ok(messages
+            .last()
+            .is_some_and(|it| ends(&it.text))
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    for (name, point) in [("hooked", "hook"), ("chatted", "chat")] {
+        bed.deployment(name, 1).await;
+        bed.track(name, "Deployment", name, "replicas", point).await;
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    for request in &receiver.requests()[1..] {
+        let data = request.json().unwrap();
+        assert_eq!(data["footer"], FOOTER);
+        assert!(ends(data["text"].as_str().unwrap()), "{data}");
+    }
+    let text = telegram.messages().last().unwrap().text.clone();
+    assert!(text.starts_with("Resource kind: ") && ends(&text), "{text}");
+
+    // A digest.
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "digestSeconds": 300 } }))
+        .await;
+    bed.until("hook", "gathers entries", |point: &ContactPoint| {
+        let status = point.status.as_ref().unwrap();
+        status.observed_generation == point.metadata.generation
+    })
+    .await;
+    for replicas in [2, 3] {
+        bed.scale("hooked", replicas).await;
+        bed.until("hooked", "has the entry", |field: &TrackedField| {
+            let history = field.history().unwrap();
+            history.last().unwrap().value.as_deref() == Some(&*replicas.to_string())
+        })
+        .await;
+    }
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "digestSeconds": 0 } }))
+        .await;
+    let all = [
+        ("Created", Some("1")),
+        ("Updated", Some("2")),
+        ("Updated", Some("3")),
+    ];
+    bed.delivered("hooked", &all).await;
+    let digest = receiver.requests().last().unwrap().json().unwrap();
+    assert_eq!(digest["footer"], FOOTER, "{digest}");
+    assert_eq!(digest["entries"].as_array().unwrap().len(), 2);
+}
+
+/// Anybody who may annotate can request a test message without the command.
+#[tokio::test]
+async fn annotation_sends_one_test_message_for_each_value() {
+    let bed = Bed::shared("test-at").await;
+    let receiver = Receiver::start().unwrap();
+    let settings = || Settings::default().flag("--leader-elect");
+    let mut first = Operator::start(&bed, settings()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    let request = async |value: &str| {
+        let annotations = json!({ "quartermaster.dev/test-at": value });
+        let patch = json!({ "metadata": { "annotations": annotations } });
+        bed.patch::<ContactPoint>("hook", patch).await;
+    };
+    let answered = async |value: &str| {
+        let point = bed.until("hook", "has the answer", |point: &ContactPoint| {
+            let status = point.status.as_ref().unwrap();
+            let test = status.last_test.as_ref().unwrap();
+            test.requested_at.as_deref() == Some(value)
+        });
+        point.await.status.unwrap().last_test.unwrap().error
+    };
+    request("1").await;
+    assert_eq!(answered("1").await, None);
+    assert_eq!(accepted(&receiver).len(), 2);
+    let ids = || {
+        let all = accepted(&receiver);
+        let ids = all
+            .iter()
+            .map(|request| request.header("ce-id").unwrap().to_owned());
+        ids.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(ids().len(), 2, "another message than the first one");
+
+    // A request that failed is not repeated, and the contact point stays ready.
+    receiver.next(1, status(503));
+    request("2").await;
+    let error = answered("2").await.unwrap();
+    assert!(error.contains("503"), "{error}");
+    bed.ready("hook").await;
+
+    // Neither a restart nor a failover sends the message again. A message to be sent would precede the change's.
+    first.kill();
+    first.restart();
+    first.ready().await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("it", &expected).await;
+    assert_eq!(receiver.requests().len(), 4);
+    let _second = Operator::start(&bed, settings()).await;
+    first.kill();
+    bed.scale("web", 2).await;
+    expected.push(("Updated", Some("2")));
+    bed.delivered("it", &expected).await;
+    assert_eq!(receiver.requests().len(), 5);
+    request("3").await;
+    assert_eq!(answered("3").await, None);
+    assert_eq!(receiver.requests().len(), 6);
+}
+
+#[tokio::test]
+async fn requested_test_message_that_is_refused_stops_the_contact_point() {
+    let bed = Bed::shared("test-refused").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.always(status(404));
+    let request = async |value: &str| {
+        let annotations = json!({ "quartermaster.dev/test-at": value });
+        let patch = json!({ "metadata": { "annotations": annotations } });
+        bed.patch::<ContactPoint>("hook", patch).await;
+    };
+    request("1").await;
+    let stopped = bed.not_ready("hook", "NotFound").await;
+    let test = stopped.status.unwrap().last_test.unwrap();
+    assert_eq!(test.requested_at.as_deref(), Some("1"));
+    assert!(test.error.unwrap().contains("404"));
+    // The next one opens it again.
+    receiver.behave();
+    request("2").await;
+    let ready = bed.ready("hook").await;
+    let test = ready.status.unwrap().last_test.unwrap();
+    assert_eq!(
+        (test.requested_at.as_deref(), test.error),
+        (Some("2"), None)
+    );
 }
 
 #[tokio::test]

@@ -73,6 +73,19 @@ pub struct ContactPointSpec {
     /// Endpoint, for `type: Webhook`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook_spec: Option<WebhookSpec>,
+    /// Time in seconds for which the operator gathers entries into one message, 0 to 300: a request begins once the oldest
+    /// waiting entry has this age. Defaults to 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 300))]
+    pub digest_seconds: Option<i64>,
+    /// Last line of every message, such as the owner's name or a link to a runbook. Defaults to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    #[x_kube(validation = (
+        r"self.trim() != '' && !self.matches(r'[\p{Cc}\x{61c}\x{200e}\x{200f}\x{2028}-\x{202e}\x{2066}-\x{2069}]')",
+        "write one line of text, without control characters, such as 'Owner: team-shop'",
+    ))]
+    pub footer: Option<String>,
     /// Pause of delivery. While true, the operator sends nothing. Entries stay pending, and this time does not count towards
     /// their expiry after 24 hours. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -234,7 +247,8 @@ pub struct ContactPointStatus {
     /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Digests of the spec and the Secrets of the last test message. The operator sends a new test message when they change.
+    /// Last test message: digests of the spec and the Secrets, and the result of a requested one. The operator sends a new test
+    /// message when the digests change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_test: Option<LastTest>,
     /// Number of accepted test messages. The ID of the next test message derives from this number and `lastTest`.
@@ -258,15 +272,29 @@ pub struct ContactPointStatus {
     pub conditions: Conditions,
 }
 
-/// Digests of the spec and the Secrets of a test message.
+/// Digests of the spec and the Secrets of a test message, and the result of the last requested one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastTest {
-    /// Digest of the spec without `suspend`.
+    /// Digest of the spec without `suspend` and `digestSeconds`; empty if no test message has got an answer that says whether
+    /// the receiver accepts messages.
     pub spec: String,
     /// Digest of the UID and resourceVersion of each Secret.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
+    /// Value of the annotation `quartermaster.dev/test-at` for which the operator last sent a test message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_at: Option<String>,
+    /// Answer of the receiver if it did not accept the requested test message. Absent if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl LastTest {
+    /// Returns whether both have the same spec and Secrets.
+    pub fn is_same_configuration(&self, other: &Self) -> bool {
+        self.spec == other.spec && self.secrets == other.secrets
+    }
 }
 
 /// CEL expression for the name of a header: a token (RFC 9110, section 5.6.2).

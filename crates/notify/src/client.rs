@@ -146,11 +146,11 @@ impl HttpSender {
         content: MessageContent<'_>,
         plain: bool,
     ) -> Result<SendReceipt, SendFailure> {
-        let cluster = self.cluster.as_deref();
+        let (cluster, footer) = (self.cluster.as_deref(), chat.footer());
         let (text, carried) = match content {
-            MessageContent::Test { .. } => (message::ready(cluster), 0),
+            MessageContent::Test { .. } => (message::ready(cluster, footer), 0),
             MessageContent::Entries(items) => {
-                let rendered = message::render(items, cluster, plain, TextLimit::TELEGRAM);
+                let rendered = message::render(items, cluster, footer, plain, TextLimit::TELEGRAM);
                 (rendered.text, rendered.carried)
             }
         };

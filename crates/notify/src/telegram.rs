@@ -21,6 +21,7 @@ pub struct TelegramChat {
     to: ChatId,
     thread: Option<i64>,
     silent: bool,
+    footer: Option<String>,
 }
 
 /// Error of a token. The message does not contain the token.
@@ -69,7 +70,19 @@ impl TelegramChat {
             to: chat,
             thread,
             silent,
+            footer: None,
         })
+    }
+
+    /// Sets `spec.footer`.
+    #[must_use]
+    pub fn with_footer(self, footer: Option<String>) -> Self {
+        Self { footer, ..self }
+    }
+
+    /// Returns the last line of each message.
+    pub(crate) fn footer(&self) -> Option<&str> {
+        self.footer.as_deref()
     }
 
     /// Returns the supergroup `to` that this chat became.

@@ -136,6 +136,7 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<TelegramChat, Endpoi
         spec.message_thread_id,
         spec.disable_notification.unwrap_or_default(),
     )
+    .map(|chat| chat.with_footer(point.spec.footer.clone()))
     .map_err(|error| secrets.invalid(reference, &error))
 }
 
@@ -188,6 +189,7 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
         signing_key,
         timeout,
         tls,
+        footer: point.spec.footer.clone(),
     })
     .map_err(
         |error| match (error.field, &point.spec.api_token, &spec.url_from) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
-use qm_api::common::REQUESTED_AT;
-use qm_api::contact_point::{ContactPointStatus, LastTest};
+use qm_api::common::{REQUESTED_AT, TEST_AT};
+use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -30,7 +30,7 @@ pub mod status;
 pub const NAME: &str = "contactpoint";
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["fc35e5ac8aeeadcb"],
+    &["fc35e5ac8aeeadcb", "f8fbb2733e5b63b3"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
@@ -41,6 +41,8 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     ],
 )
 .with_uninstall_rank(20);
+/// Maximum of `digestSeconds`, as in the CRD.
+const MAX_DIGEST: u64 = 300;
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 
@@ -65,6 +67,7 @@ pub struct QueueConfig {
     uid: Option<String>,
     tested: LastTest,
     requested_at: Option<String>,
+    digest_delay: Duration,
     /// Whether the queue may send.
     is_open: bool,
 }
@@ -81,7 +84,8 @@ impl<T: Transport> ContactPoints<T> {
         self.outbox.close(key);
     }
 
-    /// Configures the queue, unless the queue already has this configuration.
+    /// Configures the queue, unless the queue already has this configuration. Requests the test message that the
+    /// annotation asks for.
     fn configure(
         &self,
         key: &ObjectKey,
@@ -91,20 +95,28 @@ impl<T: Transport> ContactPoints<T> {
         let tested = LastTest {
             spec: status::digest(&point.spec),
             secrets: resolved.secrets,
+            ..LastTest::default()
         };
+        let digest_delay = digest_delay(&point.spec);
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut configs = self.configs();
         let known = configs.get(key);
         if known.is_none_or(|known| {
-            !known.is_open || known.tested != tested || known.uid != point.uid()
+            !known.is_open
+                || known.tested != tested
+                || known.uid != point.uid()
+                || known.digest_delay != digest_delay
         }) {
             let initial_state = initial_state(point.status.as_ref(), &tested);
             let test = test_message(point, &tested);
             self.outbox
-                .configure(key, resolved.endpoint, initial_state, test);
+                .configure(key, resolved.endpoint, digest_delay, initial_state, test);
         }
         if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
+        }
+        if let Some(requested_at) = requested_test(point) {
+            self.outbox.request_test(key, requested_at);
         }
         configs.insert(
             key.clone(),
@@ -112,6 +124,7 @@ impl<T: Transport> ContactPoints<T> {
                 uid: point.uid(),
                 tested: tested.clone(),
                 requested_at,
+                digest_delay,
                 is_open: true,
             },
         );
@@ -134,10 +147,27 @@ impl<T: Transport> ContactPoints<T> {
     }
 }
 
+/// Returns the age of the oldest waiting entry at which a request begins.
+fn digest_delay(spec: &ContactPointSpec) -> Duration {
+    let seconds = spec.digest_seconds.unwrap_or_default();
+    Duration::from_secs(u64::try_from(seconds).unwrap_or_default().min(MAX_DIGEST))
+}
+
+/// Returns the value of the annotation that requests a test message, unless the status says that the operator sent one
+/// for it.
+fn requested_test(point: &ContactPoint) -> Option<&str> {
+    let requested_at = point.annotations().get(TEST_AT)?;
+    let status = point.status.as_ref();
+    let sent = status
+        .and_then(|status| status.last_test.as_ref())
+        .and_then(|test| test.requested_at.as_ref());
+    (sent != Some(requested_at)).then_some(requested_at)
+}
+
 /// Returns the test message. An unchanged object, spec and set of Secrets keep the id, even after a restart, until a
 /// receiver accepts the message.
 fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
-    let LastTest { spec, secrets } = tested;
+    let LastTest { spec, secrets, .. } = tested;
     let configuration = format!(
         "{}/{spec}/{}",
         point.uid().unwrap_or_default(),
@@ -150,7 +180,7 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
             .unwrap_or_default(),
         // A new configuration may be tested once more.
         while_stopped: status.is_some_and(|it| {
-            it.last_test.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)
+            status::was_tested(it, tested) && it.tested_while_stopped == Some(true)
         }),
     };
     TestMessage {
@@ -163,7 +193,7 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
 fn initial_state(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
     match status {
         Some(status) if status::is_verified(status, tested) => InitialState::Open,
-        Some(status) if status.last_test.as_ref() == Some(tested) => InitialState::Probe,
+        Some(status) if status::was_tested(status, tested) => InitialState::Probe,
         _ => InitialState::Test,
     }
 }
@@ -218,6 +248,9 @@ impl<T: Transport> Controller for ContactPoints<T> {
             &tested,
             self.outbox.tests_accepted(&key),
         );
+        if let Some(test) = self.outbox.requested_test(&key) {
+            status::set_requested_test(&mut cx.status, test);
+        }
         // Jitter spreads the reads of the Secrets.
         let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
         Ok(outcome.requeue(Requeue::After(reread)))

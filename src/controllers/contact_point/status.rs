@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
-use qm_notify::queue::{AcceptedTests, ReceiverState};
+use qm_notify::queue::{AcceptedTests, ReceiverState, RequestedTest};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::{ObjectKey, short_digest};
@@ -14,10 +14,12 @@ pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
 /// Reason of a receiver that has not accepted the test message yet, for a transient cause.
 const UNREACHABLE: &str = "Unreachable";
 
-/// Returns the digest of the endpoint that the spec describes, without `suspend`.
+/// Returns the digest of the endpoint that the spec describes, without the fields that only say when the operator
+/// sends.
 pub fn digest(spec: &ContactPointSpec) -> String {
     let spec = ContactPointSpec {
         suspend: None,
+        digest_seconds: None,
         ..spec.clone()
     };
     short_digest(serde_json::to_vec(&spec).unwrap_or_default())
@@ -46,7 +48,15 @@ pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
         && status
             .last_test
             .as_ref()
-            .is_none_or(|before| before == tested)
+            .is_none_or(|before| before.is_same_configuration(tested))
+}
+
+/// Returns whether the last test message was for the endpoint of `tested`.
+pub fn was_tested(status: &ContactPointStatus, tested: &LastTest) -> bool {
+    status
+        .last_test
+        .as_ref()
+        .is_some_and(|before| before.is_same_configuration(tested))
 }
 
 /// Returns whether the status has no readiness yet.
@@ -87,11 +97,25 @@ pub fn answered(
     status.initialized = true;
     status.was_ready = None;
     if outcome.reason != UNREACHABLE {
-        status.last_test = Some(tested.clone());
+        let before = status.last_test.take().unwrap_or_default();
+        status.last_test = Some(LastTest {
+            spec: tested.spec.clone(),
+            secrets: tested.secrets.clone(),
+            ..before
+        });
         status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
         status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
     outcome.event(EventPolicy::OnMessage)
+}
+
+/// Records the answer to a requested test message. An attempt that failed for a transient cause is recorded, too, but
+/// is no test of the endpoint.
+pub fn set_requested_test(status: &mut ContactPointStatus, test: RequestedTest) {
+    let Some(answer) = test.answer else { return };
+    let last_test = status.last_test.get_or_insert_default();
+    last_test.requested_at = Some(test.requested_at);
+    last_test.error = answer.err();
 }
 
 /// Message of a tested contact point whose receiver is unavailable.
@@ -241,6 +265,7 @@ mod tests {
         LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/1".into()],
+            ..LastTest::default()
         }
     }
 
@@ -367,6 +392,7 @@ mod tests {
         let new = LastTest {
             spec: "abc".into(),
             secrets: vec!["uid/2".into()],
+            ..LastTest::default()
         };
         assert_eq!(
             status(
@@ -607,6 +633,65 @@ mod tests {
         };
         assert_eq!(digest(&spec(None)), digest(&spec(Some(true))));
         assert_ne!(digest(&spec(None)), digest(&ContactPointSpec::default()));
+    }
+
+    #[test]
+    fn delay_of_digests_does_not_change_the_endpoint() {
+        let spec = |digest_seconds, footer: Option<&str>| ContactPointSpec {
+            digest_seconds,
+            footer: footer.map(Into::into),
+            ..ContactPointSpec::default()
+        };
+        assert_eq!(digest(&spec(None, None)), digest(&spec(Some(30), None)));
+        assert_ne!(digest(&spec(None, None)), digest(&spec(None, Some("a"))));
+    }
+
+    fn requested(requested_at: &str, answer: Option<Result<(), String>>) -> RequestedTest {
+        RequestedTest {
+            requested_at: requested_at.into(),
+            answer,
+        }
+    }
+
+    #[test]
+    fn answer_to_a_requested_test_is_kept() {
+        let mut before = ready();
+        set_requested_test(&mut before, requested("1", None));
+        assert_eq!(before, ready(), "no answer yet");
+        set_requested_test(&mut before, requested("1", Some(Err("503".into()))));
+        let result = |status: &ContactPointStatus| {
+            let test = status.last_test.clone().unwrap();
+            (test.requested_at, test.error)
+        };
+        assert_eq!(result(&before), (Some("1".into()), Some("503".into())));
+        assert!(is_verified(&before, &tested()), "the same endpoint");
+        assert!(was_tested(&before, &tested()));
+
+        // Another spec has another test, which nobody requested.
+        let new = LastTest {
+            spec: "def".into(),
+            ..tested()
+        };
+        let accepted = ReceiverState::Accepted { migrated_to: None };
+        let mut after = status(Some(&before), &accepted, false, &new, none(), 2, at(3)).unwrap();
+        assert_eq!(result(&after), result(&before));
+        assert!(was_tested(&after, &new));
+        set_requested_test(&mut after, requested("2", Some(Ok(()))));
+        assert_eq!(result(&after), (Some("2".into()), None));
+    }
+
+    /// The attempt says nothing about the endpoint, which must still get its first test message.
+    #[test]
+    fn requested_test_that_may_pass_later_is_no_test() {
+        let unavailable = ReceiverState::Retrying("503".into());
+        let mut after = status(None, &unavailable, false, &tested(), none(), 1, at(0)).unwrap();
+        set_requested_test(&mut after, requested("1", Some(Err("503".into()))));
+        assert!(!was_tested(&after, &tested()) && !is_verified(&after, &tested()));
+        let json = serde_json::to_value(&after).unwrap();
+        assert_eq!(
+            json["lastTest"]["spec"], "",
+            "an older program needs the field"
+        );
     }
 
     #[test]

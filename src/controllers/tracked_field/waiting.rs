@@ -319,6 +319,7 @@ pub fn of_body(
     let text = message::render(
         std::slice::from_ref(&item),
         cluster,
+        point.spec.footer.as_deref(),
         false,
         TextLimit::WEBHOOK,
     )

@@ -23,6 +23,7 @@ mod history;
 mod reach;
 mod shell;
 mod status;
+mod test;
 mod uninstall;
 mod unread;
 mod without_operator;

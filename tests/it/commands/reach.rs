@@ -31,6 +31,7 @@ async fn unreachable_cluster_is_named_with_the_cause() {
     for command in [
         &["status"][..],
         &["history", "tf/x", "-n", "a"],
+        &["test", "cp/x", "-n", "a"],
         &["adopt"],
         &["uninstall", "--yes"],
     ] {

@@ -53,6 +53,7 @@ const BAD_HEADER: &str = "spec.webhookSpec.headerName: |write a header's name";
 const RESERVED: &str = "spec.webhookSpec.headerName: |choose another name";
 const BAD_SECRET: &str = "spec.apiToken.secretName: |write the name of a Secret";
 const BAD_KEY: &str = "spec.apiToken.key: |write a key of the Secret's data";
+const BAD_FOOTER: &str = "spec.footer: |write one line of text, without control characters";
 const NO_WEBHOOK: &str = "spec: |type: Telegram takes no webhookSpec: remove it";
 const NO_TELEGRAM: &str = "spec: |type: Webhook takes no telegramSpec: remove it";
 
@@ -238,6 +239,30 @@ fn cases() -> Vec<Case> {
         (with("tls: {secretName: receiver-tls}"), ""),
         (with("tls: {}"), "spec.webhookSpec.tls.secretName: |Required value"),
         (with("tls: {secretName: a_b}"), "spec.webhookSpec.tls.secretName: |write the name of a Secret"),
+        // digestSeconds
+        (telegram_and("digestSeconds: 0"), ""),
+        (telegram_and("digestSeconds: 300"), ""),
+        (telegram_and("digestSeconds: -1"), "spec.digestSeconds: |greater than or equal to 0"),
+        (telegram_and("digestSeconds: 301"), "spec.digestSeconds: |less than or equal to 300"),
+        (telegram_and("digestSeconds: 1.5"), "spec.digestSeconds: |integer"),
+        (telegram_and("digestSeconds: '30'"), "spec.digestSeconds: |integer"),
+        // footer
+        (telegram_and("footer: a"), ""),
+        (telegram_and("footer: 'Owner: <shop> & co, https://runbooks.example.com/shop#1'"), ""),
+        (telegram_and(&format!("footer: {}", "😀".repeat(256))), ""),
+        (telegram_and(&format!("footer: {}", long(257))), "spec.footer: |Too long"),
+        (telegram_and("footer: ''"), "spec.footer: |at least 1"),
+        (telegram_and("footer: ' '"), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\nb""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\tb""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u0000b""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u007fb""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u0085b""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u2028b""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u202eb""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u2066b""#), BAD_FOOTER),
+        (telegram_and(r#"footer: "a\u061cb""#), BAD_FOOTER),
+        (telegram_and("footer: 1"), "spec.footer: |string"),
         // suspend; a null is the same as nothing
         (telegram_and("suspend: true"), ""),
         (telegram_and("suspend: null, webhookSpec: null"), ""),

@@ -8,6 +8,7 @@ use testbed::receiver::{Receiver, Reply, Request};
 
 use crate::support::{Bed, READY, accepted};
 
+mod digest;
 mod expiry;
 mod pauses;
 mod rejected;

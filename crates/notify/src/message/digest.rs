@@ -1,5 +1,6 @@
 //! Texts of one or several entries.
 
+use super::view::with_footer;
 use super::{MAX_ENTRIES, TextLimit, View, template};
 use crate::OutgoingEntry;
 
@@ -12,9 +13,22 @@ pub struct Rendered {
     pub carried: usize,
 }
 
+/// Returns the message of one entry, truncated to `limit`, with the contact point's footer.
+pub(crate) fn entry_text(
+    item: &OutgoingEntry,
+    view: &View,
+    footer: Option<&str>,
+    plain: bool,
+    limit: TextLimit,
+) -> String {
+    let text = body(item, view, plain);
+    let text = limit.before(footer).truncate(&text).into_owned();
+    with_footer(text, footer)
+}
+
 /// Returns the text of one entry: from its template, or the default message if there is no template, the template fails
 /// or renders nothing, or the message must be `plain`.
-pub fn entry_text(item: &OutgoingEntry, view: &View, plain: bool) -> String {
+fn body(item: &OutgoingEntry, view: &View, plain: bool) -> String {
     templated(item, view, plain).unwrap_or_else(|| view.text())
 }
 
@@ -37,10 +51,11 @@ fn templated(item: &OutgoingEntry, view: &View, plain: bool) -> Option<String> {
 
 /// Renders as many of `items` as fit into one text of `limit`, in their order. A single entry gets its full message,
 /// truncated if necessary. Several entries get a digest: a header with the number of changes and one line per entry (a
-/// template's text if there is one).
+/// template's text if there is one). The contact point's footer is the last line.
 pub fn render(
     items: &[OutgoingEntry],
     cluster: Option<&str>,
+    footer: Option<&str>,
     plain: bool,
     limit: TextLimit,
 ) -> Rendered {
@@ -48,6 +63,7 @@ pub fn render(
         let candidates = &items[..items.len().min(MAX_ENTRIES)];
         // The longest possible header: the final count is the same or smaller.
         let mut room = limit
+            .before(footer)
             .max()
             .saturating_sub(limit.measure(&header(candidates, cluster)));
         let mut lines = String::new();
@@ -66,17 +82,17 @@ pub fn render(
         }
         if carried > 1 {
             return Rendered {
-                text: header(&items[..carried], cluster) + &lines,
+                text: with_footer(header(&items[..carried], cluster) + &lines, footer),
                 carried,
             };
         }
     }
     let text = items
         .first()
-        .map(|item| entry_text(item, &View::of(item, cluster), plain))
+        .map(|item| entry_text(item, &View::of(item, cluster), footer, plain, limit))
         .unwrap_or_default();
     Rendered {
-        text: limit.truncate(&text).into_owned(),
+        text,
         carried: items.len().min(1),
     }
 }

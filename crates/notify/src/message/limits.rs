@@ -39,6 +39,15 @@ impl TextLimit {
         }
     }
 
+    /// Returns the limit of a text that this footer follows on a line of its own.
+    pub(crate) fn before(self, footer: Option<&str>) -> Self {
+        let taken = footer.map_or(0, |footer| self.measure(footer) + 1);
+        match self {
+            Self::Utf16(max) => Self::Utf16(max.saturating_sub(taken)),
+            Self::Bytes(max) => Self::Bytes(max.saturating_sub(taken)),
+        }
+    }
+
     /// Truncates `text` to the limit, with a final ellipsis. Characters stay whole.
     pub fn truncate(self, text: &str) -> Cow<'_, str> {
         const ELLIPSIS: &str = "…";

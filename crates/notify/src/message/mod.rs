@@ -5,6 +5,7 @@ mod limits;
 pub mod template;
 mod view;
 
+pub(crate) use digest::entry_text;
 pub use digest::{Rendered, render};
 pub use limits::{BODY, MAX_ENTRIES, TextLimit};
 pub use template::{check_body, check_template};
@@ -13,12 +14,13 @@ pub use view::{DELETED, NOT_SET, View, entry_id};
 
 /// Text of a test message.
 pub const READY: &str = "Contact point is ready";
-/// Returns the text of a test message, with `--cluster-name` on a second line.
-pub fn ready(cluster: Option<&str>) -> String {
-    match cluster {
+/// Returns the text of a test message, with `--cluster-name` on a second line and the contact point's footer on the last.
+pub fn ready(cluster: Option<&str>, footer: Option<&str>) -> String {
+    let text = match cluster {
         Some(cluster) => format!("{READY}\n{}", view::cluster_line(cluster)),
         None => READY.to_owned(),
-    }
+    };
+    view::with_footer(text, footer)
 }
 
 #[cfg(test)]

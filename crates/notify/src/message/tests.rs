@@ -14,6 +14,7 @@ fn text(item: &OutgoingEntry, cluster: Option<&str>) -> String {
     render(
         std::slice::from_ref(item),
         cluster,
+        None,
         false,
         TextLimit::TELEGRAM,
     )
@@ -139,7 +140,7 @@ fn digest_has_a_line_per_entry() {
         merged,
         item(ChangeAction::Deleted, None, updated("4", "9").entry.into()),
     ];
-    let digest = render(&items, Some("prod"), false, TextLimit::TELEGRAM);
+    let digest = render(&items, Some("prod"), None, false, TextLimit::TELEGRAM);
     insta::assert_snapshot!(digest.text, @"
     9 changes in prod
     Deployment default/nginx replicas: Created 1 2
@@ -151,10 +152,43 @@ fn digest_has_a_line_per_entry() {
     assert_eq!(digest.carried, 5);
     // A plain message uses no templates.
     assert!(
-        render(&items, None, true, TextLimit::TELEGRAM)
+        render(&items, None, None, true, TextLimit::TELEGRAM)
             .text
             .contains("\nDeployment default/nginx replicas: 3 -> 4\n")
     );
+}
+
+#[test]
+fn footer_is_the_last_line_of_every_text() {
+    let footer = Some("Owner: <shop> & \"co\"");
+    let text = |items: &[OutgoingEntry]| {
+        let rendered = render(items, Some("prod"), footer, false, TextLimit::TELEGRAM);
+        assert_eq!(rendered.carried, items.len());
+        rendered.text
+    };
+    let (one, mut templated) = (updated("1", "3"), updated("3", "4"));
+    templated.template = Some("{{ name }} runs {{ value }}".into());
+    for text in [
+        text(std::slice::from_ref(&one)),
+        text(std::slice::from_ref(&templated)),
+        text(&[one, templated]),
+        ready(Some("prod"), footer),
+    ] {
+        let (before, last) = text.rsplit_once('\n').unwrap();
+        assert_eq!(last, "Owner: <shop> & \"co\"");
+        assert!(!before.is_empty() && !before.ends_with('\n'), "{text}");
+    }
+    assert_eq!(ready(None, Some("a")), "Contact point is ready\na");
+}
+
+#[test]
+fn footer_survives_the_truncation_of_a_long_message() {
+    let mut long = updated("1", "3");
+    long.template = Some("x".repeat(5000).into());
+    let footer = "😀".repeat(256);
+    let rendered = render(&[long], None, Some(&footer), false, TextLimit::TELEGRAM);
+    assert_eq!(TextLimit::TELEGRAM.measure(&rendered.text), 4096);
+    assert!(rendered.text.ends_with(&format!("x…\n{footer}")));
 }
 
 #[rstest]
@@ -177,6 +211,7 @@ fn single_long_message_is_truncated() {
     let rendered = render(
         &[long.clone(), updated("1", "3")],
         None,
+        None,
         false,
         TextLimit::TELEGRAM,
     );
@@ -189,7 +224,7 @@ fn single_long_message_is_truncated() {
 fn digest_has_a_maximum_number_of_entries() {
     let items = vec![updated("1", "3"); 500];
     assert_eq!(
-        render(&items, None, false, TextLimit::Bytes(usize::MAX)).carried,
+        render(&items, None, None, false, TextLimit::Bytes(usize::MAX)).carried,
         MAX_ENTRIES
     );
 }
@@ -233,13 +268,19 @@ proptest! {
         items in prop::collection::vec(any_item(), 1..60),
         limit in prop_oneof![Just(TextLimit::TELEGRAM), (64_usize..6000).prop_map(TextLimit::Utf16), (64_usize..6000).prop_map(TextLimit::Bytes)],
         cluster in prop::option::of("[a-z]{1,20}"),
+        footer in prop::option::of("[a-z\"<&]{1,30}|(😀){1,12}"),
     ) {
-        let cluster = cluster.as_deref();
+        let (cluster, footer) = (cluster.as_deref(), footer.as_deref());
         let mut rest = &items[..];
         while !rest.is_empty() {
-            let rendered = render(rest, cluster, false, limit);
+            let rendered = render(rest, cluster, footer, false, limit);
             prop_assert!((1..=rest.len()).contains(&rendered.carried));
             prop_assert!(!rendered.text.trim().is_empty());
+            let body = match footer {
+                Some(footer) => rendered.text.strip_suffix(&format!("\n{footer}")).unwrap(),
+                None => &rendered.text,
+            };
+            prop_assert!(!body.trim().is_empty());
             let length = match limit {
                 TextLimit::Utf16(_) => rendered.text.encode_utf16().count(),
                 TextLimit::Bytes(_) => rendered.text.len(),
@@ -247,11 +288,12 @@ proptest! {
             prop_assert!(length <= limit.max(), "{length} of {limit:?}");
             if rendered.carried > 1 {
                 // Entries keep their order: one entry less yields the same lines but the last.
-                let fewer = render(&rest[..rendered.carried - 1], cluster, false, limit);
+                let fewer = render(&rest[..rendered.carried - 1], cluster, footer, false, limit);
                 prop_assert_eq!(fewer.carried, rendered.carried - 1);
                 if fewer.carried > 1 {
-                    let body = |text: &str| text.split_once('\n').map(|(_, body)| body.to_owned()).unwrap();
-                    prop_assert!(body(&rendered.text).starts_with(&body(&fewer.text)));
+                    let body_lines = |text: &str| text.split_once('\n').map(|(_, lines)| lines.to_owned()).unwrap();
+                    let fewer = fewer.text.strip_suffix(footer.unwrap_or_default()).unwrap();
+                    prop_assert!(body_lines(&rendered.text).starts_with(&body_lines(fewer)));
                 }
             }
             rest = &rest[rendered.carried..];
@@ -302,6 +344,7 @@ fn value_cannot_forge_a_line() {
     let digest = render(
         &[one.clone(), one.clone()],
         None,
+        None,
         false,
         TextLimit::TELEGRAM,
     )
@@ -314,7 +357,7 @@ fn value_cannot_forge_a_line() {
         ..one
     };
     assert_eq!(
-        render(&[templated], None, false, TextLimit::TELEGRAM).text,
+        render(&[templated], None, None, false, TextLimit::TELEGRAM).text,
         nasty
     );
 }

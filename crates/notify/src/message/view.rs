@@ -12,6 +12,15 @@ pub(super) fn cluster_line(cluster: &str) -> String {
     format!("Cluster: {cluster}")
 }
 
+/// Returns `text` with the contact point's footer on the last line.
+pub(super) fn with_footer(mut text: String, footer: Option<&str>) -> String {
+    if let Some(footer) = footer {
+        text.push('\n');
+        text.push_str(footer);
+    }
+    text
+}
+
 /// Text for a field that the resource does not have.
 pub const NOT_SET: &str = "(not set)";
 

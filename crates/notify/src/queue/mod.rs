@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 pub use self::entries::PendingEntries;
 use self::queues::Queues;
 pub use self::state::{
-    AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage,
+    AcceptedTests, Circumstances, InitialState, ReceiverState, RequestedTest, RetryPolicy,
+    TestMessage,
 };
 use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
@@ -100,9 +101,20 @@ impl<T: Transport> Outbox<T> {
         self.queues().remove(point);
     }
 
-    /// Retries the request of `point` now.
+    /// Retries the request of `point` now, or sends the entries that wait for a digest.
     pub fn retry_now(&self, point: &ObjectKey) {
         self.queues().retry_now(point, Instant::now());
+    }
+
+    /// Sends one test message to `point` for this value of the annotation, now, unless that was done.
+    pub fn request_test(&self, point: &ObjectKey, requested_at: &str) {
+        self.queues()
+            .request_test(point, requested_at, Instant::now());
+    }
+
+    /// Returns the last test message that a user requested of `point`.
+    pub fn requested_test(&self, point: &ObjectKey) -> Option<RequestedTest> {
+        self.queues().requested_test(point)
     }
 
     /// Returns the state of the receiver of `point`.

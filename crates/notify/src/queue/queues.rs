@@ -20,7 +20,10 @@ use super::entries::{BatchEntry, DeliveryRequest, EntryKey, PendingEntries};
 use super::receiver::{FAILING_FROM, QueueState, Receiver};
 use super::refusals::{AfterRefusal, EntryState, Refusals};
 use super::rejected_writes::RejectedWrites;
-use super::{AcceptedTests, Circumstances, InitialState, ReceiverState, RetryPolicy, TestMessage};
+use super::{
+    AcceptedTests, Circumstances, InitialState, ReceiverState, RequestedTest, RetryPolicy,
+    TestMessage,
+};
 use crate::history::{self, Ages, DeliveryOutcome, Now};
 use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
@@ -76,6 +79,9 @@ struct Batch {
     entries: Vec<EntryKey>,
     /// True if the request uses the default text in place of each `TrackedField`'s template.
     plain: bool,
+    /// True if a requested test message goes first, alone. The entries, which the queue sends again afterwards, stay in
+    /// flight meanwhile.
+    test_first: bool,
 }
 
 /// Next step of a queue.
@@ -130,11 +136,13 @@ impl Queues {
         }
     }
 
-    /// Configures the queue of `point`. Returns the notification for a new worker, or `None` if the queue has one.
+    /// Configures the queue of `point`. A request begins once the oldest waiting entry has the age `digest_delay`. Returns
+    /// the notification for a new worker, or `None` if the queue has one.
     pub fn configure(
         &mut self,
         point: &ObjectKey,
         endpoint: Endpoint,
+        digest_delay: Duration,
         initial_state: InitialState,
         mut test: TestMessage,
     ) -> Option<Arc<Notify>> {
@@ -148,12 +156,13 @@ impl Queues {
         let receiver = match known {
             Some(mut known) if known.test.configuration == test.configuration => {
                 known.endpoint = Some(endpoint);
+                known.digest_delay = digest_delay;
                 known.test.accepted.count = test.accepted.count;
                 known
             }
             _ => {
                 self.revisions += 1;
-                Receiver::new(endpoint, self.revisions, initial_state, test)
+                Receiver::new(endpoint, digest_delay, self.revisions, initial_state, test)
             }
         };
         queue.receiver = Some(receiver);
@@ -194,20 +203,45 @@ impl Queues {
         self.drop_if_idle(point);
     }
 
-    /// Retries the request of `point` now.
+    /// Retries the request of `point` now, or sends the entries that wait for a digest.
     pub fn retry_now(&mut self, point: &ObjectKey, now: Instant) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
         let is_empty = queue.waiting.is_empty();
+        let waiting = queue.waiting.values().flat_map(|pending| &pending.ids);
+        let newest = waiting.max().cloned();
         if let Some(receiver) = &mut queue.receiver {
             receiver.retry_now(now);
+            receiver.due_up_to = newest;
             if is_empty {
                 // A user requested an attempt, and only the test message can make it.
                 receiver.test.accepted.while_stopped = false;
             }
         }
         self.wake_worker_of(point);
+    }
+
+    /// Sends one test message to `point` for this value of the annotation, now, unless that was done.
+    pub fn request_test(&mut self, point: &ObjectKey, requested_at: &str, now: Instant) {
+        let Some(receiver) = self.receiver_mut(point) else {
+            return;
+        };
+        let known = receiver.requested_test.as_ref();
+        if known.is_some_and(|known| known.requested_at == requested_at) {
+            return;
+        }
+        receiver.requested_test = Some(RequestedTest {
+            requested_at: requested_at.to_owned(),
+            answer: None,
+        });
+        receiver.retry_now(now);
+        self.wake_worker_of(point);
+    }
+
+    /// Returns the last test message that a user requested of `point`.
+    pub fn requested_test(&self, point: &ObjectKey) -> Option<RequestedTest> {
+        self.receiver(point)?.requested_test.clone()
     }
 
     /// Returns the endpoint of the queue of `point`, with the revision of its configuration.
@@ -553,11 +587,48 @@ impl Queues {
         match (&queue.request, receiver.state) {
             (RequestState::InFlight(_), _) | (_, QueueState::Tested) => Choice::Wait(None),
             _ if due.is_some() => Choice::Wait(due),
+            (request, _) if receiver.has_test_request() => Choice::Send(Batch {
+                test_first: true,
+                ..request.retry().cloned().unwrap_or_default()
+            }),
             (RequestState::Retrying(batch), _) => Choice::Send(batch.clone()),
             (RequestState::Idle, QueueState::Testing) => Choice::Send(Batch::default()),
-            (RequestState::Idle, QueueState::Open) => self.choose_when_open(queue, receiver),
+            (RequestState::Idle, QueueState::Open) => match self.digest_due(queue, receiver, now) {
+                Some(due) => Choice::Wait(Some(due)),
+                None => self.choose_when_open(queue, receiver),
+            },
             (RequestState::Idle, QueueState::Stopped) => self.choose_when_stopped(queue, receiver),
         }
+    }
+
+    /// Returns the instant until which the entries of an open queue wait for a digest; `None` if they wait no longer.
+    /// Entries that were sent before do not wait.
+    fn digest_due(
+        &self,
+        queue: &ContactPointQueue,
+        receiver: &Receiver,
+        now: Instant,
+    ) -> Option<Instant> {
+        let (delay, refusals) = (receiver.digest_delay, &receiver.refusals);
+        if delay.is_zero() || receiver.failures > 0 {
+            return None;
+        }
+        let mut oldest = None;
+        for (field, pending) in self.sendable(queue) {
+            let Some(head) = pending.ids.first() else {
+                continue;
+            };
+            let is_due = receiver.due_up_to.as_ref().is_some_and(|due| head <= due)
+                || refusals.goes_alone(field, head)
+                || refusals.entry_state(field, head) != EntryState::Fresh;
+            if is_due {
+                return None;
+            }
+            let age = self.ages.get(field).map(|ages| ages.waited(head, now));
+            oldest = oldest.max(Some(age.unwrap_or_default()));
+        }
+        let left = delay.saturating_sub(oldest?);
+        (!left.is_zero()).then(|| now + left)
     }
 
     /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message; all
@@ -583,10 +654,7 @@ impl Queues {
             oldest(refusals, &fresh, MAX_BATCH)
         };
         match entries.is_empty() {
-            false => Choice::Send(Batch {
-                entries,
-                plain: false,
-            }),
+            false => Choice::Send(Batch::of(entries)),
             true if has_refused || !last.is_empty() => Choice::NoneLeft,
             true => Choice::Wait(None),
         }
@@ -609,11 +677,7 @@ impl Queues {
         let next = waiting
             .into_iter()
             .min_by_key(|(field, pending)| (refusals.last_refusal(field), pending.ids.first()));
-        let entries = oldest(refusals, next.as_slice(), 1);
-        Choice::Send(Batch {
-            entries,
-            plain: false,
-        })
+        Choice::Send(Batch::of(oldest(refusals, next.as_slice(), 1)))
     }
 
     /// Returns the pending entries of each `TrackedField` that has none in flight, neither in another queue nor with an
@@ -675,7 +739,7 @@ impl Queues {
         };
         let request = DeliveryRequest {
             endpoint: receiver.endpoint.clone()?,
-            entries: batch.entries.iter().map(entry).collect::<Option<_>>()?,
+            entries: batch.sent().iter().map(entry).collect::<Option<_>>()?,
             test_id: receiver.test.id(),
             started: now,
             plain: batch.plain,
@@ -739,7 +803,18 @@ impl Queues {
         let was_failing = self.failing(point).is_some();
         let departed = self.departed(point, request);
         let is_current = self.is_configured(point, request.revision);
-        let mut retry = None;
+        if is_current
+            && request.is_test()
+            && let Some(receiver) = self.receiver_mut(point)
+        {
+            affected.point |= receiver.answer_test_request(&response);
+        }
+        // A requested test message may have gone before the retry of a batch.
+        let mut retry = self
+            .by_contact_point
+            .get(point)
+            .and_then(ContactPointQueue::in_flight)
+            .filter(|_| is_current && request.is_test());
         match response {
             Ok(receipt) => {
                 let accepted = first(&request.entries, receipt.accepted);
@@ -897,8 +972,8 @@ impl Queues {
         {
             receiver.clear_backoff();
             return Some(Batch {
-                entries: vec![key.clone()],
                 plain: true,
+                ..Batch::of(vec![key.clone()])
             });
         }
         if is_last_attempt {
@@ -1027,6 +1102,28 @@ impl RequestState {
             Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
         }
     }
+
+    /// Returns the batch to send again.
+    fn retry(&self) -> Option<&Batch> {
+        match self {
+            Self::Retrying(batch) => Some(batch),
+            Self::Idle | Self::InFlight(_) => None,
+        }
+    }
+}
+
+impl Batch {
+    fn of(entries: Vec<EntryKey>) -> Self {
+        Self {
+            entries,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the entries that the next request carries; none for the test message.
+    fn sent(&self) -> &[EntryKey] {
+        if self.test_first { &[] } else { &self.entries }
+    }
 }
 
 impl ContactPointQueue {
@@ -1035,11 +1132,14 @@ impl ContactPointQueue {
         self.receiver.as_ref()?.endpoint.as_ref()
     }
 
-    /// Returns the entries of the request in flight, to send them again; none for the test message, which may be
+    /// Returns the entries of the request in flight, to send them again; none for the test message alone, which may be
     /// replaced.
     fn in_flight(&self) -> Option<Batch> {
         match &self.request {
-            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(batch.clone()),
+            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(Batch {
+                test_first: false,
+                ..batch.clone()
+            }),
             _ => None,
         }
     }

@@ -1,13 +1,14 @@
 //! Receiver of a contact point: its configuration, and its state after the responses.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use qm_runtime::backoff::Backoff;
 
 use super::entries::BatchEntry;
 use super::refusals::Refusals;
-use super::{InitialState, ReceiverState, RetryPolicy, TestMessage};
-use crate::{Endpoint, LONGEST_PAUSE, Refusal, SendReceipt};
+use super::{InitialState, ReceiverState, RequestedTest, RetryPolicy, TestMessage};
+use crate::{Endpoint, LONGEST_PAUSE, Refusal, SendError, SendFailure, SendReceipt};
 
 /// Number of failures in a row from which messages count as failing; a single failure is not reported.
 pub(super) const FAILING_FROM: u32 = 2;
@@ -24,6 +25,12 @@ pub(super) struct Receiver {
     /// count.
     pub(super) revision: u64,
     pub(super) test: TestMessage,
+    /// Last test message that a user requested.
+    pub(super) requested_test: Option<RequestedTest>,
+    /// Age of the oldest waiting entry at which a request begins.
+    pub(super) digest_delay: Duration,
+    /// Newest entry that waited when a user last requested an attempt: it and older ones wait no longer for a digest.
+    pub(super) due_up_to: Option<Arc<str>>,
     pub(super) state: QueueState,
     /// State for the contact point's status.
     pub(super) reported: ReceiverState,
@@ -51,6 +58,7 @@ pub(super) enum QueueState {
 impl Receiver {
     pub(super) fn new(
         endpoint: Endpoint,
+        digest_delay: Duration,
         revision: u64,
         initial_state: InitialState,
         test: TestMessage,
@@ -59,6 +67,9 @@ impl Receiver {
             endpoint: Some(endpoint),
             revision,
             test,
+            requested_test: None,
+            digest_delay,
+            due_up_to: None,
             state: match initial_state {
                 InitialState::Test => QueueState::Testing,
                 InitialState::Open => QueueState::Open,
@@ -151,6 +162,36 @@ impl Receiver {
     pub(super) fn stop_silently(&mut self) {
         self.state = QueueState::Stopped;
         self.clear_backoff();
+    }
+
+    /// Returns whether a requested test message was not attempted yet.
+    pub(super) fn has_test_request(&self) -> bool {
+        self.requested_test
+            .as_ref()
+            .is_some_and(|test| test.answer.is_none())
+    }
+
+    /// Records the response to a test message as the answer to a requested one. Returns whether there was one.
+    pub(super) fn answer_test_request(
+        &mut self,
+        response: &Result<SendReceipt, SendFailure>,
+    ) -> bool {
+        let answer = match response {
+            Ok(_) => Ok(()),
+            Err(SendFailure { error, .. }) => match error {
+                SendError::Retry { message, .. } | SendError::Refused { message, .. } => {
+                    Err(message.clone())
+                }
+                SendError::Unsent { .. } => return false,
+            },
+        };
+        match &mut self.requested_test {
+            Some(test) if test.answer.is_none() => {
+                test.answer = Some(answer);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Allows the next request at `now`, and begins the backoff again.

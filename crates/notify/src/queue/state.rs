@@ -36,6 +36,15 @@ pub struct AcceptedTests {
     pub while_stopped: bool,
 }
 
+/// Test message that a user requested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedTest {
+    /// Value of the `test-at` annotation.
+    pub requested_at: String,
+    /// Answer of the receiver; `None` before the attempt, the message of the error if the receiver did not accept.
+    pub answer: Option<Result<(), String>>,
+}
+
 impl TestMessage {
     /// Returns the message id, by which a receiver recognises a repetition.
     pub(super) fn id(&self) -> String {

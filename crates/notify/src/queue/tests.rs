@@ -19,10 +19,12 @@ use crate::telegram::TelegramChat;
 use crate::webhook::{Parts, WebhookEndpoint};
 use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
+mod digest_delay;
 mod expiry;
 mod model;
 mod outcome;
 mod refused;
+mod requested_test;
 
 const RETRY_POLICY: RetryPolicy = RetryPolicy {
     backoff: BackoffPolicy {
@@ -93,12 +95,17 @@ struct TestQueue {
 
 impl TestQueue {
     fn open() -> Self {
+        Self::with_digest_delay(Duration::ZERO)
+    }
+
+    fn with_digest_delay(digest_delay: Duration) -> Self {
         let mut queues = Queues::new(RETRY_POLICY);
         assert!(
             queues
                 .configure(
                     &key("p"),
                     chat(),
+                    digest_delay,
                     InitialState::Open,
                     TestMessage::default()
                 )
@@ -235,6 +242,7 @@ fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
     queue.queues.configure(
         &key("q"),
         chat(),
+        Duration::ZERO,
         InitialState::Open,
         TestMessage::default(),
     );
@@ -257,9 +265,13 @@ fn response_of_a_former_endpoint_does_not_change_the_new_state() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     queue.respond(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(
         queue.queues.receiver_state(&key("p")),
@@ -272,9 +284,13 @@ fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Open, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Open,
+        another(),
+    );
     queue.accept(&request, 1);
     assert_eq!(
         queue.record("a", &["1!"]),
@@ -300,6 +316,7 @@ fn response_is_recorded_after_its_contact_point_is_deleted() {
             .configure(
                 &key("p"),
                 chat(),
+                Duration::ZERO,
                 InitialState::Open,
                 TestMessage::default()
             )
@@ -325,7 +342,7 @@ fn receiver_state_outlasts_a_pause() {
     let resume = |queue: &mut TestQueue, test| {
         queue
             .queues
-            .configure(&key("p"), chat(), InitialState::Open, test)
+            .configure(&key("p"), chat(), Duration::ZERO, InitialState::Open, test)
     };
     for answered_while_paused in [false, true] {
         let mut queue = TestQueue::open();
@@ -381,9 +398,13 @@ fn receiver_state_outlasts_a_pause() {
 #[test]
 fn queue_without_entries_keeps_its_delay_until_deleted() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     let request = queue.start().unwrap();
     queue.respond(
         &request,
@@ -395,14 +416,22 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
     queue.queues.close(&key("p"));
     queue.enqueue("a", &["1"]);
     queue.queues.dequeue(&key("a"), true);
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     assert!(queue.is_waiting());
     queue.queues.remove(&key("p"));
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     assert!(queue.start().unwrap().is_test());
 }
 
@@ -507,6 +536,7 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
             .configure(
                 &key("q"),
                 chat(),
+                Duration::ZERO,
                 InitialState::Open,
                 TestMessage::default(),
             )
@@ -583,6 +613,7 @@ fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
     queue.queues.configure(
         &key("q"),
         chat(),
+        Duration::ZERO,
         InitialState::Open,
         TestMessage::default(),
     );
@@ -606,6 +637,7 @@ fn two_workers_do_not_send_one_request_twice() {
             .configure(
                 &key("p"),
                 chat(),
+                Duration::ZERO,
                 InitialState::Open,
                 TestMessage::default()
             )
@@ -620,6 +652,7 @@ fn two_workers_do_not_send_one_request_twice() {
             .configure(
                 &key("p"),
                 chat(),
+                Duration::ZERO,
                 InitialState::Open,
                 TestMessage::default()
             )

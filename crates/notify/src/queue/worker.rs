@@ -21,17 +21,19 @@ use crate::metrics::{DeliveryResult, Receiver};
 use crate::{Endpoint, MessageContent, SendError, SendFailure, SendReceipt, Transport};
 
 impl<T: Transport> Outbox<T> {
-    /// Sets the endpoint of the queue of `point`. A new configuration resets the queue to `initial_state`; the same one
-    /// keeps the receiver's state.
+    /// Sets the endpoint of the queue of `point`, and the age of the oldest waiting entry at which a request begins. A new
+    /// configuration resets the queue to `initial_state`; the same one keeps the receiver's state.
     pub fn configure(
         self: &Arc<Self>,
         point: &ObjectKey,
         endpoint: Endpoint,
+        digest_delay: Duration,
         initial_state: InitialState,
         test: TestMessage,
     ) {
         let mut queues = self.queues();
-        if let Some(changed) = queues.configure(point, endpoint, initial_state, test) {
+        let worker = queues.configure(point, endpoint, digest_delay, initial_state, test);
+        if let Some(changed) = worker {
             tokio::spawn(run(Arc::clone(self), point.clone(), changed));
         }
     }
@@ -240,6 +242,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::future;
+    use std::time::Duration;
 
     use qm_api::contact_point::ChatId;
     use qm_runtime::ObjectKey;
@@ -308,6 +311,7 @@ mod tests {
         outbox.configure(
             &ObjectKey::new("n", "p"),
             Endpoint::Telegram(chat),
+            Duration::ZERO,
             InitialState::Test,
             TestMessage::default(),
         );

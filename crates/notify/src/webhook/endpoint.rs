@@ -29,6 +29,8 @@ pub struct Parts {
     pub timeout: Option<Duration>,
     /// `tls.secretName`.
     pub tls: Option<Tls>,
+    /// `spec.footer`.
+    pub footer: Option<String>,
 }
 
 /// Error of an endpoint, without secrets.
@@ -61,6 +63,7 @@ pub struct WebhookEndpoint {
     pub(super) signing_key: Option<SigningKey>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(super) footer: Option<String>,
 }
 
 impl WebhookEndpoint {
@@ -131,6 +134,7 @@ impl WebhookEndpoint {
             signing_key: parts.signing_key,
             timeout: parts.timeout,
             tls: parts.tls.map(Arc::new),
+            footer: parts.footer,
         })
     }
 }

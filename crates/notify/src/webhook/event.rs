@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::WebhookEndpoint;
 use crate::message::template::Body;
-use crate::message::{self, BODY, MAX_ENTRIES, TextLimit, View, digest};
+use crate::message::{self, BODY, MAX_ENTRIES, TextLimit, View};
 use crate::{MessageContent, OutgoingEntry};
 
 /// Type of an event with one change.
@@ -46,6 +46,9 @@ struct ChangeData<'a> {
     view: &'a View,
     /// Message text, as in a chat.
     text: &'a str,
+    /// Last line of the text; an entry of a digest has none, because the digest has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    footer: Option<&'a str>,
 }
 
 /// Data of a [`READY_TYPE`] event.
@@ -55,6 +58,8 @@ struct TestData<'a> {
     namespace: &'a str,
     name: &'a str,
     text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    footer: Option<&'a str>,
 }
 
 impl CloudEvent {
@@ -76,7 +81,7 @@ impl CloudEvent {
                     .body
                     .as_ref()
                     .and_then(|body| Self::with_body(webhook, body, items, cluster, plain));
-                own.unwrap_or_else(|| Self::with_data(items, cluster, plain))
+                own.unwrap_or_else(|| Self::with_data(webhook, items, cluster, plain))
             }
         }
     }
@@ -88,12 +93,14 @@ impl CloudEvent {
         id: &str,
         cluster: Option<&str>,
     ) -> Self {
-        let text = message::ready(cluster);
+        let footer = webhook.footer.as_deref();
+        let text = message::ready(cluster, footer);
         let data = TestData {
             cluster,
             namespace,
             name,
             text: &text,
+            footer,
         };
         let own = webhook.body.as_ref().and_then(|body| {
             let view = View {
@@ -131,9 +138,10 @@ impl CloudEvent {
         cluster: Option<&str>,
         plain: bool,
     ) -> Option<Self> {
+        let footer = webhook.footer.as_deref();
         let mut candidates = items;
         loop {
-            let text = message::render(candidates, cluster, plain, TextLimit::WEBHOOK);
+            let text = message::render(candidates, cluster, footer, plain, TextLimit::WEBHOOK);
             let views: Vec<_> = candidates[..text.carried]
                 .iter()
                 .map(|item| View::of(item, cluster))
@@ -151,23 +159,31 @@ impl CloudEvent {
     }
 
     /// Renders the default data with as many entries as fit.
-    fn with_data(items: &[OutgoingEntry], cluster: Option<&str>, plain: bool) -> Self {
-        let change = |item: &OutgoingEntry| {
+    fn with_data(
+        webhook: &WebhookEndpoint,
+        items: &[OutgoingEntry],
+        cluster: Option<&str>,
+        plain: bool,
+    ) -> Self {
+        let footer = webhook.footer.as_deref();
+        let change = |item: &OutgoingEntry, footer: Option<&str>| {
             let view = View::of(item, cluster);
-            let text = digest::entry_text(item, &view, plain);
+            let text = message::entry_text(item, &view, footer, plain, TextLimit::WEBHOOK);
             json(&ChangeData {
                 view: &view,
-                text: &TextLimit::WEBHOOK.truncate(&text),
+                text: &text,
+                footer,
             })
         };
         if items.len() > 1 {
-            let cluster = json(&cluster);
-            // Reserved bytes: names and braces, the cluster's name, and each id with its quotes and comma.
-            let mut room = BODY.saturating_sub(64 + cluster.len());
+            let (cluster, footer) = (json(&cluster), footer.map(json));
+            // Reserved bytes: names and braces, the cluster's name, the footer, and each id with its quotes and comma.
+            let footer_length = footer.as_ref().map_or(0, Vec::len);
+            let mut room = BODY.saturating_sub(80 + cluster.len() + footer_length);
             let mut ids = Vec::new();
             let mut entries = Vec::new();
             for item in &items[..items.len().min(MAX_ENTRIES)] {
-                let (id, entry) = (message::entry_id(item), change(item));
+                let (id, entry) = (message::entry_id(item), change(item, None));
                 let needed = entry.len() + json(&id).len() + 2;
                 if needed > room {
                     break;
@@ -179,12 +195,12 @@ impl CloudEvent {
             if entries.len() > 1 {
                 return Self::about(
                     &items[..entries.len()],
-                    digest_data(&cluster, &ids, &entries),
+                    digest_data(&cluster, footer.as_deref(), &ids, &entries),
                 );
             }
         }
         match items.first() {
-            Some(item) => Self::about(&items[..1], change(item)),
+            Some(item) => Self::about(&items[..1], change(item, footer)),
             None => Self::about(items, b"{}".to_vec()),
         }
     }
@@ -247,12 +263,19 @@ impl CloudEvent {
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Returns the data of a [`DIGEST_TYPE`] event: the cluster, the ids of all its entries in order, and the entries as in
-/// [`CHANGED_TYPE`].
-fn digest_data(cluster: &[u8], ids: &[String], entries: &[Vec<u8>]) -> Vec<u8> {
-    let parts: [&[u8]; 7] = [
+/// Returns the data of a [`DIGEST_TYPE`] event: the cluster, the footer, the ids of all its entries in order, and the entries
+/// as in [`CHANGED_TYPE`].
+fn digest_data(
+    cluster: &[u8],
+    footer: Option<&[u8]>,
+    ids: &[String],
+    entries: &[Vec<u8>],
+) -> Vec<u8> {
+    let footer = footer.map_or_else(Vec::new, |footer| [b",\"footer\":", footer].concat());
+    let parts: [&[u8]; 8] = [
         b"{\"cluster\":",
         cluster,
+        &footer,
         b",\"ids\":",
         &json(ids),
         b",\"entries\":[",

@@ -2,6 +2,7 @@
 //! each `TrackedField`, an outcome for each entry, and no failure after a single refusal.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 
 use proptest::prelude::*;
 
@@ -34,6 +35,8 @@ enum Step {
     Resume(usize),
     /// Somebody requests an attempt.
     RetryNow,
+    /// Somebody requests a test message.
+    RequestTest,
     /// The contact point is suspended and resumed.
     Pause,
 }
@@ -61,6 +64,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (0..FIELDS).prop_map(Step::Suspend),
         1 => (0..FIELDS).prop_map(Step::Resume),
         1 => Just(Step::RetryNow),
+        1 => Just(Step::RequestTest),
         1 => Just(Step::Pause),
     ]
 }
@@ -83,6 +87,9 @@ struct Model {
     alone: BTreeSet<String>,
     accepted: usize,
     tests_since_entry: usize,
+    /// Number of requested test messages.
+    tests_requested: usize,
+    is_test_requested: bool,
     outcomes: BTreeMap<String, DeliveryOutcome>,
     recorded: BTreeSet<String>,
     poisonous: fn(usize, usize) -> bool,
@@ -102,6 +109,8 @@ impl Model {
             alone: BTreeSet::new(),
             accepted: 0,
             tests_since_entry: 0,
+            tests_requested: 0,
+            is_test_requested: false,
             outcomes: BTreeMap::new(),
             recorded: BTreeSet::new(),
             poisonous: |id, every| id.is_multiple_of(every),
@@ -156,6 +165,11 @@ impl Model {
             QueueStep::Send => {}
         }
         let request = self.queue.start().unwrap();
+        let was_requested = mem::take(&mut self.is_test_requested);
+        prop_assert!(
+            !was_requested || request.is_test(),
+            "a requested test message goes first"
+        );
         prop_assert!(self.queue.start().is_none(), "one request at a time");
         for (at, of) in self.fields.iter().enumerate() {
             let name = key(&format!("f{at}"));
@@ -189,7 +203,7 @@ impl Model {
                 self.queue.respond(&request, Ok(sent));
                 self.accepted += 1;
                 self.tests_since_entry = if request.is_test() {
-                    self.tests_since_entry + 1
+                    self.tests_since_entry + usize::from(!was_requested)
                 } else {
                     0
                 };
@@ -281,9 +295,18 @@ impl Model {
                 self.queue.queues.configure(
                     &key("p"),
                     chat(),
+                    Duration::ZERO,
                     InitialState::Open,
                     TestMessage::default(),
                 );
+            }
+            Step::RequestTest => {
+                self.tests_requested += 1;
+                self.is_test_requested = true;
+                let requested_at = self.tests_requested.to_string();
+                self.queue
+                    .queues
+                    .request_test(&key("p"), &requested_at, self.queue.now);
             }
             Step::RetryNow => {
                 if self

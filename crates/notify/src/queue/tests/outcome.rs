@@ -65,9 +65,13 @@ fn retry_waits_as_long_as_the_receiver_asks() {
 #[test]
 fn queue_opens_only_when_the_status_says_ready() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     assert!(request.entries.is_empty());
@@ -85,9 +89,13 @@ fn queue_opens_only_when_the_status_says_ready() {
 #[test]
 fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), templated(), InitialState::Open, another());
+    queue.queues.configure(
+        &key("p"),
+        templated(),
+        Duration::ZERO,
+        InitialState::Open,
+        another(),
+    );
     let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
     queue
@@ -262,9 +270,13 @@ fn longest_pause_does_not_overflow_the_clock() {
 #[test]
 fn varying_text_of_a_receiver_is_not_reported_again() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        another(),
+    );
     let mut fail = |message: &str| {
         queue.now += RETRY_POLICY.stopped;
         let request = queue.start().unwrap();

@@ -291,9 +291,13 @@ fn second_test_message_needs_an_accepted_entry_or_a_request() {
 #[test]
 fn template_text_is_replaced_by_the_default_text_first() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), templated(), InitialState::Open, another());
+    queue.queues.configure(
+        &key("p"),
+        templated(),
+        Duration::ZERO,
+        InitialState::Open,
+        another(),
+    );
     queue.templated("a", &["1"]);
     let first = queue.expect(&["1"]);
     queue.refuse(&first, Rejected);
@@ -318,9 +322,13 @@ fn template_text_is_replaced_by_the_default_text_first() {
 #[test]
 fn another_message_goes_between_two_failed_entries() {
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Probe, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Probe,
+        another(),
+    );
     for name in ["a", "b", "c"] {
         queue.enqueue(name, &[name]);
     }
@@ -382,9 +390,13 @@ fn test_message_keeps_its_id_until_accepted() {
         accepted: AcceptedTests::default(),
     };
     let mut queue = TestQueue::open();
-    queue
-        .queues
-        .configure(&key("p"), chat(), InitialState::Test, test.clone());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Test,
+        test.clone(),
+    );
     let first = queue.expect(&[]);
     queue.respond(&first, Err(retry("503")));
     queue.now += RETRY_POLICY.backoff.max;
@@ -394,7 +406,7 @@ fn test_message_keeps_its_id_until_accepted() {
     let mut other = TestQueue::open();
     other
         .queues
-        .configure(&key("p"), chat(), InitialState::Probe, test);
+        .configure(&key("p"), chat(), Duration::ZERO, InitialState::Probe, test);
     let third = other.expect(&[]);
     assert_eq!(
         (&first.test_id, &first.test_id),
@@ -414,7 +426,7 @@ fn test_message_keeps_its_id_until_accepted() {
         };
         other
             .queues
-            .configure(&key("p"), chat(), InitialState::Test, test);
+            .configure(&key("p"), chat(), Duration::ZERO, InitialState::Test, test);
         let request = other.expect(&[]);
         assert_ne!(
             request.test_id, first.test_id,
@@ -431,6 +443,7 @@ fn restart_allows_no_second_test_message_between_two_entries() {
         queue.queues.configure(
             &key("p"),
             chat(),
+            Duration::ZERO,
             initial_state,
             TestMessage {
                 configuration: "c".into(),

@@ -20,6 +20,16 @@ fn webhook(body: Option<&str>, content_type: Option<&str>) -> WebhookEndpoint {
     WebhookEndpoint::new(parts).unwrap()
 }
 
+fn webhook_with_footer(body: Option<&str>, footer: &str) -> WebhookEndpoint {
+    let parts = Parts {
+        url: "https://receiver.test/".into(),
+        body: body.map(Into::into),
+        footer: Some(footer.into()),
+        ..Parts::default()
+    };
+    WebhookEndpoint::new(parts).unwrap()
+}
+
 fn entries(count: usize) -> Vec<OutgoingEntry> {
     (0..count)
         .map(|index| {
@@ -87,6 +97,38 @@ fn missing_and_deleted_have_no_value() {
         &[item(ChangeAction::Created, Some(""), None)],
     ));
     assert_eq!(empty["value"], "");
+}
+
+#[test]
+fn footer_is_in_the_data_and_in_the_text() {
+    let footer = "Owner: \"shop\" & co";
+    let hook = webhook_with_footer(None, footer);
+    let test = MessageContent::Test {
+        namespace: "team",
+        name: "hook",
+        id: "test-1",
+    };
+    let test = data(&CloudEvent::render(&hook, test, Some("prod"), false));
+    let one = data(&render(&hook, &entries(1)));
+    for event in [&test, &one] {
+        assert_eq!(event["footer"], footer);
+        let text = event["text"].as_str().unwrap();
+        assert!(
+            text.ends_with(&format!("\nCluster: prod\n{footer}")),
+            "{text}"
+        );
+    }
+    // A digest has the footer once.
+    let digest = data(&render(&hook, &entries(2)));
+    assert_eq!(digest["footer"], footer);
+    let without = data(&render(&webhook(None, None), &entries(2)));
+    assert_eq!(digest["entries"], without["entries"]);
+    assert!(without.get("footer").is_none());
+    let body = webhook_with_footer(Some("{{ text }}"), footer);
+    for items in [entries(1), entries(2)] {
+        let body = String::from_utf8(render(&body, &items).body).unwrap();
+        assert!(body.ends_with(&format!("\n{footer}")), "{body}");
+    }
 }
 
 #[test]
@@ -186,7 +228,8 @@ fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) 
             (event.carried, &event.content_type),
             (items.len(), &webhook.content_type)
         );
-        let text = crate::message::render(&items, Some("prod"), false, TextLimit::WEBHOOK).text;
+        let text =
+            crate::message::render(&items, Some("prod"), None, false, TextLimit::WEBHOOK).text;
         check(std::str::from_utf8(&event.body).unwrap(), &text);
     }
     let test = CloudEvent::render(
@@ -318,7 +361,12 @@ proptest! {
         sizes in prop::collection::vec(0_usize..1024, 1..150),
         fill in prop::sample::select(vec!["x", "\"", "\u{1}", "😀"]),
         own in any::<bool>(),
+        footer in prop::option::of(prop::sample::select(vec!["\"", "😀"])),
     ) {
+        let hook = match footer {
+            Some(fill) => webhook_with_footer(None, &fill.repeat(256)),
+            None => webhook(None, None),
+        };
         let items: Vec<_> = sizes.iter().enumerate().map(|(index, size)| {
             let value = fill.repeat(*size / fill.len());
             let mut item = updated(&value, &value);
@@ -329,7 +377,7 @@ proptest! {
         let mut rest = &items[..];
         let mut delivered = Vec::new();
         while !rest.is_empty() {
-            let event = render(&webhook(None, None), rest);
+            let event = render(&hook, rest);
             prop_assert!((1..=rest.len()).contains(&event.carried));
             prop_assert!(event.body.len() <= BODY);
             let data = data(&event);

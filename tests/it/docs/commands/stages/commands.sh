@@ -17,6 +17,9 @@ kubectl wait --for=jsonpath='{.status[1].delivery}'=Delivered tf/nginx-replicas
 kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": true}}'
 kubectl wait --for=jsonpath='{.status.conditions[0].reason}'=Suspended cp/telegram-cp
 kubectl scale deployment nginx --replicas 2
+#: quartermaster test cp/telegram-cp -n shop
+kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": false}}'
+kubectl wait --for=condition=Ready --timeout=1m cp/telegram-cp
 #: quartermaster uninstall --keep-children
 kubectl create configmap settings -n default --from-literal=colour=blue
 kubectl apply -n default -f example/example_configmapsync.yaml
