@@ -260,6 +260,10 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
         .await;
     app_reads(&bed, "plain", "Ready").await;
 
+    // The apiserver compares the whole specs of a change for the policy on authors.
+    let label = json!({ "metadata": { "labels": { "a": "b" } } });
+    bed.patch::<AppService>("late", label).await;
+
     // Each object recovers as soon as it is flat, and can be deleted until then.
     let flat = json!({ "spec": { "podOverrides": null } });
     bed.patch::<AppService>("deep", flat).await;

@@ -239,7 +239,7 @@ async fn invalid_overrides_are_reported_and_change_nothing() {
         ),
         (
             json!({ "metadata": { "annotations": { "a": "x".repeat(64 * 1024) } } }),
-            "spec.podOverrides is 65575 bytes of JSON; the operator reads at most 65536. Shorten it",
+            "spec.podOverrides is 65573 bytes of JSON; the operator reads at most 65536. Shorten it",
         ),
         (
             json!({ "spec": { "volumes": vec![json!({}); 1000] } }),

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 pub const PATH: &str = "spec.podOverrides";
 /// Maximum size in bytes of compact JSON. No CEL rule can measure an object without a schema.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// Maximum number of JSON objects. A decoded Volume takes a thousand times the memory of `{}`.
+/// Maximum number of JSON objects. A decoded container or Volume takes hundreds of times the memory of its text `{}`.
 pub const MAX_OBJECTS: usize = 1000;
 /// Maximum size of the message about an invalid value, which may quote that value.
 const MAX_ERROR: usize = 1024;
@@ -224,6 +224,19 @@ mod tests {
         );
     }
 
+    /// As many objects as bytes allow would take 16 times this memory.
+    #[test]
+    fn decoded_objects_take_a_few_mebibytes_at_most() {
+        use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Volume};
+        let largest = [
+            size_of::<Container>(),
+            size_of::<EphemeralContainer>(),
+            size_of::<Volume>(),
+        ];
+        let largest = largest.into_iter().max().unwrap();
+        assert!(largest * MAX_OBJECTS < 4 << 20, "{largest}");
+    }
+
     #[test]
     fn value_of_1000_objects_is_kept_and_one_of_more_is_not() {
         let with = |objects: usize| json!({ "spec": { "volumes": vec![json!({}); objects - 2] } });
@@ -235,6 +248,12 @@ mod tests {
             ),
             "{message}"
         );
+    }
+
+    /// Each app without overrides has the field too.
+    #[test]
+    fn absent_overrides_take_one_pointer() {
+        assert_eq!(size_of::<Option<Box<PodOverrides>>>(), size_of::<usize>());
     }
 
     #[test]
