@@ -22,7 +22,7 @@ const VERSION: &str = "1.33";
 
 /// Valid JSON of a `PodTemplateSpec`, or the error of a stored value that is none. The schema leaves the value open, because the
 /// whole schema of a Pod does not fit into the annotation of `kubectl apply`. An invalid value is not kept, and must not make the
-/// AppService unreadable.
+/// `AppService` unreadable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodOverrides(Result<Box<str>, Box<str>>);
 
@@ -133,7 +133,7 @@ fn push(text: &mut String, path: &Path<'_>) {
         Path::Root => {}
         Path::Seq { parent, index } => {
             push(text, parent);
-            text.push_str(&format!("[{index}]"));
+            text.extend(["[", &index.to_string(), "]"]);
         }
         Path::Map { parent, key } => {
             push(text, parent);
@@ -224,7 +224,7 @@ mod tests {
         );
     }
 
-    /// As many objects as bytes allow would take 16 times this memory.
+    /// The limit in bytes alone would allow twenty times as many.
     #[test]
     fn decoded_objects_take_a_few_mebibytes_at_most() {
         use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Volume};
