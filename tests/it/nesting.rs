@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Config, Resource};
-use qm_api::{ContactPoint, TrackedField};
+use qm_api::{AppService, ContactPoint, TrackedField};
 use qm_runtime::client;
 use rstest::rstest;
 use serde_json::json;
@@ -199,4 +199,77 @@ async fn forged_managed_fields_hide_nothing() {
     }
     bed.webhook("new", &receiver.url()).await;
     bed.ready("new").await;
+}
+
+/// Creates an app whose overrides have `levels` of nested objects. No struct of this test can hold them.
+async fn put_app(bed: &Bed, name: &str, levels: usize) {
+    let deep = format!("{}{{}}{}", r#"{"a":"#.repeat(levels), "}".repeat(levels));
+    bed.apply(&format!(
+        r#"{{"apiVersion":"kosmos.io/v1","kind":"AppService","metadata":{{"name":{name:?}}},
+        "spec":{{"size":0,"image":"i","podOverrides":{{"spec":{deep}}}}}}}"#
+    ))
+    .await;
+}
+
+/// Waits until the app is `Ready` with this status and reason; returns the message.
+async fn app_reads(bed: &Bed, name: &str, reason: &str) -> String {
+    let mut message = None;
+    bed.until(name, reason, |app: &AppService| {
+        let status = app.status.as_ref();
+        let current = status.filter(|it| it.observed_generation == app.metadata.generation);
+        let ready = current.and_then(|status| status.condition("Ready"));
+        let ready = ready.filter(|ready| ready.reason.as_deref() == Some(reason));
+        message = ready.and_then(|ready| ready.message.clone());
+        ready.is_some()
+    })
+    .await;
+    message.unwrap_or_default()
+}
+
+/// The schema of an `AppService` leaves its overrides open, so the apiserver stores them at any depth.
+#[rstest]
+#[case::streamed(true)]
+#[case::paged(false)]
+#[tokio::test]
+async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) {
+    let mut bed = Bed::shared("nested-app").await;
+    bed.client = reading_client(&bed).await;
+    let (proxy, file) = bed.through_proxy().await;
+    if !streamed {
+        let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
+        let status = Fault::status(StatusCode::UNPROCESSABLE_ENTITY);
+        proxy.inject(streams, Times::Always, status);
+    }
+    let expected = "spec.podOverrides.spec.a: unknown field";
+    let plain = json!({ "spec": { "size": 0, "image": "i" } });
+    bed.create::<AppService>("plain", plain.clone()).await;
+    put_app(&bed, "deep", 5_000).await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+
+    // In the list,
+    app_reads(&bed, "plain", "Ready").await;
+    let message = app_reads(&bed, "deep", "SpecInvalid").await;
+    assert!(message.starts_with(expected), "{message}");
+    // and through the watch.
+    put_app(&bed, "late", 5_000).await;
+    let message = app_reads(&bed, "late", "SpecInvalid").await;
+    assert!(message.starts_with(expected), "{message}");
+    bed.create::<AppService>("new", plain).await;
+    app_reads(&bed, "new", "Ready").await;
+    bed.patch::<AppService>("plain", json!({ "spec": { "image": "j" } }))
+        .await;
+    app_reads(&bed, "plain", "Ready").await;
+
+    // The apiserver compares the whole specs of a change for the policy on authors.
+    let label = json!({ "metadata": { "labels": { "a": "b" } } });
+    bed.patch::<AppService>("late", label).await;
+
+    // Each object recovers as soon as it is flat, and can be deleted until then.
+    let flat = json!({ "spec": { "podOverrides": null } });
+    bed.patch::<AppService>("deep", flat).await;
+    app_reads(&bed, "deep", "Ready").await;
+    bed.delete::<AppService>("late").await;
+    let metrics = operator.metrics().await;
+    let failures = "quartermaster_watch_failures_total{resource=\"appservices.kosmos.io\"} 0";
+    assert!(metrics.contains(failures), "{metrics}");
 }

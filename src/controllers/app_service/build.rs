@@ -20,17 +20,16 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use qm_api::app_service::TCP;
 use qm_api::my_app::RESTRICTED;
 
-use super::validate::App;
+use super::overrides;
+use super::validate::{APP, App};
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
-/// Label that selects the Pods, as in the original program.
-pub const APP: &str = "app";
 /// Default image pull policy, as in the original program.
 const IF_NOT_PRESENT: &str = "IfNotPresent";
 /// Default target of an autoscaler, in percent of the requested CPU.
 const CPU: i32 = 80;
 
-/// Returns the labels that select the Pods. Pods have no other labels, and a Deployment cannot change its selector.
+/// Returns the labels that select the Pods. Generated Pods have no other labels, and a Deployment cannot change its selector.
 fn selector(app: &App) -> BTreeMap<String, String> {
     [(APP.to_owned(), app.name.to_owned())].into()
 }
@@ -103,6 +102,16 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         security_context: restricted.then(restricted_pod),
         ..PodSpec::default()
     };
+    let mut template = PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(selector(app)),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(pod),
+    };
+    if let Some(changes) = &app.overrides {
+        overrides::merge(&mut template, changes.as_ref().clone());
+    }
     Deployment {
         metadata: metadata(app),
         spec: Some(DeploymentSpec {
@@ -111,13 +120,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
                 match_labels: Some(selector(app)),
                 ..LabelSelector::default()
             },
-            template: PodTemplateSpec {
-                metadata: Some(ObjectMeta {
-                    labels: Some(selector(app)),
-                    ..ObjectMeta::default()
-                }),
-                spec: Some(pod),
-            },
+            template,
             ..DeploymentSpec::default()
         }),
         status: None,

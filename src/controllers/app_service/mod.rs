@@ -1,6 +1,6 @@
 //! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects, [`pods`] finds out why Pods do not run, and
+//! [`validate`] checks the spec, [`build`] builds the desired objects with the user's [`overrides`], [`pods`] finds out why Pods do not run, and
 //! [`status`] reports the result.
 
 use std::borrow::Cow;
@@ -36,6 +36,7 @@ use crate::cli::RunConfig;
 use crate::controllers::pod::PodProblem;
 
 pub mod build;
+pub mod overrides;
 pub mod pods;
 pub mod status;
 pub mod validate;
@@ -44,7 +45,7 @@ pub mod validate;
 pub const NAME: &str = "appservice";
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
-    &["2c0f60d51c04cbbd"],
+    &["2c0f60d51c04cbbd", "55c5848f593aeab1"],
     DelegatedAccess::Children(&[
         ("horizontalpodautoscalers", "autoscaling"),
         ("ingresses", "ingress"),
@@ -279,8 +280,10 @@ impl AppServices {
     ) -> Result<()> {
         let duplicate_ports = live.and_then(|live| live.duplicate_ports.as_ref());
         let desired = numbers(&build::original_container_ports(&app.ports));
-        let ports = duplicate_ports
-            .is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
+        // Overrides change the template, and so replace the Pods.
+        let ports = app.overrides.is_some()
+            || duplicate_ports
+                .is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
         let container_ports = [
             "f:spec",
@@ -337,7 +340,7 @@ impl AppServices {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
         let mut page = ListParams::default()
-            .labels(&format!("{}={}", build::APP, cx.key.name))
+            .labels(&format!("{}={}", validate::APP, cx.key.name))
             .limit(PODS);
         let mut count = 0;
         loop {

@@ -16,7 +16,7 @@ use qm_runtime::error::{
 };
 use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID, SUSPENDED};
 
-use super::build::APP;
+use super::validate::APP;
 use crate::controllers::pod::PodProblem;
 
 /// Reason of an app whose Pods are being rolled out.

@@ -1,18 +1,22 @@
 //! Validates an `AppService` into an [`App`] that can be built. The CRD has the same rules, but an older object may
 //! break them.
 
-use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe, ServicePort};
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, PodTemplateSpec, Probe, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use qm_api::AppService;
 use qm_api::app_service::{
     AppServiceSpec, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
-    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, Raw, TCP, TargetPort,
+    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, PodOverrides, Port, Raw, TCP, TargetPort,
 };
 use qm_api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 use qm_api::spec_size::StoredSpec as _;
 use serde::de::DeserializeOwned;
 
+use super::overrides;
+
+/// Label that selects the Pods, as in the original program.
+pub const APP: &str = "app";
 /// Default type of the Service.
 const NODE_PORT: &str = "NodePort";
 /// Type of a Service without ports on the nodes.
@@ -36,6 +40,8 @@ pub struct App<'a> {
     pub liveness: Option<Probe>,
     pub readiness: Option<Probe>,
     pub startup: Option<Probe>,
+    /// Changes of the Pod template.
+    pub overrides: Option<Box<PodTemplateSpec>>,
 }
 
 /// Validates an `AppService`.
@@ -106,7 +112,18 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
             .as_ref()
             .map(|probe| parse("spec.startupProbe", probe))
             .transpose()?,
+        overrides: spec
+            .pod_overrides
+            .as_ref()
+            .map(|changes| pod_overrides(name, changes))
+            .transpose()?,
     })
+}
+
+fn pod_overrides(name: &str, stored: &PodOverrides) -> Result<Box<PodTemplateSpec>, String> {
+    let template = Box::new(stored.template()?);
+    overrides::check(&template, (APP, name))?;
+    Ok(template)
 }
 
 /// Returns the rule that the ports break together.
@@ -226,6 +243,8 @@ mod tests {
     #[case::ingress(with("ingress", json!({})), "spec: ingress leads to the first TCP port: add one")]
     #[case::ingress_over_udp(json!({ "size": 1, "image": "i", "ingress": {}, "ports": [{ "port": 53, "protocol": "UDP" }] }), "spec: ingress leads to the first TCP port")]
     #[case::probe(with("livenessProbe", json!({ "httpGet": { "port": 5_000_000_000_i64 } })), "spec.livenessProbe: invalid value")]
+    #[case::overrides(with("podOverrides", json!({ "spec": { "contaienrs": [] } })), "spec.podOverrides.spec.contaienrs: unknown field")]
+    #[case::overridden_selector(with("podOverrides", json!({ "metadata": { "labels": { "app": "b" } } })), "spec.podOverrides.metadata.labels[app]: remove it, or write app: web")]
     #[case::nothing(json!({}), "spec.image: write an image")]
     fn invalid_older_object_is_rejected(#[case] spec: Value, #[case] expected: &str) {
         let app = app("web", spec);

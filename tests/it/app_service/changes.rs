@@ -148,6 +148,21 @@ fn cases() -> Vec<(Value, Value)> {
         (with("args", json!(["echo"])), container(json!({ "args": ["echo"] }))),
         (with("serviceAccountName", json!("runner")), json!({ "deployment": { "template": { "spec": { "serviceAccountName": "runner" } } } })),
         (with("imagePullSecrets", json!([{ "name": "registry" }])), json!({ "deployment": { "template": { "spec": { "imagePullSecrets": [{ "name": "registry" }] } } } })),
+        (with("podOverrides", json!({
+                "metadata": { "annotations": { "team": "shop" } },
+                "spec": {
+                    "containers": [{ "name": "web", "env": [{ "name": "A", "value": "b" }], "ports": [{ "name": "http", "containerPort": 80, "protocol": "TCP" }] },
+                        { "name": "logs", "image": "logs:1" }],
+                    "volumes": [{ "name": "cache", "emptyDir": {} }], "tolerations": [{ "operator": "Exists" }],
+                },
+            })), json!({ "deployment": { "template": {
+                "metadata": { "annotations": { "team": "shop" } },
+                "spec": {
+                    "containers": [{ "name": "web", "env": [{ "name": "A", "value": "b" }], "ports": [{ "name": "http", "containerPort": 80 }, { "containerPort": 8081 }] },
+                        { "name": "logs", "image": "logs:1" }],
+                    "volumes": [{ "name": "cache" }], "tolerations": [{ "operator": "Exists" }],
+                },
+            } } })),
         (with("ingress", json!({ "host": "app.example.com", "class": "nginx", "path": "/api", "tls": { "secretName": "cert" } })),
             json!({ "ingress": { "ingressClassName": "nginx", "rules": [{ "host": "app.example.com" }], "tls": [{ "hosts": ["app.example.com"], "secretName": "cert" }] } })),
         (with("ingress", json!({})), json!({ "ingress": { "rules": [{ "http": { "paths": [{ "path": "/", "pathType": "Prefix", "backend": { "service": { "port": { "number": 80 } } } }] } }] } })),

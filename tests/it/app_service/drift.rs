@@ -48,7 +48,7 @@ pub(super) fn operator_fields<K: Resource<DynamicType = ()> + Serialize>(object:
 }
 
 /// Applies each JSON patch of `harm` to the object, and waits until the operator has restored it.
-async fn assert_corrected<K>(bed: &Bed, harm: &[Value])
+pub(super) async fn assert_corrected<K>(bed: &Bed, harm: &[Value])
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone

@@ -19,6 +19,7 @@ mod cost;
 mod drift;
 mod foreign;
 mod kills;
+mod pod_overrides;
 mod restarts;
 mod restricted;
 mod scaling;

@@ -254,6 +254,13 @@ fn cases() -> Vec<Case> {
         (with("podSecurity: Restricted"), ""),
         (with("podSecurity: Baseline"), ""),
         (with("podSecurity: Privileged"), "spec.podSecurity: |write podSecurity: Restricted, or podSecurity: Baseline"),
+        (with("podOverrides: {}"), ""),
+        (with("podOverrides: null"), ""),
+        (with("podOverrides: {spec: {containers: [{name: logs, image: l}], volumes: [{name: v, emptyDir: {}}]}}"), ""),
+        (with("podOverrides: {spec: {contaienrs: [[{}], 1, a]}}"), ""), // the operator says it
+        (with(&format!("podOverrides: {{metadata: {{annotations: {{a: {}}}}}}}", long(300_000))), ""), // likewise
+        (with("podOverrides: []"), "spec.podOverrides: |object"),
+        (with("podOverrides: 'spec: {}'"), "spec.podOverrides: |object"),
         (with("serviceAccountName: runner.a"), ""),
         (with("serviceAccountName: ''"), "spec.serviceAccountName: |write the name of a ServiceAccount"),
         (with(&format!("serviceAccountName: {}", long(254))), "spec.serviceAccountName: |Too long"),
@@ -576,7 +583,7 @@ fn without_bounds(schema: &mut Value) {
     }
 }
 
-/// By the bounds of its own fields a spec stays within 256 KiB, if its texts need no escapes.
+/// By the bounds of its own fields but `podOverrides`, a spec stays within 256 KiB, if its texts need no escapes.
 #[tokio::test]
 async fn largest_accepted_app_service_has_less_than_256_kib() {
     let client = served().await;

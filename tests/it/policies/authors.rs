@@ -330,11 +330,17 @@ async fn app_needs_permissions_of_its_author() {
         "ingresses.networking.k8s.io",
     ]
     .map(make);
-    for (name, spec, count) in [("plain", plain, 2), ("more", more, 4)] {
+    let image = json!({ "image": "other" });
+    let sidecar = json!({ "spec": { "containers": [{ "name": "logs", "image": "logs" }] } });
+    for (name, spec, change, count) in [
+        ("plain", plain.clone(), image.clone(), 2),
+        ("overridden", plain, json!({ "podOverrides": sidecar }), 2),
+        ("more", more, image, 4),
+    ] {
         let case = Case {
             kind: AppService::api_resource(),
             spec,
-            change: json!({ "image": "other" }),
+            change,
             permissions: permissions[..count].to_vec(),
             because: &[
                 MAKES,

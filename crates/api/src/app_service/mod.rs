@@ -15,11 +15,13 @@ use super::my_app::BAD_PROFILE;
 
 mod bounds;
 mod fields;
+mod pod_overrides;
 mod port;
 mod raw;
 mod status;
 
 pub use fields::{Autoscaling, ContainerResources, Ingress, IngressTls, LocalName};
+pub use pod_overrides::{PATH as POD_OVERRIDES, PodOverrides};
 pub use port::{
     NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP,
     TargetPort,
@@ -164,6 +166,11 @@ pub struct AppServiceSpec {
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
     pub pod_security: Option<String>,
+    /// Pod template (`PodTemplateSpec`) that the operator merges over the generated one, after `podSecurity`: volumes, sidecars, init
+    /// containers, affinity. Lists merge by key, such as the names of containers, volumes and variables; the main container has the
+    /// name of the app. At most 64 KiB. Defaults to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_overrides: Option<Box<PodOverrides>>,
     /// Secrets for pulling the image, in the same namespace; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]

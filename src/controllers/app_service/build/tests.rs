@@ -154,6 +154,13 @@ fn optional_fields_change_the_objects() {
         ("serviceAccountName", json!("runner")),
         ("podSecurity", json!("Restricted")),
         ("podSecurity", json!("Baseline")),
+        (
+            "podOverrides",
+            json!({
+                "metadata": { "annotations": { "a": "b" } },
+                "spec": { "containers": [{ "name": "logs", "image": "l" }, { "name": "appservice-sample", "tty": true }] },
+            }),
+        ),
         ("imagePullSecrets", json!([{ "name": "registry" }])),
         ("autoscaling", json!({ "max": 5 })),
         ("autoscaling", json!({ "min": 2, "max": 5, "cpu": 60 })),
