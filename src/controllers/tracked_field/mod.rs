@@ -49,7 +49,7 @@ mod watch_event;
 pub const NAME: &str = "trackedfield";
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["b40fee3c5738f76b"],
+    &["0b3989b04d8a36dd", "b40fee3c5738f76b"],
     DelegatedAccess::Targets,
     &[
         // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.
