@@ -235,8 +235,8 @@ fn append(history: &mut History, observation: &Entry) {
         ..observation.clone()
     };
     if is_deleted && let Some(last) = last {
-        entry.uid = last.uid.clone();
-        entry.context = last.context.clone();
+        entry.uid.clone_from(&last.uid);
+        entry.context.clone_from(&last.context);
     }
     history.push(entry);
 }
