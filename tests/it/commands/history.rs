@@ -46,7 +46,7 @@ async fn history_draws_a_timeline() {
         "{text}"
     );
     assert!(
-        line("Updated").ends_with("Delivered") && text.ends_with("\n2 changes in 2 entries\n"),
+        line("Updated").contains("  Delivered  ") && text.ends_with("\n2 changes in 2 entries\n"),
         "{text}"
     );
 

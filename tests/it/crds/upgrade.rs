@@ -317,7 +317,7 @@ async fn changed_field_has_to_satisfy_the_rules() {
     )
     .await;
     let target =
-        "{contactPoint: cp, field: replicas, target: {kind: DaemonSet, namespace: a, name: b}}";
+        "{contactPoint: cp, field: replicas, target: {kind: ReplicaSet, namespace: a, name: b}}";
     store(
         &client,
         &TrackedField::api_resource(),
@@ -373,7 +373,7 @@ async fn changed_field_has_to_satisfy_the_rules() {
         (
             &fields,
             "target",
-            json!({ "target": { "kind": "Job" } }),
+            json!({ "target": { "kind": "NetworkPolicy" } }),
             "needs apiVersion and resource",
         ),
         (
@@ -386,7 +386,7 @@ async fn changed_field_has_to_satisfy_the_rules() {
         (
             &fields,
             "target",
-            json!({ "target": { "apiVersion": "apps/v1", "resource": "daemonsets" } }),
+            json!({ "target": { "apiVersion": "apps/v1", "resource": "replicasets" } }),
             "",
         ),
     ] {

@@ -96,11 +96,19 @@ fn every_manifest_parses_and_its_templates_render() {
                     continue;
                 };
                 assert_eq!(check_template(&source), Ok(()));
-                let rendered = template::message(&source, &view()).unwrap();
-                assert_eq!(
-                    rendered,
-                    format!("shop/web: nothing -> {}", view().value.unwrap())
-                );
+                let context = field.spec.context.into_keys();
+                let view = View {
+                    context: context.map(|name| (name.clone(), name)).collect(),
+                    ..view()
+                };
+                let rendered = template::message(&source, &view).unwrap();
+                let value = view.value.unwrap();
+                let expected = if view.context.is_empty() {
+                    format!("shop/web: nothing -> {value}")
+                } else {
+                    format!("web runs {value} (cause), owner")
+                };
+                assert_eq!(rendered, expected);
             }
             "AppService" => {
                 let app: AppService = parse(&object);

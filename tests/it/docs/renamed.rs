@@ -53,13 +53,13 @@ fn has_word(text: &str, name: &str) -> bool {
 #[test]
 fn word_is_no_part_of_a_longer_one() {
     for (text, has) in [
-        ("a --resync b", true),
-        ("--resync=1", true),
-        ("(--resync)", true),
-        ("--aws-resync", false),
-        ("--resync-period", false),
-        ("x--resync", false),
+        ("a --old b", true),
+        ("--old=1", true),
+        ("(--old)", true),
+        ("--aws-old", false),
+        ("--old-period", false),
+        ("x--old", false),
     ] {
-        assert_eq!(has_word(text, "--resync"), has, "{text}");
+        assert_eq!(has_word(text, "--old"), has, "{text}");
     }
 }

@@ -118,10 +118,12 @@ fn every_event_field_is_documented() {
 fn default_message_matches_the_page() {
     let previous: Entry =
         serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
-    let item = OutgoingEntry {
+    let mut item = OutgoingEntry {
         previous: Some(previous),
         ..item("a")
     };
+    let changed_by = json!({ "manager": "kubectl-edit" });
+    item.entry.changed_by = serde_json::from_value(changed_by).unwrap();
     let view = qm_notify::message::View::of(&item, None);
     let page = page("tracked-field.md");
     assert!(

@@ -117,6 +117,9 @@ async fn end_state(bed: &Bed) -> Value {
         for name in ["id", "time", "uid", "resourceVersion", "subject"] {
             entry.as_object_mut().unwrap().remove(name);
         }
+        if let Some(changed_by) = entry.get_mut("changedBy") {
+            changed_by.as_object_mut().unwrap().remove("time");
+        }
     }
     let point = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let status = point.status.as_ref().unwrap();

@@ -50,7 +50,12 @@ const OTHERS: &Permissions = &[
 
 /// Kinds that may be tracked; the role is bound where the operator acts.
 const TRACKED: &Permissions = &[
+    ("get list watch", "cronjobs.batch"),
+    ("get list watch", "daemonsets.apps"),
     ("get list watch", "deployments.apps"),
+    ("get list watch", "horizontalpodautoscalers.autoscaling"),
+    ("get list watch", "ingresses.networking.k8s.io"),
+    ("get list watch", "jobs.batch"),
     ("get list watch", "services."),
     ("get list watch", "statefulsets.apps"),
 ];
