@@ -182,19 +182,25 @@ async fn failing_watch_is_reported_until_it_recovers() {
         ],
     )
     .await;
-    let metrics = operator.metrics().await;
-    let ill: Vec<_> = metrics
-        .lines()
-        .filter(|line| {
-            line.starts_with("quartermaster_watches{")
-                && line.contains("\"failing\"")
-                && !line.ends_with(" 0")
-        })
-        .collect();
-    assert!(
-        ill.is_empty(),
-        "watches fail with the shipped permissions: {ill:?}"
-    );
+    until(
+        "no watch fails with the shipped permissions",
+        SOON,
+        async || {
+            let metrics = operator.metrics().await;
+            let ill: Vec<_> = metrics
+                .lines()
+                .filter(|line| {
+                    line.starts_with("quartermaster_watches{")
+                        && line.contains("\"failing\"")
+                        && !line.ends_with(" 0")
+                })
+                .collect();
+            anyhow::ensure!(ill.is_empty(), "{ill:?}");
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
 
     let statefulsets = Match::any().resource("statefulsets");
     let fault = proxy.inject(

@@ -25,8 +25,8 @@ mod page;
 mod shell;
 mod stage;
 
-/// Maximum duration of one command.
-const TIMEOUT: Duration = Duration::from_mins(2);
+/// Maximum duration of one command: longer than the `--timeout` of any.
+const TIMEOUT: Duration = Duration::from_mins(6);
 
 /// Commands that run until Ctrl-C.
 const LASTING: [&str; 2] = ["make run", "quartermaster status -n shop --watch"];
