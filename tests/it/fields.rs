@@ -608,6 +608,21 @@ async fn kinds_that_need_no_api_version_are_tracked_by_word_or_path() {
         bed.delivered(&name(number), &[("Created", Some(value))])
             .await;
     }
+    // A target whose kind is watched already is read.
+    let again = [
+        "DaemonSet/agent",
+        "Job/once",
+        "CronJob/nightly",
+        "Ingress/front",
+        "HorizontalPodAutoscaler/scaler",
+    ];
+    for (number, target) in again.iter().enumerate() {
+        let (kind, target) = target.split_once('/').unwrap();
+        let name = format!("again-{number}");
+        bed.track(&name, kind, target, "{.metadata.name}", "hook")
+            .await;
+        bed.delivered(&name, &[("Created", Some(target))]).await;
+    }
     bed.apply(&manifests("main:2", "b.example.com", 4)).await;
     for (number, (.., value, next)) in cases.iter().enumerate() {
         let both = [("Created", Some(*value)), ("Updated", Some(*next))];
