@@ -14,8 +14,8 @@ const MAX_SUGGESTED: u32 = 20;
 /// Reads an object.
 ///
 /// # Errors
-/// There is no such object: the error has the namespaces with an object of this name, or the names in this namespace. Or
-/// the request fails.
+/// Returns an error if the request fails, or if no such object exists: then with the namespaces that have an object of
+/// this name, or with the names in this namespace.
 pub(super) async fn get<K>(
     client: &Client,
     namespace: &str,

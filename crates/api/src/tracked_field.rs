@@ -56,9 +56,9 @@ pub use history::{
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["contactPoint", "field", "target"]))]
 #[x_kube(
-    validation = field_of_workload(),
-    validation = field_of_pods_owner(),
-    validation = field_of_service(),
+    validation = field_of_kinds(SCALED),
+    validation = field_of_kinds(&["DaemonSet", "Job", "CronJob"]),
+    validation = field_of_kinds(&["Service"]),
     validation = field_of_kind_without_words(),
 )]
 pub struct TrackedFieldSpec {
@@ -216,7 +216,7 @@ impl Subject {
 pub struct BuiltInKind {
     /// The kind, such as `Ingress`.
     pub kind: &'static str,
-    /// Its API group; empty for the core group.
+    /// The API group; empty for the core group.
     pub group: &'static str,
     /// The version that the operator watches: a `JSONPath` follows that version's schema.
     pub version: &'static str,
@@ -333,18 +333,6 @@ fn name_of_a_kind() -> Rule {
     )
 }
 
-fn field_of_workload() -> Rule {
-    field_of_kinds(SCALED)
-}
-
-fn field_of_pods_owner() -> Rule {
-    field_of_kinds(&["DaemonSet", "Job", "CronJob"])
-}
-
-fn field_of_service() -> Rule {
-    field_of_kinds(&["Service"])
-}
-
 /// Returns the rule for kinds that have the same words. The rule applies on create and when field or kind change.
 fn field_of_kinds(kinds: &[&str]) -> Rule {
     let fits = words(kinds[0]).flat_map(|(word, placeholder)| {
@@ -368,11 +356,8 @@ fn field_of_kinds(kinds: &[&str]) -> Rule {
 }
 
 fn field_of_kind_without_words() -> Rule {
-    let with_words: Vec<_> = WITH_CONTAINERS
-        .iter()
-        .chain(&["Service"])
-        .copied()
-        .collect();
+    let kinds = BUILT_IN_KINDS.into_iter().map(|it| it.kind);
+    let with_words: Vec<_> = kinds.filter(|kind| words(kind).next().is_some()).collect();
     field_rule(
         &format!("self.target.kind in ['{}']", with_words.join("', '")),
         &format!("this kind has no such field: write {A_PATH}"),

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::{Entry, Subject};
 use qm_notify::history::{
-    Details, NewestState, ObservationBuffer, ObservedField, ObservedValue, observation,
+    NewestState, ObservationBuffer, ObservedField, ObservedValue, observation,
 };
 use qm_runtime::raw_object::RawObject;
 use uuid::Uuid;
@@ -89,9 +89,8 @@ pub(super) struct Newest {
     /// UID, also of a deleted object.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
-    pub(super) value: Option<ObservedValue>,
-    /// What goes with the value, of the version that first had it.
-    details: Option<Box<Details>>,
+    /// The field of the version that first had this value; `None` for a deleted object.
+    observed: Option<ObservedField>,
     outranks: Option<u64>,
 }
 
@@ -120,7 +119,7 @@ impl Follower {
 
     /// Returns the newest known value.
     pub(super) fn known_value(&self) -> Option<&ObservedValue> {
-        self.newest.as_ref()?.value.as_ref()
+        self.newest.as_ref()?.value()
     }
 
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
@@ -132,12 +131,11 @@ impl Follower {
         if let Some(newest) = &mut self.newest {
             // A watch that lags behind a read shows states that the read has overtaken.
             let older = version.is_some() && version <= newest.version;
-            let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
+            let ended = newest.observed.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
                 // A list that disagrees comes from a stale cache, or from an etcd that was restored.
-                let disagrees = relisted
-                    && newest.value.as_ref() != value
-                    && self.certainty != Certainty::NeedsRead;
+                let disagrees =
+                    relisted && newest.value() != value && self.certainty != Certainty::NeedsRead;
                 if disagrees {
                     self.certainty = Certainty::Contradicted {
                         since: Instant::now(),
@@ -154,7 +152,7 @@ impl Follower {
             .outdated_by
             .filter(|outdated_by| value.is_some() && version.unwrap_or_default() < *outdated_by);
         if let Some(newest) = &mut self.newest
-            && newest.value.as_ref() == value
+            && newest.value() == value
             && (value.is_none() || newest.uid == uid)
         {
             (newest.uid, newest.version) = (uid, version);
@@ -191,9 +189,10 @@ impl Follower {
         let version = version(metadata);
         if let Some(newest) = &self.newest {
             let ended =
-                newest.value.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
-            let same =
-                newest.value.is_some() && newest.uid == metadata.uid() && newest.version == version;
+                newest.observed.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
+            let same = newest.observed.is_some()
+                && newest.uid == metadata.uid()
+                && newest.version == version;
             // A watch that lags behind a read shows stale versions; a list with stale versions comes from a restored
             // etcd.
             let stale = (version.is_some() && version <= newest.version) || ended;
@@ -233,14 +232,10 @@ impl Follower {
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, observed: Option<ObservedField>) {
-        let (value, details) = observed
-            .map(|ObservedField { value, details }| (value, details))
-            .unzip();
         let newest = Newest {
             uid,
             version,
-            value,
-            details: details.flatten(),
+            observed,
             outranks: None,
         };
         let id = Uuid::now_v7().to_string();
@@ -327,9 +322,9 @@ impl Follower {
         }
         let known = self.newest.as_ref().is_some_and(|newest| match &found {
             Some((object, observed)) => {
-                newest.value.as_ref() == Some(&observed.value) && newest.uid == object.uid()
+                newest.value() == Some(&observed.value) && newest.uid == object.uid()
             }
-            None => newest.value.is_none(),
+            None => newest.observed.is_none(),
         });
         if !known && self.certainty != Certainty::NeedsRead && self.newest.is_some() {
             match self.certainty {
@@ -404,17 +399,17 @@ impl Follower {
 }
 
 impl Newest {
+    /// Returns the field's value; `None` for a deleted object.
+    pub(super) fn value(&self) -> Option<&ObservedValue> {
+        self.observed.as_ref().map(|observed| &observed.value)
+    }
+
     fn observation(&self, identity: &FollowIdentity, id: Option<String>) -> Entry {
-        let uid = self.uid.clone();
-        let value = self
-            .value
-            .as_ref()
-            .map(|value| (value, self.details.as_deref()));
         observation(
             &identity.subject,
             Timestamp::now(),
-            uid,
-            value,
+            self.uid.clone(),
+            self.observed.as_ref(),
             self.version,
             id,
         )

@@ -119,7 +119,7 @@ pub(super) enum LookupMode {
 /// Result of all lookups in one state of an object.
 pub(super) type LookupResults = Result<FoundFields, Unreadable>;
 
-/// What the lookups found in an object.
+/// Results of the lookups in an object.
 #[derive(Default)]
 pub(super) struct FoundFields {
     fields: HashMap<FieldSelector, Lookup>,

@@ -407,7 +407,7 @@ impl Tracker {
             .get(key)?
             .newest
             .as_ref()
-            .map(|newest| newest.value.is_some())
+            .map(|newest| newest.value().is_some())
     }
 
     /// Returns the problem of the watch of `resource` in `watched_namespace`.
@@ -741,7 +741,7 @@ impl Tracker {
             let known_absent = follower
                 .newest
                 .as_ref()
-                .is_some_and(|newest| newest.value.is_none());
+                .is_some_and(|newest| newest.value().is_none());
             if !follower.listed && !known_absent {
                 follower.certainty = Certainty::NeedsRead;
             } else if let Certainty::AwaitingList(_) | Certainty::Confirmed(_) = follower.certainty

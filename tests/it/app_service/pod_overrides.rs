@@ -265,7 +265,7 @@ async fn invalid_overrides_are_reported_and_change_nothing() {
     ready(&bed, "web").await;
 }
 
-/// What the type accepts and the apiserver rejects.
+/// The type accepts this template, and the apiserver rejects it.
 #[tokio::test]
 async fn apiserver_rejects_what_a_deployment_cannot_have() {
     let bed = Bed::shared("rejected-overrides").await;

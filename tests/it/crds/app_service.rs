@@ -583,7 +583,7 @@ fn without_bounds(schema: &mut Value) {
     }
 }
 
-/// By the bounds of its own fields but `podOverrides`, a spec stays within 256 KiB, if its texts need no escapes.
+/// A spec without `podOverrides` stays within 256 KiB by the bounds of its other fields, if its texts need no escapes.
 #[tokio::test]
 async fn largest_accepted_app_service_has_less_than_256_kib() {
     let client = served().await;

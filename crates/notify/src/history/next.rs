@@ -12,7 +12,7 @@ use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
 use super::expiry::{set_suspended, whole_seconds};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
 use super::size;
-use super::value::{Details, ObservedValue};
+use super::value::{Details, ObservedField, ObservedValue};
 
 /// Input of a reconcile.
 pub struct Inputs<'a> {
@@ -90,23 +90,23 @@ pub struct NewestState {
 }
 
 /// Returns an observation of the target at this time, as the entry that records it; [`record`] sets the final action.
-/// `value`: the field's value, with its details; `None` if the target does not exist. `version`: the resource's version, if one was
+/// `observed`: the field, `None` if the target does not exist. `version`: the resource's version, if one was
 /// observed. `id`: recognises a write without a response.
 pub fn observation(
     subject: &Subject,
     at: Timestamp,
     uid: Option<String>,
-    value: Option<(&ObservedValue, Option<&Details>)>,
+    observed: Option<&ObservedField>,
     version: Option<u64>,
     id: Option<String>,
 ) -> Entry {
     let Details {
         context,
         changed_by,
-    } = value
-        .and_then(|(_, details)| details.cloned())
+    } = observed
+        .and_then(|observed| observed.details.as_deref().cloned())
         .unwrap_or_default();
-    let value = value.map(|(value, _)| value);
+    let value = observed.map(|observed| &observed.value);
     let action = match value {
         Some(_) => ChangeAction::Updated,
         None => ChangeAction::Deleted,

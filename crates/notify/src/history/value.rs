@@ -81,7 +81,7 @@ impl ObservedValue {
     }
 }
 
-/// Value of a field in one version of an object, and what goes with it if the value is a change.
+/// Value of a field in one version of an object, with the details that an entry records if the value is a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedField {
     /// Value of the field.
@@ -90,7 +90,7 @@ pub struct ObservedField {
     pub details: Option<Box<Details>>,
 }
 
-/// What an entry records beside the value.
+/// Details that an entry records beside the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// Values of `spec.context`.

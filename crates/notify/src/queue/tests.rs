@@ -118,6 +118,17 @@ impl TestQueue {
         }
     }
 
+    /// Configures another endpoint, which gets a test message first.
+    fn test_another_endpoint(&mut self) {
+        self.queues.configure(
+            &key("p"),
+            chat(),
+            Duration::ZERO,
+            InitialState::Test,
+            another(),
+        );
+    }
+
     fn enqueue(&mut self, name: &str, entries: &[&str]) -> i64 {
         self.queues.enqueue(&key("p"), pending(name, entries))
     }
@@ -265,13 +276,7 @@ fn response_of_a_former_endpoint_does_not_change_the_new_state() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     queue.respond(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(
         queue.queues.receiver_state(&key("p")),
@@ -398,13 +403,7 @@ fn receiver_state_outlasts_a_pause() {
 #[test]
 fn queue_without_entries_keeps_its_delay_until_deleted() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     let request = queue.start().unwrap();
     queue.respond(
         &request,
@@ -416,22 +415,10 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
     queue.queues.close(&key("p"));
     queue.enqueue("a", &["1"]);
     queue.queues.dequeue(&key("a"), true);
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     assert!(queue.is_waiting());
     queue.queues.remove(&key("p"));
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     assert!(queue.start().unwrap().is_test());
 }
 

@@ -1,4 +1,4 @@
-//! Who wrote a field's value, by the object's `managedFields`.
+//! Last writer of a field's value, by the object's `managedFields`.
 //!
 //! The apiserver lets each manager's entry list the fields that it wrote last, so a manager that changes a value takes
 //! the field from all others. Several appliers may share a field if they agree on the value: the latest counts.
@@ -16,7 +16,7 @@ const MAX_MATCHES: usize = 64;
 /// Maximum number of names of `fieldsV1` that are compared with an item of a list, for all matches together.
 const MAX_COMPARED: usize = 20_000;
 
-/// One step of a path from an object to a value.
+/// Step of a path from an object to a value.
 #[derive(Clone, Copy)]
 enum Key<'a> {
     Member(&'a str),
@@ -35,7 +35,7 @@ struct ManagerEntry {
     fields_v1: Value,
 }
 
-/// What one manager has at a path.
+/// A manager's entries at a path.
 enum Owned {
     /// Entries below the value: parts of an object or a list.
     Parts,

@@ -77,6 +77,17 @@ impl Selectors {
     }
 }
 
+/// A field without context.
+#[cfg(test)]
+impl From<FieldSelector> for Selectors {
+    fn from(field: FieldSelector) -> Self {
+        Self {
+            field,
+            context: Vec::new(),
+        }
+    }
+}
+
 impl Hash for FieldSelector {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.text.hash(state);

@@ -30,10 +30,9 @@ fn follower(unread: bool) -> Follower {
     Follower::new(
         identity,
         target,
-        Selectors {
-            field: FieldSelector::compile("ConfigMap", "{.data.x}").unwrap(),
-            context: Vec::new(),
-        },
+        FieldSelector::compile("ConfigMap", "{.data.x}")
+            .unwrap()
+            .into(),
         certainty,
     )
 }

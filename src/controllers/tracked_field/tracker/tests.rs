@@ -86,10 +86,7 @@ fn follow(
         key,
         identity,
         target,
-        &Selectors {
-            field: FieldSelector::compile("ConfigMap", PATH).unwrap(),
-            context: Vec::new(),
-        },
+        &FieldSelector::compile("ConfigMap", PATH).unwrap().into(),
         None,
     )
 }
@@ -533,10 +530,7 @@ fn follow_path(tracker: &Tracker, key: &ObjectKey, identity: &FollowIdentity, pa
         key,
         identity,
         &target("a"),
-        &Selectors {
-            field: FieldSelector::compile("ConfigMap", path).unwrap(),
-            context: Vec::new(),
-        },
+        &FieldSelector::compile("ConfigMap", path).unwrap().into(),
         None,
     );
 }

@@ -45,8 +45,15 @@ fn observed(at: Timestamp, state: TargetState, version: Option<u64>) -> Entry {
         TargetState::Present { uid, value } => (uid, Some(value)),
         TargetState::Absent => (None, None),
     };
-    let value = value.as_ref().map(|value| (value, None));
-    observation(&subject("replicas"), at, uid, value, version, None)
+    let observed = value.map(ObservedField::from);
+    observation(
+        &subject("replicas"),
+        at,
+        uid,
+        observed.as_ref(),
+        version,
+        None,
+    )
 }
 
 /// Result of [`record`].

@@ -445,7 +445,7 @@ fn observations_before_a_spec_change_come_first() {
             &subject(field),
             at(9),
             uid,
-            Some((&value, None)),
+            Some(&value.into()),
             Some(version),
             id,
         )

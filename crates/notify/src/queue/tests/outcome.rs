@@ -65,13 +65,7 @@ fn retry_waits_as_long_as_the_receiver_asks() {
 #[test]
 fn queue_opens_only_when_the_status_says_ready() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     assert!(request.entries.is_empty());
@@ -270,13 +264,7 @@ fn longest_pause_does_not_overflow_the_clock() {
 #[test]
 fn varying_text_of_a_receiver_is_not_reported_again() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     let mut fail = |message: &str| {
         queue.now += RETRY_POLICY.stopped;
         let request = queue.start().unwrap();

@@ -28,6 +28,18 @@ fn failed(requested_at: &str, message: &str) -> RequestedTest {
     test(requested_at, Some(Err(message.into())))
 }
 
+/// Returns a queue whose batch of one entry was answered with 503, and the requested test message that goes before its
+/// retry.
+fn test_requested_while_retrying() -> (TestQueue, DeliveryRequest) {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.respond(&request, Err(retry("503")));
+    queue.request_test("1");
+    let request = queue.start().unwrap();
+    (queue, request)
+}
+
 #[test]
 fn each_value_sends_one_message() {
     let mut queue = TestQueue::open();
@@ -92,12 +104,7 @@ fn retried_batch_stays_the_same() {
 
 #[test]
 fn accepted_message_lets_the_retried_batch_go_at_once() {
-    let mut queue = TestQueue::open();
-    queue.enqueue("a", &["1"]);
-    let request = queue.start().unwrap();
-    queue.respond(&request, Err(retry("503")));
-    queue.request_test("1");
-    let request = queue.start().unwrap();
+    let (mut queue, request) = test_requested_while_retrying();
     queue.accept(&request, 0);
     let request = queue.start().unwrap();
     assert_eq!(ids(&request), ["1"]);
@@ -109,12 +116,7 @@ fn accepted_message_lets_the_retried_batch_go_at_once() {
 
 #[test]
 fn retried_batch_is_forgotten_with_its_object() {
-    let mut queue = TestQueue::open();
-    queue.enqueue("a", &["1"]);
-    let request = queue.start().unwrap();
-    queue.respond(&request, Err(retry("503")));
-    queue.request_test("1");
-    let request = queue.start().unwrap();
+    let (mut queue, request) = test_requested_while_retrying();
     queue.queues.dequeue(&key("a"), true);
     queue.accept(&request, 0);
     assert!(queue.is_waiting());
@@ -124,19 +126,8 @@ fn retried_batch_is_forgotten_with_its_object() {
 
 #[test]
 fn retried_batch_does_not_go_to_another_endpoint_before_its_test_message() {
-    let mut queue = TestQueue::open();
-    queue.enqueue("a", &["1"]);
-    let request = queue.start().unwrap();
-    queue.respond(&request, Err(retry("503")));
-    queue.request_test("1");
-    let request = queue.start().unwrap();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    let (mut queue, request) = test_requested_while_retrying();
+    queue.test_another_endpoint();
     queue.respond(&request, Err(retry("503")));
     assert_eq!(queue.answered(), None, "another endpoint");
     queue.request_test("1");
@@ -184,13 +175,7 @@ fn message_opens_a_stopped_contact_point() {
 #[test]
 fn first_test_message_answers_the_request() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        another(),
-    );
+    queue.test_another_endpoint();
     let request = queue.start().unwrap();
     queue.request_test("1");
     queue.accept(&request, 0);
