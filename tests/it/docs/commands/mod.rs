@@ -333,7 +333,8 @@ impl Walk {
     /// CRDs only half a minute later, so the test does not wait for it.
     async fn tidy(&self, shell: &Shell, page: &str, operator: bool) {
         let text = "set -eu
-            if kubectl get crd -o name | grep -q .; then
+            # No pipe: grep -q may end before kubectl, whose failed write would skip the deletions.
+            if [ -n \"$(kubectl get crd -o name)\" ]; then
               RELEASE
               kubectl delete KINDS --all --all-namespaces --timeout=30s
             fi
