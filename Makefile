@@ -43,7 +43,7 @@ test: prerequisites ## Format, lints, and every test, on a real control plane
 	@# Most tests wait for something most of the time.
 	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=10 2>&1 | tee target/test.log; ended=$$?; \
 	  echo "The ten slowest tests:"; sort -rn target/times | head; \
-	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 4 "panicked at" target/test.log; }; exit $$ended
+	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 9 "panicked at" target/test.log; }; exit $$ended
 
 test-binaries:
 	cargo test --workspace --no-run

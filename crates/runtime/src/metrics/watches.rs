@@ -59,7 +59,7 @@ struct WatchRecord {
     purpose: Purpose,
     /// Time of the last failure, if the watch has not recovered since, and whether the apiserver denied the watch.
     failed: Option<(Instant, bool)>,
-    /// Time after a failure within which a stalled watch fails again.
+    /// Time after a failure within which a watch whose problem persists fails again.
     lasts: Duration,
 }
 

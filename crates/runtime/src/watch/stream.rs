@@ -136,9 +136,10 @@ where
                     self.events = start(&self.api, &self.config);
                 }
                 Some(Err(error)) => {
-                    let is_denied =
-                        error_status(&error).is_some_and(|status| matches!(status.code, 403 | 404));
-                    self.guard.failed(is_denied, self.stall_timeout());
+                    let status = error_status(&error);
+                    let is_denied = status.is_some_and(|it| matches!(it.code, 403 | 404));
+                    self.guard
+                        .failed(is_denied, self.failure_lifetime(status.is_some()));
                     let restarts = is_permanent(&error);
                     self.failed(restarts);
                     return WatchUpdate::Failed(error);
@@ -159,8 +160,12 @@ where
         });
     }
 
-    /// Returns the time within which a stalled watch fails again.
-    fn stall_timeout(&self) -> Duration {
+    /// Returns the time within which a watch whose problem persists fails again: where the apiserver has answered, soon
+    /// after the next try, otherwise when the stalled watch times out.
+    fn failure_lifetime(&self, is_answered: bool) -> Duration {
+        if is_answered {
+            return RETRY.max + RECOVERY_DELAY;
+        }
         Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
     }
 

@@ -10,6 +10,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Frame};
 use kube::Client;
 use kube::client::Body;
+use rstest::rstest;
 use serde_json::{Value, json};
 use tower::{BoxError, service_fn};
 
@@ -353,19 +354,22 @@ async fn failed_watch_is_failing_until_its_next_event() {
     assert_eq!(state(&metrics), None, "the watch is no longer counted");
 }
 
-/// A stalled watch would have failed again by then.
+#[rstest]
+#[case::answered(500, vec![], RETRY.max + RECOVERY_DELAY)]
+#[case::broken_off(200, vec![json!("no event")], Duration::from_mins(2) + STALL_MARGIN)]
 #[tokio::test(start_paused = true)]
-async fn failed_watch_is_healthy_after_a_quiet_period() {
+async fn failed_watch_is_healthy_once_a_persistent_problem_would_have_shown_again(
+    #[case] code: u16,
+    #[case] events: Vec<Value>,
+    #[case] lifetime: Duration,
+) {
     let metrics = Metrics::new(&PROGRAM);
-    let (api, _) = api(|request, before| {
-        (
-            if request == WatchRequest::Watch && before == 0 {
-                500
-            } else {
-                200
-            },
-            vec![],
-        )
+    let (api, _) = api(move |request, before| {
+        if request == WatchRequest::Watch && before == 0 {
+            (code, events.clone())
+        } else {
+            (200, vec![])
+        }
     });
     let config = Config {
         timeout: Some(120),
@@ -376,13 +380,12 @@ async fn failed_watch_is_healthy_after_a_quiet_period() {
         config,
         metrics.watch("configmaps", Purpose::Own),
     ));
-    let just_before = Duration::from_secs(119) + STALL_MARGIN;
-    assert_eq!(
-        updates(&mut watch, just_before).await.last(),
-        Some(&"recovered")
-    );
+    let second = Duration::from_secs(1);
+    let seen = updates(&mut watch, lifetime - second).await;
+    assert!(seen.contains(&"failed"), "{seen:?}");
+    assert_eq!(seen.last(), Some(&"recovered"));
     assert_eq!(state(&metrics).as_deref(), Some("failing"));
-    updates(&mut watch, Duration::from_secs(2)).await;
+    updates(&mut watch, second * 2).await;
     assert_eq!(state(&metrics).as_deref(), Some("healthy"));
 }
 
