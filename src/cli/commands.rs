@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fmt};
 
@@ -9,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use qm_api::{ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_notify::when::When;
 
 use super::lease::LeaseArgs;
 use super::parse;
@@ -237,9 +239,16 @@ pub struct HistoryArgs {
     /// Look in this namespace (default: the namespace of the context)
     #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
     pub(crate) namespace: Option<String>,
+    /// Show for which entries this expression of spec.when would send a message
+    #[arg(long, value_name = "EXPRESSION", value_parser = parse_when)]
+    pub(crate) when: Option<Arc<When>>,
     /// Print a table or JSON
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: Output,
+}
+
+fn parse_when(expression: &str) -> Result<Arc<When>, String> {
+    When::parse(expression).map(Arc::new)
 }
 
 /// The flags of `test`.

@@ -7,6 +7,8 @@ use kube::{Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
 use qm_api::tracked_field::{ChangeAction, Delivery, Entry};
+use qm_notify::history;
+use qm_notify::when::When;
 use serde_json::json;
 
 use super::find;
@@ -30,7 +32,7 @@ pub(crate) async fn run(
     let waiting = field.annotations().get(WAITING);
     let target = &field.spec.target;
     if args.output == Output::Json {
-        out.json(&json!({
+        let mut shown = json!({
             "namespace": namespace,
             "name": args.name,
             "target": target,
@@ -38,7 +40,12 @@ pub(crate) async fn run(
             "contactPoint": field.spec.contact_point,
             "waiting": waiting,
             "history": history,
-        }))?;
+        });
+        if let Some(when) = &args.when {
+            let sends = sends(&history, when);
+            shown["sends"] = sends.map(Result::ok).collect();
+        }
+        out.json(&shown)?;
         return Ok(ExitCode::SUCCESS);
     }
     let name = match target.namespace.as_str() {
@@ -56,7 +63,12 @@ pub(crate) async fn run(
     if history.is_empty() {
         out.line("Nothing is recorded yet.")?;
     } else {
-        out.table(&HEAD, &rows(&history))?;
+        let (mut head, mut rows) = (HEAD.to_vec(), rows(&history));
+        if let Some(when) = &args.when {
+            head.push("SENDS");
+            add_sends(&mut rows, &history, when);
+        }
+        out.table(&head, &rows)?;
         out.line("")?;
         out.line(summary(&history))?;
     }
@@ -94,6 +106,29 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
         ]);
     }
     rows
+}
+
+/// Returns for each entry whether `when` sends a message: always for a merged one.
+fn sends<'a>(
+    history: &'a [Entry],
+    when: &'a When,
+) -> impl Iterator<Item = Result<bool, String>> + 'a {
+    (0..history.len()).map(move |at| match history::newest(&history[..=at]) {
+        Some((entry, previous)) if entry.merged.is_none() => when.evaluate(entry, previous),
+        _ => Ok(true),
+    })
+}
+
+/// Adds the column SENDS to the rows of entries. A row that names another subject is shorter.
+fn add_sends(rows: &mut [Vec<Cell>], history: &[Entry], when: &When) {
+    let entries = rows.iter_mut().filter(|row| row.len() == HEAD.len());
+    for (row, sends) in entries.zip(sends(history, when)) {
+        row.push(match sends {
+            Ok(true) => Cell::new("yes", Colour::Green),
+            Ok(false) => Cell::new("no", Colour::Dim),
+            Err(error) => Cell::new(format!("yes: {error}"), Colour::Yellow),
+        });
+    }
 }
 
 /// Returns the largest value, if all values are numbers that bars can show.
@@ -150,6 +185,7 @@ fn delivery(entry: &Entry) -> Cell {
         Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Colour::Yellow),
         Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Colour::Red),
         Some(Delivery::Delivered) => Cell::new("Delivered", Colour::Green),
+        None if entry.skipped.is_some() => Cell::new("Skipped", Colour::Dim),
         // An entry of the original program counts as delivered.
         None => Cell::new("-", Colour::Dim),
     }
@@ -168,7 +204,12 @@ fn summary(history: &[Entry]) -> String {
     );
     let pending = changes(history, Entry::is_pending);
     let failed = changes(history, |it| it.delivery == Some(Delivery::Failed));
-    for (number, delivery) in [(pending, "pending"), (failed, "failed")] {
+    let skipped = changes(history, |it| it.skipped.is_some());
+    for (number, delivery) in [
+        (pending, "pending"),
+        (failed, "failed"),
+        (skipped, "skipped"),
+    ] {
         if number > 0 {
             text = format!("{text}, {number} {delivery}");
         }

@@ -16,6 +16,7 @@ use tokio::sync::SetOnce;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
+use super::tracked_field::filters::Filters;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::grants::Grants;
 use super::tracked_field::reads::Reads;
@@ -108,6 +109,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         points: points.store.clone(),
         points_phase: points.phase.clone(),
         outbox,
+        filters: Filters::default(),
         metrics,
         timings: EntryTimings {
             renew_event: timings.event_renewal,

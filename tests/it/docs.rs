@@ -325,7 +325,7 @@ fn every_delivery_limit_matches_the_code() {
             kib(bounds.pending.bytes)
         ),
         format!(
-            "| finished (delivered or failed) | `historyLimit`: {least}, at most {most} | {} |",
+            "| finished (delivered, failed or skipped) | `historyLimit`: {least}, at most {most} | {} |",
             kib(bounds.finished.bytes)
         ),
         format!(

@@ -7,6 +7,7 @@ use kube::api::PostParams;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
 use qm_api::TrackedField;
+use qm_api::tracked_field::{Delivery, Entry, Skipped};
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;
@@ -696,6 +697,123 @@ async fn context_and_writer_are_recorded_with_each_change() {
         texts.iter().any(|text| text == "web:2 @two [] by kubectl"),
         "{texts:?}"
     );
+}
+
+#[tokio::test]
+async fn change_is_sent_only_when_the_expression_says_so() {
+    let bed = Bed::shared("when").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.create::<Deployment>("web", workload(3, "web:1", "side:1", false))
+        .await;
+    let mut spec = json!({
+        "contactPoint": "hook",
+        "field": "replicas",
+        "target": { "kind": "Deployment", "namespace": bed.namespace, "name": "web" },
+        "when": "action == 'Updated' && number(value) < number(previous)",
+    });
+    bed.create::<TrackedField>("shrinks", json!({ "spec": spec }))
+        .await;
+    let recorded = async |count: usize| {
+        let is_complete = |field: &TrackedField| {
+            let history = field.history().unwrap();
+            history.len() == count && !history.iter().any(Entry::is_pending)
+        };
+        let what = format!("has {count} entries, none of them Pending");
+        bed.until("shrinks", &what, is_complete)
+            .await
+            .history()
+            .unwrap()
+    };
+    let scale = async |replicas: u32| {
+        bed.patch::<Deployment>("web", json!({ "spec": { "replicas": replicas } }))
+            .await;
+    };
+    recorded(1).await;
+    for (count, replicas) in [(2, 5), (3, 2), (4, 4)] {
+        scale(replicas).await;
+        recorded(count).await;
+    }
+    let history = recorded(4).await;
+    let sent: Vec<_> = history
+        .iter()
+        .map(|entry| (entry.delivery, entry.skipped))
+        .collect();
+    let (skip, sends) = (
+        (None, Some(Skipped::When)),
+        (Some(Delivery::Delivered), None),
+    );
+    assert_eq!(sent, [skip, skip, sends, skip]);
+    let texts = texts(&receiver);
+    assert_eq!(texts.len(), 2, "{texts:?}"); // after the test message
+    assert!(
+        texts[1].contains("Value: 2\n") && texts[1].contains("Previous: 5\n"),
+        "{texts:?}"
+    );
+    let row = bed.kubectl(&["get", "tf", "shrinks", "--no-headers"]).await;
+    assert!(row.contains(" When "), "{row}");
+    let skipped = "quartermaster_entries_skipped_total{reason=\"When\"} 3";
+    let metrics = operator.metrics().await;
+    assert!(metrics.lines().any(|line| line == skipped), "{metrics}");
+
+    // A skipped entry takes one write, and one that is sent two.
+    let since = bed.plane.audit().mark().await.unwrap();
+    for (count, replicas) in [(5, 5), (6, 6), (7, 3)] {
+        scale(replicas).await;
+        recorded(count).await;
+    }
+    let writes = bed.plane.audit().writes(since).await.unwrap();
+    let of_field = writes
+        .iter()
+        .filter(|(subject, _)| subject.namespace == bed.namespace && subject.name == "shrinks");
+    assert_eq!(of_field.map(|(_, count)| count).sum::<usize>(), 4);
+
+    // An expression that fails sends the message and is reported, before any further change.
+    let when = |when: &str| json!({ "spec": { "when": when } });
+    bed.patch::<TrackedField>("shrinks", when("number(kind) > 1.0"))
+        .await;
+    let message = bed.waiting("shrinks", "WhenInvalid: ").await;
+    assert!(
+        message.contains("failed for the newest change: number: \"Deployment\" is no number"),
+        "{message}"
+    );
+    scale(1).await;
+    assert_eq!(recorded(8).await[7].delivery, Some(Delivery::Delivered));
+    bed.patch::<TrackedField>("shrinks", when("valu == '1'"))
+        .await;
+    let message = bed
+        .waiting(
+            "shrinks",
+            "WhenInvalid: spec.when: line 1, column 1: there is no variable valu",
+        )
+        .await;
+    assert!(
+        message.contains("until the expression is fixed, a message is sent for every change"),
+        "{message}"
+    );
+    scale(7).await;
+    assert_eq!(recorded(9).await[8].delivery, Some(Delivery::Delivered));
+    let errors = "quartermaster_when_errors_total 2";
+    let metrics = operator.metrics().await;
+    assert!(metrics.lines().any(|line| line == errors), "{metrics}");
+    bed.patch::<TrackedField>("shrinks", when("value == '7'"))
+        .await;
+    bed.waiting("shrinks", "").await;
+
+    // All variables that a change has.
+    spec["context"] = json!({ "image": "{.spec.template.spec.containers[0].image}" });
+    spec["when"] = format!(
+        "__namespace__ == '{}' && kind == 'Deployment' && name == 'web' && field == 'replicas' && value == '7' && !missing \
+         && previous == null && action == 'Created' && context.image == 'web:1' && changedBy != null",
+        bed.namespace
+    )
+    .into();
+    bed.create::<TrackedField>("variables", json!({ "spec": spec }))
+        .await;
+    bed.delivered("variables", &[("Created", Some("7"))]).await;
+    bed.waiting("variables", "").await;
 }
 
 #[tokio::test]

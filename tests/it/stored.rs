@@ -12,6 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::{Api, CustomResourceExt, ResourceExt as _};
+use qm_api::tracked_field::{Delivery, Skipped};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -395,6 +396,83 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
         println!("peak of RssAnon, objects of others: {peak:.1} MiB");
         assert!(peak < LIMIT, "{peak} MiB");
     }
+}
+
+/// An expression that the CRD rejects today sends every message, and hides no other object.
+#[tokio::test]
+async fn expression_of_any_type_and_length_is_reported() {
+    let bed = Bed::own_with(Options::apiserver_only(), "expressions").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let unbound = Unbound::new(&bed, vec![kind::<TrackedField>()]).await;
+    let nested = (0..100).fold(json!(true), |inner, _| json!([inner]));
+    let whens = [
+        ("text", json!("action == 'Updated'"), ""),
+        (
+            "number",
+            json!(5),
+            "failed for the newest change: its result is no bool but int",
+        ),
+        (
+            "list",
+            json!([[true]]),
+            "failed for the newest change: its result is no bool but list",
+        ),
+        (
+            "map",
+            json!({ "a": 1 }),
+            "maps and messages are not available",
+        ),
+        (
+            "long",
+            json!("x".repeat(100_000)),
+            "it is longer than 512 characters",
+        ),
+        (
+            "deep",
+            json!("(".repeat(100_000)),
+            "it is longer than 512 characters",
+        ),
+        (
+            "nested",
+            nested,
+            "it has more than 128 parts, or more than 32 levels",
+        ),
+    ];
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+    for (name, when, _) in &whens {
+        let spec =
+            json!({ "target": target, "contactPoint": "hook", "field": "replicas", "when": when });
+        let object = DynamicObject::new(name, &unbound.kinds[0]).data(json!({ "spec": spec }));
+        objects(&bed, &unbound.kinds[0])
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+    }
+    unbound.bind(&bed).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    for (name, _, problem) in whens.iter().filter(|(.., problem)| !problem.is_empty()) {
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+        let problem = format!("WhenInvalid: spec.when: {problem}");
+        bed.waiting(name, &problem).await;
+    }
+    // The watch goes on.
+    bed.scale("web", 2).await;
+    let is_sent = |field: &TrackedField| {
+        let last = field.history().unwrap().pop();
+        last.is_some_and(|last| {
+            last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered)
+        })
+    };
+    for (name, ..) in &whens {
+        bed.until(name, "sends the update", is_sent).await;
+    }
+    let created = bed.history("text").await.swap_remove(0);
+    assert_eq!(
+        (created.delivery, created.skipped),
+        (None, Some(Skipped::When))
+    );
 }
 
 /// Returns a text of more bytes than a spec may have.

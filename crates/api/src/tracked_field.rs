@@ -10,14 +10,15 @@ use qm_core::conditions::{Activity, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
 
 mod history;
 
 pub use history::{
-    ChangeAction, ChangedBy, Delivery, Entry, History, StoredHistory, Subject, Truncation,
+    ChangeAction, ChangedBy, Delivery, Entry, History, Skipped, StoredHistory, Subject, Truncation,
 };
 
 /// A field of a resource. The operator records its changes and sends them to a contact point.
@@ -38,7 +39,7 @@ pub use history::{
     printcolumn(name = "Field", type_ = "string", json_path = ".spec.field"),
     // The first of the two fields that the entry has.
     printcolumn(name = "Value", type_ = "string", json_path = ".status[-1:]['displayValue','value']"),
-    printcolumn(name = "Delivery", type_ = "string", json_path = ".status[-1:].delivery"),
+    printcolumn(name = "Delivery", type_ = "string", json_path = ".status[-1:]['delivery','skipped']"),
     printcolumn(
         name = "Waiting",
         type_ = "string",
@@ -110,7 +111,16 @@ pub struct TrackedFieldSpec {
         r"write each value of context as one JSONPath in braces without range, such as {.metadata.annotations.example\.com/owner}",
     ))]
     pub context: BTreeMap<String, String>,
-    /// Number of delivered and failed entries that the history keeps, 1 to 200. Defaults to 50.
+    /// CEL expression that decides whether a message is sent for a change, such as `action == 'Updated'`. Other changes are
+    /// recorded as skipped. An expression that fails sends the message. Defaults to sending all.
+    #[serde(
+        default,
+        deserialize_with = "text_of_any_type",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(min = 1, max = 512))]
+    pub when: Option<String>,
+    /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
@@ -396,6 +406,17 @@ pub fn words_of(kind: &str) -> String {
 }
 
 super::spec_size::stored_spec!(TrackedFieldSpec);
+
+/// Reads a text. Another type, which the CRD rejects, is read as its JSON: the object must not stop the watch, and an
+/// expression that is no text is reported like any invalid one.
+fn text_of_any_type<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<String>, D::Error> {
+    Ok(match Option::<Value>::deserialize(deserializer)? {
+        Some(Value::String(text)) => Some(text),
+        other => other.map(|other| other.to_string()),
+    })
+}
 
 /// Returns the readiness of a `TrackedField` from the reason for which it waits and from whether an entry is recorded.
 pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> ReadinessSummary<'a> {

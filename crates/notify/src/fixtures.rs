@@ -34,6 +34,7 @@ pub(crate) fn item(
         truncated: None,
         id: Some("e1".into()),
         delivery: Some(Delivery::Pending),
+        skipped: None,
         reason: None,
         subject: Some(subject("Deployment", "default", "nginx", "replicas")),
         uid: Some("u1".into()),

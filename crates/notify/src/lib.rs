@@ -19,6 +19,7 @@ mod response;
 mod result;
 pub mod telegram;
 pub mod webhook;
+pub mod when;
 
 pub use content::{MessageContent, OutgoingEntry};
 pub(crate) use result::LONGEST_PAUSE;

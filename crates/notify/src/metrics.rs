@@ -14,6 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use qm_api::tracked_field::Skipped;
 
 use crate::Endpoint;
 
@@ -34,6 +35,8 @@ pub struct DeliveryMetrics {
     oldest: OldestPending,
     merged: Counter,
     failed: Family<[Label; 1], Counter>,
+    skipped: Family<[Label; 1], Counter>,
+    when_errors: Counter,
     status_writes_rejected: Family<[Label; 1], Counter>,
 }
 
@@ -133,6 +136,8 @@ impl DeliveryMetrics {
             oldest: OldestPending::default(),
             merged: Counter::default(),
             failed,
+            skipped: Family::default(),
+            when_errors: Counter::default(),
             status_writes_rejected: Family::default(),
         }
     }
@@ -166,6 +171,16 @@ impl DeliveryMetrics {
             metrics.failed.clone(),
         );
         registry.register(
+            "entries_skipped",
+            "Entries for which no message is sent, by reason: spec.when was false",
+            metrics.skipped.clone(),
+        );
+        registry.register(
+            "when_errors",
+            "Entries for which spec.when was invalid or had no result, so that their messages were sent",
+            metrics.when_errors.clone(),
+        );
+        registry.register(
             "status_writes_rejected",
             "Status writes of TrackedFields that the apiserver rejected because of the object, by status code; after five of \
              one TrackedField its ContactPoint continues without it",
@@ -197,6 +212,18 @@ impl DeliveryMetrics {
     /// Counts entries that were merged into a neighbour.
     pub fn entries_merged(&self, count: u64) {
         self.merged.inc_by(count);
+    }
+
+    /// Counts entries for which no message is sent.
+    pub fn entries_skipped(&self, reason: Skipped, count: u64) {
+        self.skipped
+            .get_or_create(&label("reason", reason.as_str()))
+            .inc_by(count);
+    }
+
+    /// Counts entries for which `spec.when` was invalid or had no result.
+    pub fn when_failed(&self, count: u64) {
+        self.when_errors.inc_by(count);
     }
 
     /// Counts failed entries.
@@ -290,6 +317,8 @@ mod tests {
         metrics.pending_changed(-2);
         metrics.entries_merged(7);
         metrics.entries_failed(EntryFailure::Rejected, 2);
+        metrics.entries_skipped(Skipped::When, 4);
+        metrics.when_failed(5);
         metrics.status_write_rejected(403);
         let text = encoded(&registry);
         for line in [
@@ -300,6 +329,8 @@ mod tests {
             "x_entries_merged_total 7",
             "x_entries_failed_total{reason=\"rejected\"} 2",
             "x_entries_failed_total{reason=\"expired\"} 0",
+            "x_entries_skipped_total{reason=\"When\"} 4",
+            "x_when_errors_total 5",
             "x_status_writes_rejected_total{code=\"403\"} 1",
         ] {
             assert!(text.lines().any(|it| it == line), "no {line} in\n{text}");

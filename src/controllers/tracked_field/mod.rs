@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{Entry, GROUP, History, StoredHistory};
+use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::history::{Changes, FailedEntries};
@@ -29,12 +29,14 @@ use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
 use uuid::Uuid;
 
+use self::filters::{Filter, Filters};
 use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
 use self::reads::{Answer, TrackError};
 use self::waiting::WaitingReason;
 
 pub mod field;
+pub mod filters;
 pub mod follow;
 mod follower;
 pub mod grants;
@@ -49,7 +51,7 @@ mod watch_event;
 pub const NAME: &str = "trackedfield";
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["0b3989b04d8a36dd", "b40fee3c5738f76b"],
+    &["0b3989b04d8a36dd", "4e5ee9bb51784bb8"],
     DelegatedAccess::Targets,
     &[
         // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.
@@ -84,6 +86,8 @@ pub struct TrackedFields<T> {
     pub points_phase: Phase,
     /// Entries that wait to be sent.
     pub outbox: Arc<Outbox<T>>,
+    /// The parsed `spec.when` of each `TrackedField`.
+    pub filters: Filters,
     pub metrics: DeliveryMetrics,
     pub timings: EntryTimings,
     /// Name of the cluster in messages.
@@ -98,6 +102,7 @@ struct Run<'a> {
     /// Whether an answer about the target is awaited.
     is_requested: bool,
     point: Option<&'a ContactPoint>,
+    filter: Option<&'a Filter>,
 }
 
 /// Obstacle of a `TrackedField`, as far as known.
@@ -173,6 +178,7 @@ impl<T: Transport> TrackedFields<T> {
                 continue;
             }
             let now = history::Now::read();
+            let filter = self.filters.of(&key, &cx.object.spec);
             let inputs = history::Inputs {
                 subject: &identity.subject,
                 observations: &observations.entries,
@@ -180,6 +186,7 @@ impl<T: Transport> TrackedFields<T> {
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
                 suspended,
+                when: filter.as_deref().map(Filter::when),
                 limit: cx.object.spec.history_limit,
                 suspended_for: &self.outbox.observe(&key, &before, suspended, now),
                 now: now.wall,
@@ -263,6 +270,11 @@ impl<T: Transport> TrackedFields<T> {
             .entries_failed(EntryFailure::Expired, *expired as u64);
         self.metrics
             .entries_failed(EntryFailure::Rejected, rejected as u64);
+        if changes.skipped > 0 {
+            self.metrics
+                .entries_skipped(Skipped::When, changes.skipped as u64);
+        }
+        self.metrics.when_failed(changes.when_errors as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
             // The Event appears once while a merged entry waits.
@@ -327,6 +339,7 @@ impl<T: Transport> TrackedFields<T> {
             tracked,
             is_requested,
             point,
+            filter,
         } = *run;
         let pending = history.iter().any(Entry::is_pending);
         let of_point = if object.spec.suspend.unwrap_or_default() {
@@ -361,6 +374,7 @@ impl<T: Transport> TrackedFields<T> {
         let cluster = self.cluster.as_deref();
         Obstacle::Known(
             of_target
+                .or_else(|| waiting::of_when(filter?.when(), history))
                 .or_else(|| waiting::of_template(object, history, cluster))
                 .or_else(|| waiting::of_body(object, history, point?, cluster))
                 .or(of_point),
@@ -372,6 +386,7 @@ impl<T: Transport> TrackedFields<T> {
             tracked,
             is_requested,
             point,
+            ..
         } = *run;
         let tracker = &self.targets.tracker;
         let period = self.timings.resync;
@@ -463,10 +478,12 @@ impl<T: Transport> TrackedFields<T> {
             resume_unwind(panic);
         }
 
+        let filter = self.filters.of(&key, &object.spec);
         let run = Run {
             tracked: &tracked,
             is_requested,
             point: point.as_deref(),
+            filter: filter.as_deref(),
         };
         let outcome = match self.obstacle(&key, &object, &history, &run) {
             Obstacle::Unknown => Outcome::unchanged(),
@@ -512,6 +529,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     fn forget(&self, key: &ObjectKey) {
         self.targets.unfollow(key);
         self.targets.reads.forget(key);
+        self.filters.forget(key);
         self.outbox.dequeue(key, true);
     }
 }

@@ -6,6 +6,7 @@ use qm_core::conditions;
 use qm_notify::OutgoingEntry;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
+use qm_notify::when::When;
 use qm_runtime::ObjectKey;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::{ResourceName, WatchProblem};
@@ -59,6 +60,8 @@ pub enum WaitingReason {
         /// The problem, and what to write instead.
         message: String,
     },
+    /// The filter does not parse, or has no result for the newest change.
+    WhenInvalid(String),
     /// The template does not parse; messages use the default text.
     TemplateInvalid(String),
     /// The contact point's body fails; messages are sent without it.
@@ -141,6 +144,7 @@ impl WaitingReason {
             Self::PathTooExpensive { .. } => "PathTooExpensive",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
+            Self::WhenInvalid(_) => "WhenInvalid",
             Self::TemplateInvalid(_) => "TemplateInvalid",
             Self::BodyInvalid { .. } => "BodyInvalid",
             Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
@@ -169,6 +173,7 @@ impl WaitingReason {
             | Self::NotGranted(message)
             | Self::ResourceMismatch(message)
             | Self::Field { message, .. } => message.clone(),
+            Self::WhenInvalid(message) => format!("spec.when: {message}"),
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until the template is fixed, messages use the default text")
             }
@@ -283,6 +288,21 @@ pub fn of_target(
         });
     }
     (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
+}
+
+pub fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<WaitingReason> {
+    let problem = match when {
+        Err(error) => {
+            format!("{error}; until the expression is fixed, a message is sent for every change")
+        }
+        // The language has no types that could be checked without a change.
+        Ok(when) => {
+            let (entry, previous) = history::newest(history)?;
+            let error = when.evaluate(entry, previous).err()?;
+            format!("failed for the newest change: {error}; such messages are sent")
+        }
+    };
+    Some(WaitingReason::WhenInvalid(problem))
 }
 
 pub fn of_template(

@@ -50,6 +50,32 @@ async fn history_draws_a_timeline() {
         "{text}"
     );
 
+    let when = [
+        "--when",
+        "action == 'Updated' && number(value) > number(previous)",
+    ];
+    let arguments = ["history", "replicas", "-n", here];
+    let text = run.ends(0, &[&arguments[..], &when].concat()).await;
+    let sends = |action: &str| {
+        let line = text.lines().find(|line| line.contains(action)).unwrap();
+        line.split_whitespace().last().unwrap().to_owned()
+    };
+    assert_eq!(
+        (&*sends("Created"), &*sends("Updated")),
+        ("no", "yes"),
+        "{text}"
+    );
+    let arguments = ["history", "replicas", "-n", here, "-o", "json"];
+    let json: Value =
+        serde_json::from_str(&run.ends(0, &[&arguments[..], &when].concat()).await).unwrap();
+    assert_eq!(json["sends"], serde_json::json!([false, true]));
+    let invalid = ["history", "replicas", "-n", here, "--when", "valu == '1'"];
+    let output = run.ends(2, &invalid).await;
+    assert!(
+        output.contains("column 1: there is no variable valu"),
+        "{output}"
+    );
+
     let json: Value = serde_json::from_str(
         &run.ends(0, &["history", "replicas", "-n", here, "-o", "json"])
             .await,

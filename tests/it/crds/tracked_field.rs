@@ -142,6 +142,12 @@ fn cases() -> Vec<Case> {
         (and("context: {owner: '{range .a[*]}{.b}{end}'}"), BAD_CONTEXT_PATH),
         (and(&format!("context: {{owner: '{{.{}}}'}}", long(1021))), ""),
         (and(&format!("context: {{owner: '{{.{}}}'}}", long(1022))), "spec.context.owner: |Too long"),
+        // when
+        (and("when: \"action == 'Updated'\""), ""),
+        (and("when: 'not CEL ('"), ""),
+        (and("when: ''"), "spec.when: |should be at least 1 chars long"),
+        (and(&format!("when: {}", long(512))), ""),
+        (and(&format!("when: {}", long(513))), "spec.when: |Too long"),
         // target.kind
         ("{contactPoint: cp, field: replicas}".into(), "spec.target: |Required value"),
         (name("StatefulSet", "a"), ""),

@@ -90,6 +90,7 @@ fn waiting() -> Vec<&'static str> {
             problem: name(),
         },
         WaitingReason::ResourceMismatch(name()),
+        WaitingReason::WhenInvalid(name()),
         WaitingReason::TemplateInvalid(name()),
         WaitingReason::BodyInvalid {
             name: name(),
@@ -127,6 +128,7 @@ fn waiting() -> Vec<&'static str> {
         | WaitingReason::TargetUndecodable { .. }
         | WaitingReason::PathTooExpensive { .. }
         | WaitingReason::ResourceMismatch(_)
+        | WaitingReason::WhenInvalid(_)
         | WaitingReason::TemplateInvalid(_)
         | WaitingReason::BodyInvalid { .. }
         | WaitingReason::OutOfScope { .. }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use qm_api::tracked_field::Skipped;
 use qm_aws::AwsMetrics;
 use qm_core::readiness::Readiness;
 use qm_notify::metrics::{DeliveryMetrics, DeliveryResult, Receiver};
@@ -139,6 +140,7 @@ pub fn every_metric() -> String {
         }
     }
     deliveries.delivered_after(Duration::ZERO);
+    deliveries.entries_skipped(Skipped::When, 0);
     deliveries.status_write_rejected(403);
     deliveries.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     let aws = metrics.register(AwsMetrics::register);

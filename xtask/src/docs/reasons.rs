@@ -116,6 +116,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ("Unreachable", "The test message failed for a reason that may pass."),
     ("Unschedulable", "No node can run the Pod."),
     ("Updated", "The operator corrected the load balancer to match the spec."),
+    ("WhenInvalid", "The expression of the TrackedField does not parse, or has no result for the newest change."),
     ("WriteFailed", "The operator's writes to the apiserver keep failing."),
     ("WriteRejected", "The apiserver rejects a write, for example because of an admission policy."),
 ];

@@ -102,6 +102,9 @@ pub struct Entry {
     /// State of delivery. Absent counts as delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<Delivery>,
+    /// Why no message is sent for the entry, which then has no `delivery`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<Skipped>,
     /// Reason why delivery failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -201,6 +204,24 @@ impl Delivery {
     }
 }
 
+/// Why no message is sent for the entry, which then has no `delivery`.
+// A later version may write another word, which must not stop the watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Skipped {
+    /// `spec.when` is false for the change.
+    #[serde(other)]
+    When,
+}
+
+impl Skipped {
+    /// Returns the word for entries.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::When => "When",
+        }
+    }
+}
+
 /// Writer of a value: an entry of the resource's `managedFields`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -288,5 +309,22 @@ impl JsonSchema for Subject {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         schemars::json_schema!({ "type": "string" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn word_of_a_later_version_is_read() {
+        let entry = r#"{"action":"Renamed","skipped":"Initial"}"#;
+        let entry: Entry = serde_json::from_str(entry).unwrap();
+        assert_eq!(
+            (entry.action, entry.skipped, entry.is_pending()),
+            (ChangeAction::Updated, Some(Skipped::When), false)
+        );
     }
 }

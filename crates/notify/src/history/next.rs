@@ -7,12 +7,13 @@ use std::mem;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Skipped, Subject};
 
 use super::expiry::{set_suspended, whole_seconds};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
-use super::size;
 use super::value::{Details, ObservedField, ObservedValue};
+use super::{previous, size};
+use crate::when::When;
 
 /// Input of a reconcile.
 pub struct Inputs<'a> {
@@ -28,6 +29,8 @@ pub struct Inputs<'a> {
     pub in_flight: &'a HashSet<String>,
     /// Whether the object or its contact point is suspended.
     pub suspended: bool,
+    /// `spec.when`, or why it is invalid.
+    pub when: Option<&'a Result<When, String>>,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
     /// Measured time for which entries were suspended, by id.
@@ -49,6 +52,10 @@ pub struct Changes {
     pub failed: FailedEntries,
     /// Number of entries that were merged into a neighbour.
     pub merged: usize,
+    /// Number of new entries for which no message is sent.
+    pub skipped: usize,
+    /// Number of new entries for which `spec.when` is invalid or has no result: their messages are sent.
+    pub when_errors: usize,
 }
 
 /// Returns the history after a reconcile.
@@ -59,6 +66,9 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let contradicted = inputs
         .newest
         .and_then(|newest| record_newest(&mut history, newest, &mut ids));
+    let (skipped, when_errors) = inputs
+        .when
+        .map_or((0, 0), |when| skip(&mut history, before.len(), when));
     let failed = mark(&mut history, inputs.outcomes);
     set_suspended(
         &mut history,
@@ -76,7 +86,35 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         contradicted,
         failed,
         merged,
+        skipped,
+        when_errors,
     }
+}
+
+/// Marks the entries from index `new` on for which `when` is false as skipped. A merged entry is always sent: it stands
+/// for changes that `when` cannot test any more. Returns the numbers of skipped entries and of errors.
+fn skip(history: &mut History, new: usize, when: &Result<When, String>) -> (usize, usize) {
+    let (mut skipped, mut errors) = (0, 0);
+    for at in new..history.len() {
+        let (before, [entry, ..]) = history.split_at_mut(at) else {
+            break;
+        };
+        if entry.merged.is_some() {
+            continue;
+        }
+        let sends = when
+            .as_ref()
+            .map(|when| when.evaluate(entry, previous(before, entry)));
+        match sends {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                (entry.delivery, entry.skipped) = (None, Some(Skipped::When));
+                skipped += 1;
+            }
+            Ok(Err(_)) | Err(_) => errors += 1,
+        }
+    }
+    (skipped, errors)
 }
 
 /// Newest known state of the target, recorded or not.
@@ -120,6 +158,7 @@ pub fn observation(
         truncated: value.and_then(ObservedValue::truncation).cloned(),
         id,
         delivery: Some(Delivery::Pending),
+        skipped: None,
         reason: None,
         subject: Some(subject.clone()),
         uid: uid.filter(|_| value.is_some()),
@@ -399,7 +438,8 @@ impl HistoryLimits {
 /// change still counts.
 ///
 /// The oldest finished entries are removed first. The entry before the oldest Pending one stays, because it has the
-/// previous value, and so does the newest entry, with which the next observation is compared.
+/// previous value, and so does the newest entry, with which the next observation is compared. A skipped entry before
+/// another Pending one has its previous value, too: it stays while the size allows that.
 pub fn apply_limits(
     history: &mut History,
     limits: HistoryLimits,
@@ -416,22 +456,30 @@ fn drop_finished(history: &mut History, limits: ListLimits) {
         items += 1;
         bytes += size::stored(entry);
     }
-    if limits.allows(items, bytes) {
-        return;
-    }
-    let before = history.len();
-    let oldest_pending = history.iter().position(Entry::is_pending);
-    let mut at = 0;
-    history.retain(|entry| {
-        at += 1;
-        let needed = entry.is_pending() || oldest_pending == Some(at) || at == before;
-        if needed || limits.allows(items, bytes) {
-            return true;
+    let any_number = ListLimits {
+        items: usize::MAX,
+        ..limits
+    };
+    for (limits, keeps_skipped) in [(limits, true), (any_number, false)] {
+        if limits.allows(items, bytes) {
+            return;
         }
-        items -= 1;
-        bytes -= size::stored(entry);
-        false
-    });
+        let pending: Vec<bool> = history.iter().map(Entry::is_pending).collect();
+        let oldest_pending = pending.iter().position(|pending| *pending);
+        let mut at = 0;
+        history.retain(|entry| {
+            at += 1;
+            let has_previous = pending.get(at) == Some(&true)
+                && (oldest_pending == Some(at) || (keeps_skipped && entry.skipped.is_some()));
+            let needed = entry.is_pending() || has_previous || at == pending.len();
+            if needed || limits.allows(items, bytes) {
+                return true;
+            }
+            items -= 1;
+            bytes -= size::stored(entry);
+            false
+        });
+    }
 }
 
 /// Merges neighbouring Pending entries in the middle of a list that exceeds its limits. Entries in flight never change,

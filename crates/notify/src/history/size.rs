@@ -20,6 +20,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         truncated,
         id,
         delivery,
+        skipped,
         reason,
         subject,
         uid,
@@ -55,6 +56,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
             })
         + text("id", id.as_deref())
         + delivery.map_or(0, |delivery| field("delivery", 2 + delivery.as_str().len()))
+        + skipped.map_or(0, |skipped| field("skipped", 2 + skipped.as_str().len()))
         + text("reason", reason.as_deref())
         + subject
             .as_ref()

@@ -2,6 +2,7 @@
 
 use ChangeAction::{Created, Deleted, Updated};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use qm_api::tracked_field::Skipped;
 
 use super::*;
 
@@ -98,6 +99,40 @@ fn entry_before_the_oldest_pending_one_and_the_newest_stay() {
             .collect::<String>(),
         "9"
     );
+}
+
+#[test]
+fn skipped_entry_before_a_pending_one_stays_while_the_size_allows() {
+    let history = |padding: usize| {
+        let value = |value: i64| present("a", &format!("{value}{}", "x".repeat(padding)));
+        let mut history = recorded((0..600).map(value));
+        for entry in history.iter_mut().step_by(2) {
+            (entry.delivery, entry.skipped) = (None, Some(Skipped::When));
+        }
+        history
+    };
+    let previous_of = |history: &History| {
+        pending(history)
+            .map(|(_, previous)| previous.unwrap().skipped)
+            .collect::<Vec<_>>()
+    };
+    let mut small = history(0);
+    apply_limits(&mut small, HistoryLimits::new(Some(1)), FREE, ids());
+    assert_eq!(previous_of(&small), [Some(Skipped::When); 300]);
+    deliver(&mut small, 299);
+    apply_limits(&mut small, HistoryLimits::new(Some(1)), FREE, ids());
+    assert_eq!(previous_of(&small), [Some(Skipped::When)]);
+    assert_eq!(small.len(), 2, "the entry before the Pending one");
+
+    let mut large = history(1000);
+    apply_limits(&mut large, HistoryLimits::new(Some(1)), FREE, ids());
+    let finished: Vec<_> = large
+        .iter()
+        .filter(|it| !it.is_pending())
+        .cloned()
+        .collect();
+    assert!(bytes(&finished) <= 256 * 1024, "{}", bytes(&finished));
+    assert!(bytes(&finished) > 240 * 1024, "{}", bytes(&finished));
 }
 
 #[test]

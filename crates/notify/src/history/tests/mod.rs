@@ -262,6 +262,7 @@ fn only_expired_entries_are_counted_as_expired() {
     ];
     let subject = subject("replicas");
     let inputs = Inputs {
+        when: None,
         subject: &subject,
         observations: &[],
         newest: None,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use qm_api::tracked_field::{ChangedBy, Truncation};
+use qm_api::tracked_field::{ChangedBy, Skipped, Truncation};
 
 use super::super::next::merge_pending;
 use super::super::size;
@@ -198,8 +198,9 @@ proptest! {
         let limits = HistoryLimits { pending: ListLimits { items: 4, bytes: 1 << 20 }, finished: ListLimits { items: 2, bytes: 1 << 20 } };
         apply_limits(&mut history, limits, |_| false, ids());
         prop_assert!(history.iter().filter(|entry| entry.is_pending()).count() <= 4);
-        // Beside the two: the entry before the oldest Pending one, and the newest entry.
-        prop_assert!(history.iter().filter(|entry| !entry.is_pending()).count() <= 4);
+        // Beside the two: the entry before the oldest Pending one, the newest entry, and skipped ones.
+        let finished = history.iter().filter(|entry| !entry.is_pending() && entry.skipped.is_none());
+        prop_assert!(finished.count() <= 4);
         prop_assert_eq!(history.last(), last.as_ref());
         prop_assert!(pending(&history).count() <= 4);
     }
@@ -379,6 +380,11 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         1 => Just(Some(Delivery::Failed)),
         1 => Just(None),
     ];
+    let delivery = delivery.prop_flat_map(|delivery| {
+        let skipped = prop::option::of(Just(Skipped::When));
+        let skipped = skipped.prop_map(move |skipped| skipped.filter(|_| delivery.is_none()));
+        (Just(delivery), skipped)
+    });
     let truncated = prop::option::of(
         (any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Truncation { length, sha256 }),
     );
@@ -408,7 +414,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 (value, display_value, id, reason, uid, first_value),
                 missing,
                 truncated,
-                delivery,
+                (delivery, skipped),
                 subject,
                 merged,
                 suspended,
@@ -422,6 +428,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
                 truncated,
                 id,
                 delivery,
+                skipped,
                 reason,
                 subject,
                 uid,

@@ -4,8 +4,11 @@ use std::collections::HashSet;
 
 use ChangeAction::{Created, Deleted, Updated};
 
+use qm_api::tracked_field::Skipped;
+
 use super::*;
 use crate::history::next::display;
+use crate::when::When;
 
 #[test]
 fn each_change_is_an_entry_in_order() {
@@ -452,6 +455,7 @@ fn observations_before_a_spec_change_come_first() {
     };
     let now = subject("replicas");
     let inputs = Inputs {
+        when: None,
         subject: &now,
         observations: &[
             seen("image", 6, "i"),
@@ -493,6 +497,7 @@ fn observations_before_a_spec_change_come_first() {
 /// Reconciles with the newest state alone.
 fn level(history: &[Entry], newest: &NewestState) -> Changes {
     let inputs = Inputs {
+        when: None,
         subject: &subject("replicas"),
         observations: &[],
         newest: Some(newest),
@@ -609,4 +614,62 @@ fn last_entry_displays_both_ends_of_a_long_value() {
         history[3].display_value,
         Some(format!("{}…{}", "é".repeat(19), "é".repeat(20)))
     );
+}
+
+#[test]
+fn change_for_which_when_is_false_is_skipped_and_the_next_previous() {
+    let when = When::parse("action == 'Updated' && number(value) > number(previous)");
+    let identity = subject("replicas");
+    let observations = ["1", "3", "2", "x", "5"].map(|value| Entry {
+        id: Some(value.into()),
+        ..observed(at(1), present("a", value), None)
+    });
+    let recorded = |before: &[Entry], when: &Result<When, String>, observations: &[Entry]| {
+        let inputs = Inputs {
+            when: Some(when),
+            subject: &identity,
+            observations,
+            newest: None,
+            outcomes: &[],
+            in_flight: &HashSet::new(),
+            suspended: false,
+            limit: None,
+            suspended_for: &BTreeMap::new(),
+            now: at(10),
+        };
+        next(before, &inputs, ids())
+    };
+    let changes = recorded(&[], &when, &observations);
+    let skipped: Vec<_> = changes
+        .history
+        .iter()
+        .map(|entry| (entry.skipped, entry.delivery))
+        .collect();
+    let (skip, send) = ((Some(Skipped::When), None), (None, Some(Delivery::Pending)));
+    // "x" is no number, neither as the value nor as the previous one.
+    assert_eq!(skipped, [skip, send, skip, send, send]);
+    assert_eq!((changes.skipped, changes.when_errors), (2, 2));
+    let sent: Vec<_> = pending(&changes.history)
+        .map(|(entry, previous)| (entry.value.as_deref(), previous.unwrap().value.as_deref()))
+        .collect();
+    assert_eq!(sent[0], (Some("3"), Some("1")));
+    assert_eq!(sent[1], (Some("x"), Some("2")));
+
+    // A later expression touches no entry.
+    let none = When::parse("false");
+    assert!(!recorded(&changes.history, &none, &[]).changed);
+
+    // A merged entry is sent whatever the expression says.
+    let merged = Entry {
+        merged: Some(3),
+        ..observations[0].clone()
+    };
+    let changes = recorded(&[], &none, &[merged]);
+    assert_eq!(changes.history[0].delivery, Some(Delivery::Pending));
+    assert_eq!((changes.skipped, changes.when_errors), (0, 0));
+
+    // An invalid expression sends every message.
+    let changes = recorded(&[], &When::parse("valu == '1'"), &observations);
+    assert!(changes.history.iter().all(Entry::is_pending));
+    assert_eq!((changes.skipped, changes.when_errors), (0, 5));
 }

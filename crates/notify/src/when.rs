@@ -1,0 +1,362 @@
+//! `spec.when`: a CEL expression that decides whether an entry is sent.
+//!
+//! The expression has no loops and no clock, so each of its nodes runs once: evaluating costs less than rendering a
+//! message. An expression that fails sends the message.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock};
+
+use cel::common::ast::{Expr, IdedExpr, LiteralValue};
+use cel::extractors::This;
+use cel::parser::pratt_parser::{Lexer, TokenKind};
+use cel::parser::{ParseError, PrattParser};
+use cel::{Context, Env, ExecutionError, Value};
+use qm_api::tracked_field::{ChangeAction, Entry, Subject};
+use regex_lite::{Regex, RegexBuilder};
+
+use self::functions::{number, tag, version};
+use crate::history::KEPT_BYTES;
+
+mod functions;
+
+/// Maximum length of an expression, in characters. The CRD has the same.
+const MAX_LENGTH: usize = 512;
+/// Maximum depth of an expression: the parser and the interpreter recurse.
+const MAX_DEPTH: u16 = 32;
+/// Maximum number of nodes of an expression.
+const MAX_NODES: usize = 128;
+/// Maximum size of the compiled regular expressions of an expression, in bytes. The calls of `matches` share it, because
+/// the time of a call grows with this size and that of the text: all together take some 20 ms in the worst case.
+const MAX_REGEXES: usize = 64 * 1024;
+/// Maximum size of a text that a regular expression is applied to, in bytes: operators can join many values.
+const MAX_MATCHED: usize = KEPT_BYTES;
+
+/// CEL reserves the word `namespace`, which Kubernetes escapes like this.
+const NAMESPACE: &str = "__namespace__";
+/// Variables of an expression, named as in an event's data.
+const VARIABLES: [&str; 10] = [
+    NAMESPACE,
+    "action",
+    "changedBy",
+    "context",
+    "field",
+    "kind",
+    "missing",
+    "name",
+    "previous",
+    "value",
+];
+const FUNCTIONS: [&str; 11] = [
+    "contains",
+    "double",
+    "endsWith",
+    "int",
+    "matches",
+    "number",
+    "size",
+    "startsWith",
+    "string",
+    "tag",
+    "version",
+];
+/// Names that the parser gives to operators.
+const OPERATORS: [&str; 18] = [
+    "!_", "-_", "@in", "_!=_", "_%_", "_&&_", "_*_", "_+_", "_-_", "_/_", "_<=_", "_<_", "_==_",
+    "_>=_", "_>_", "_?_:_", "_[_]", "_||_",
+];
+
+/// A checked expression.
+#[derive(Debug)]
+pub struct When {
+    expression: IdedExpr,
+    /// Regular expressions of `matches` by their text.
+    regexes: Arc<HashMap<String, Regex>>,
+}
+
+impl When {
+    /// Parses and checks an expression.
+    ///
+    /// # Errors
+    /// Returns the position, the problem, and what to write instead.
+    pub fn parse(source: &str) -> Result<Self, String> {
+        if source.chars().count() > MAX_LENGTH {
+            return Err(format!("it is longer than {MAX_LENGTH} characters"));
+        }
+        let parser = PrattParser::new()
+            .max_recursion_depth(MAX_DEPTH)
+            .max_expression_node_count(MAX_NODES)
+            .error_reporting_limit(1)
+            .enable_optional_syntax(false);
+        let expression = without_panic(|| parser.parse(source))?.map_err(|errors| {
+            let is_deep = |error: &ParseError| error.msg.contains("recursion limit");
+            let errors = errors.errors;
+            let error = errors.iter().find(|error| error.pos.0 > 0);
+            let error = error.filter(|_| !errors.iter().any(is_deep));
+            error.map_or_else(too_large, |error| {
+                let (line, column) = error.pos;
+                let hint = if error.msg.ends_with(": namespace") {
+                    format!("; write {NAMESPACE}")
+                } else {
+                    String::new()
+                };
+                format!("line {line}, column {column}: {}{hint}", error.msg)
+            })
+        })?;
+        let mut check = Check {
+            source,
+            nodes: 0,
+            patterns: Vec::new(),
+        };
+        check.expression(&expression, 0)?;
+        let regexes = compiled(&check.patterns)?;
+        Ok(Self {
+            expression,
+            regexes: Arc::new(regexes),
+        })
+    }
+
+    /// Returns whether the entry is sent. `previous` is the entry with the previous value.
+    ///
+    /// # Errors
+    /// Returns why the expression has no result for this entry.
+    pub fn evaluate(&self, entry: &Entry, previous: Option<&Entry>) -> Result<bool, String> {
+        static ENVIRONMENT: LazyLock<Arc<Env>> =
+            LazyLock::new(|| Arc::new(Env::default().with_stdlib()));
+        let result = without_panic(|| {
+            let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
+            let regexes = Arc::clone(&self.regexes);
+            let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| {
+                if text.len() > MAX_MATCHED {
+                    let problem = format!("the text is longer than {MAX_MATCHED} bytes");
+                    return Err(ExecutionError::function_error("matches", problem));
+                }
+                Ok(regexes.get(&*pattern).is_some_and(|it| it.is_match(&text)))
+            };
+            context
+                .add_function("matches", matches)
+                .and_then(|()| context.add_function("number", number))
+                .and_then(|()| context.add_function("tag", tag))
+                .and_then(|()| context.add_function("version", version))
+                .map_err(|error| error.to_string())?;
+            for (name, value) in variables(entry, previous) {
+                context.add_variable_from_value(name, value);
+            }
+            Value::resolve(&self.expression, &context).map_err(|error| explain(&error))
+        })??;
+        match result {
+            Value::Bool(sends) => Ok(sends),
+            other => Err(format!(
+                "its result is no bool but {}: write a comparison, such as action == 'Updated'",
+                other.type_of()
+            )),
+        }
+    }
+}
+
+/// Compiles the regular expressions of all calls.
+fn compiled(patterns: &[String]) -> Result<HashMap<String, Regex>, String> {
+    let limit = MAX_REGEXES / patterns.len().max(1);
+    let compiled = patterns.iter().map(|pattern| {
+        let regex = RegexBuilder::new(pattern).size_limit(limit).build();
+        let regex =
+            regex.map_err(|error| format!("the regular expression {pattern:?}: {error}"))?;
+        Ok((pattern.clone(), regex))
+    });
+    compiled.collect()
+}
+
+/// Runs a call of the library, which is young: a panic becomes an error.
+fn without_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run))
+        .map_err(|_| "it cannot be evaluated: simplify it".to_owned())
+}
+
+fn too_large() -> String {
+    format!("it has more than {MAX_NODES} parts, or more than {MAX_DEPTH} levels: simplify it")
+}
+
+/// Returns the error without the values, which can be long.
+fn explain(error: &ExecutionError) -> String {
+    match error {
+        ExecutionError::NoSuchKey(key) => {
+            format!(
+                "there is no {key}: write has(...) before it, such as has(context.{key}) && ..."
+            )
+        }
+        ExecutionError::NoSuchOverload(overload) => format!(
+            "{overload}: convert the operands to one type, such as number(value) > 3.0, and test previous != null first"
+        ),
+        ExecutionError::FunctionError { function, message } => format!("{function}: {message}"),
+        ExecutionError::DivisionByZero(_) | ExecutionError::RemainderByZero(_) => {
+            "division by zero".into()
+        }
+        ExecutionError::Overflow(..) => "the number is too large".into(),
+        ExecutionError::InvalidArgumentCount { expected, actual } => {
+            format!("a function got {actual} arguments and needs {expected}")
+        }
+        ExecutionError::UnexpectedType { got, want } => {
+            format!("found {got} where {want} is needed")
+        }
+        _ => "its operands do not fit: compare texts with texts and numbers with numbers".into(),
+    }
+}
+
+fn variables(entry: &Entry, previous: Option<&Entry>) -> Vec<(&'static str, Value)> {
+    let subject = entry.subject.as_ref();
+    let part = |part: Option<&str>| text(part.unwrap_or_default());
+    let value = |entry: &Entry| entry.value.as_deref().map_or(Value::Null, text);
+    // A deleted resource had no value.
+    let previous = previous.filter(|previous| previous.action != ChangeAction::Deleted);
+    let changed_by = entry.changed_by.as_deref().map_or(Value::Null, |it| {
+        let part = |part: Option<&str>| part.map_or(Value::Null, text);
+        let time = it.time.as_ref().map(|time| time.0.to_string());
+        map([
+            ("manager", text(&it.manager)),
+            ("operation", part(it.operation.as_deref())),
+            ("subresource", part(it.subresource.as_deref())),
+            ("time", part(time.as_deref())),
+        ])
+    });
+    let context: BTreeMap<&str, Value> = entry
+        .context
+        .iter()
+        .map(|(name, value)| (name.as_str(), text(value)))
+        .collect();
+    vec![
+        ("action", text(entry.action.as_str())),
+        ("changedBy", changed_by),
+        ("context", map(context)),
+        ("field", part(subject.map(Subject::field))),
+        ("kind", part(subject.map(Subject::kind))),
+        ("missing", Value::Bool(entry.missing)),
+        ("name", part(subject.map(Subject::name))),
+        (NAMESPACE, part(subject.map(Subject::namespace))),
+        ("previous", previous.map_or(Value::Null, value)),
+        ("value", value(entry)),
+    ]
+}
+
+fn text(text: &str) -> Value {
+    Value::String(Arc::new(text.to_owned()))
+}
+
+fn map<'a>(members: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
+    let members: HashMap<String, Value> = members
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    Value::Map(members.into())
+}
+
+/// Checks that an expression is in the part of CEL that is available.
+struct Check<'a> {
+    source: &'a str,
+    nodes: usize,
+    /// Regular expressions of all calls of `matches`.
+    patterns: Vec<String>,
+}
+
+impl Check<'_> {
+    fn expression(&mut self, expression: &IdedExpr, depth: u16) -> Result<(), String> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES || depth > MAX_DEPTH {
+            return Err(too_large());
+        }
+        match &expression.expr {
+            Expr::Literal(LiteralValue::Bytes(_)) => {
+                Err("bytes are not available: write a text".into())
+            }
+            Expr::Literal(_) => Ok(()),
+            Expr::Ident(name) => self.is_variable(name),
+            Expr::Select(select) => self.expression(&select.operand, depth + 1),
+            Expr::List(list) => self.all(&list.elements, depth),
+            Expr::Call(call) => {
+                if !OPERATORS.contains(&&*call.func_name) {
+                    self.is_function(&call.func_name)?;
+                }
+                if call.func_name == "matches" {
+                    self.pattern(call.args.last())?;
+                }
+                if let Some(target) = &call.target {
+                    self.expression(target, depth + 1)?;
+                }
+                self.all(&call.args, depth)
+            }
+            Expr::Comprehension(_) => {
+                Err("all, exists, exists_one, filter and map are not available: write in, contains or matches".into())
+            }
+            Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
+                Err("maps and messages are not available: write a list, such as value in ['1', '2']".into())
+            }
+        }
+    }
+
+    fn all(&mut self, expressions: &[IdedExpr], depth: u16) -> Result<(), String> {
+        expressions
+            .iter()
+            .try_for_each(|expression| self.expression(expression, depth + 1))
+    }
+
+    fn is_variable(&self, name: &str) -> Result<(), String> {
+        if VARIABLES.contains(&name) {
+            return Ok(());
+        }
+        let position = self.position(name, |before, _| before != TokenKind::TokDot);
+        let known = VARIABLES.join(", ");
+        Err(format!(
+            "{position}there is no variable {name}; there are {known}"
+        ))
+    }
+
+    fn is_function(&self, name: &str) -> Result<(), String> {
+        if FUNCTIONS.contains(&name) {
+            return Ok(());
+        }
+        let position = self.position(name, |_, after| after == TokenKind::TokLeftParen);
+        let known = FUNCTIONS.join(", ");
+        Err(format!(
+            "{position}there is no function {name}; there are {known}"
+        ))
+    }
+
+    /// Returns the position of a word, as the beginning of a message: the tree has none. `is_it` gets the tokens before
+    /// and after the word.
+    fn position(&self, word: &str, is_it: impl Fn(TokenKind, TokenKind) -> bool) -> String {
+        let mut lexer = Lexer::new(self.source);
+        let tokens = std::iter::from_fn(|| {
+            let token = lexer.lex();
+            (!matches!(token.kind, TokenKind::TokEnd | TokenKind::TokError)).then_some(token)
+        });
+        let is_blank = |kind| matches!(kind, TokenKind::TokWhitespace | TokenKind::TokComment);
+        let tokens: Vec<_> = tokens.filter(|token| !is_blank(token.kind)).collect();
+        let kind = |at: Option<usize>| {
+            let token = at.and_then(|at| tokens.get(at));
+            token.map_or(TokenKind::TokEnd, |token| token.kind)
+        };
+        let found = tokens.iter().enumerate().find(|(at, token)| {
+            self.source.get(token.start..token.end) == Some(word)
+                && is_it(kind(at.checked_sub(1)), kind(Some(at + 1)))
+        });
+        let before = found.and_then(|(_, token)| self.source.get(..token.start));
+        before.map_or_else(String::new, |before| {
+            let line = before.rsplit('\n').next().unwrap_or_default();
+            let (lines, columns) = (before.matches('\n').count(), line.chars().count());
+            format!("line {}, column {}: ", lines + 1, columns + 1)
+        })
+    }
+
+    fn pattern(&mut self, argument: Option<&IdedExpr>) -> Result<(), String> {
+        let Some(Expr::Literal(LiteralValue::String(pattern))) = argument.map(|it| &it.expr) else {
+            return Err(
+                "matches needs its regular expression as a text, such as value.matches('^v1[.]')"
+                    .into(),
+            );
+        };
+        self.patterns.push(pattern.inner().to_owned());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,335 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use qm_api::tracked_field::ChangedBy;
+use rstest::rstest;
+
+use super::*;
+use crate::fixtures::{item, updated};
+
+/// Evaluates the expression for a change of an image.
+fn evaluate(source: &str) -> Result<bool, String> {
+    let item = updated(
+        "registry.example.com:5000/web:v1.28.3",
+        "registry.example.com:5000/web:v1.29.0-rc1@sha256:0123",
+    );
+    let mut entry = item.entry;
+    entry.context = [("owner".into(), "@team".into())].into();
+    entry.changed_by = Some(Box::new(ChangedBy {
+        manager: "kubectl-edit".into(),
+        operation: Some("Update".into()),
+        subresource: None,
+        time: entry.time.clone(),
+    }));
+    When::parse(source)?.evaluate(&entry, item.previous.as_ref())
+}
+
+fn of_values(source: &str, previous: &str, value: &str) -> Result<bool, String> {
+    let item = updated(previous, value);
+    When::parse(source)?.evaluate(&item.entry, item.previous.as_ref())
+}
+
+#[rstest]
+#[case("action == 'Updated'", true)]
+#[case("action in ['Created', 'Deleted']", false)]
+#[case(
+    "kind == \"Deployment\" && __namespace__ == 'default' && name == 'nginx' && field == 'replicas'",
+    true
+)]
+#[case(
+    "value.contains('web') && !value.startsWith('web') && previous.endsWith('3')",
+    true
+)]
+#[case("size(value) > 10 ? missing : true", false)]
+#[case("value.matches('v1[.]2[0-9]')", true)]
+#[case("value.matches('^(a?){200}b')", false)]
+#[case("action == 'Created' || value != previous", true)]
+#[case("matches(value, '^v1')", false)]
+#[case("tag(value) == 'v1.29.0-rc1' && tag(previous) == 'v1.28.3'", true)]
+#[case("version(tag(value)).major != version(tag(previous)).major", false)]
+#[case("version(tag(value)).minor > version(tag(previous)).minor", true)]
+#[case("version(tag(value)).pre != ''", true)]
+#[case(
+    "context.owner == '@team' && has(context.owner) && !has(context.other)",
+    true
+)]
+#[case("context['owner'] == '@team'", true)]
+#[case(
+    "changedBy.manager == 'kubectl-edit' && changedBy.subresource == null",
+    true
+)]
+#[case(
+    "changedBy.operation == 'Update' && changedBy.time == '2026-01-02T03:04:05Z'",
+    true
+)]
+// Only the variable has to be escaped.
+#[case("has(context.namespace) || __namespace__ == 'namespace'", false)]
+#[case("previous != null", true)]
+// The examples of the documentation.
+#[case("action != 'Created'", true)]
+#[case(
+    "action != 'Updated' || version(tag(value)).major != version(tag(previous)).major",
+    false
+)]
+#[case("changedBy == null || changedBy.subresource != 'scale'", true)]
+#[case(
+    "int('3') + 1 == 4 && double('1.5') < 2.0 && string(7) == '7' && -1 < 0",
+    true
+)]
+fn expression_has_a_result(#[case] source: &str, #[case] expected: bool) {
+    assert_eq!(evaluate(source), Ok(expected));
+}
+
+#[rstest]
+#[case("number(value) < number(previous)", "3", "2", true)]
+#[case("number(value) < number(previous)", "3", "10", false)]
+#[case("number(value) > number(previous)", "512Mi", "2Gi", true)]
+#[case("number(value) == 0.5", "1", "500m", true)]
+#[case("number(value) == 1000.0", "1", "1k", true)]
+#[case("number(value) == 1e3", "1", "1e3", true)]
+#[case("number(value) > 3 && number(value) < 5.5", "1", "5", true)]
+#[case("number(value) >= 2.0 * number(previous)", "4", "8", true)]
+#[case("value != null && number(value) > number('1Gi')", "1", "1025Mi", true)]
+#[case(
+    "changedBy == null || changedBy.subresource != 'scale'",
+    "1",
+    "2",
+    true
+)]
+fn numbers_and_quantities_are_compared(
+    #[case] source: &str,
+    #[case] previous: &str,
+    #[case] value: &str,
+    #[case] expected: bool,
+) {
+    assert_eq!(of_values(source, previous, value), Ok(expected));
+}
+
+#[rstest]
+#[case::does_not_parse("action ==", "line 1, column")]
+#[case::reserved(
+    "namespace == 'shop'",
+    "column 1: reserved identifier: namespace; write __namespace__"
+)]
+#[case::two_lines("action ==\n  ==", "line 2, column")]
+#[case::unknown_variable(
+    "valu == '1'",
+    "column 1: there is no variable valu; there are __namespace__, action"
+)]
+#[case::unknown_later(
+    "action == 'Updated' && labels.a == 'b'",
+    "line 1, column 24: there is no variable labels"
+)]
+#[case::unknown_after_the_same_word(
+    "context.mail == 'mail' && // mail\n 'é' == mail",
+    "line 2, column 9: there is no variable mail"
+)]
+#[case::unknown_function("now() > 1", "column 1: there is no function now; there are contains")]
+#[case::unknown_method(
+    "context.split == '' || value.split('/')[0] == ''",
+    "column 30: there is no function split"
+)]
+#[case::type_is_no_function("type(value) == string", "there is no function type")]
+#[case::comprehension(
+    "[1].all(it, it > 0)",
+    "all, exists, exists_one, filter and map are not available"
+)]
+#[case::map("{'a': 1}.a == 1", "maps and messages are not available")]
+#[case::bytes("b'a' == b'a'", "bytes are not available")]
+#[case::pattern_is_no_literal(
+    "value.matches(previous)",
+    "matches needs its regular expression as a text"
+)]
+#[case::pattern_is_invalid("value.matches('(')", "the regular expression \"(\": ")]
+#[case::pattern_is_large("value.matches('(a{1000}){1000}')", "the regular expression")]
+// One alone is accepted.
+#[case::patterns_are_large(
+    "value.matches('(a?){200}b') || value.matches('(a?){200}b')",
+    "the regular expression \"(a?){200}b\": "
+)]
+fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected: &str) {
+    let error = evaluate(source).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case::no_bool("value", "its result is no bool but string")]
+#[case::other_types("size(value) > '3'", "convert the operands to one type")]
+#[case::no_number(
+    "number(value) > 3.0",
+    "number: \"registry.example.com:5000/web:v1.29.0-rc1@sha256:0123\" is no number"
+)]
+#[case::no_version("version(value).major == 1", "is no version, such as v1.29.0-rc1")]
+#[case::no_context(
+    "context.mail == ''",
+    "write has(...) before it, such as has(context.mail) &&"
+)]
+#[case::division("1 / 0 == 1", "division by zero")]
+#[case::no_argument("tag() == ''", "a function got 0 arguments and needs 1")]
+fn expression_without_a_result_says_why(#[case] source: &str, #[case] expected: &str) {
+    let error = evaluate(source).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn first_and_deleted_entries_have_no_previous_or_no_value() {
+    let created = item(ChangeAction::Created, Some("1"), None).entry;
+    let deleted = item(ChangeAction::Deleted, None, None).entry;
+    let evaluate = |source: &str, entry: &Entry, previous: Option<&Entry>| {
+        When::parse(source).unwrap().evaluate(entry, previous)
+    };
+    assert_eq!(evaluate("previous == null", &created, None), Ok(true));
+    assert_eq!(
+        evaluate("previous == null", &created, Some(&deleted)),
+        Ok(true)
+    );
+    assert_eq!(
+        evaluate("value == null", &deleted, Some(&created)),
+        Ok(true)
+    );
+    let limit = "value != null && number(value) > number('1Gi')";
+    assert_eq!(evaluate(limit, &deleted, Some(&created)), Ok(false));
+    let major = "action != 'Updated' || version(value).major > 1";
+    assert_eq!(evaluate(major, &deleted, Some(&created)), Ok(true));
+    let decrease = "action == 'Updated' && number(value) < number(previous)";
+    assert_eq!(evaluate(decrease, &created, None), Ok(false));
+    let error = evaluate("number(previous) > 1.0", &created, None).unwrap_err();
+    assert!(
+        error.contains("test it first, such as previous != null"),
+        "{error}"
+    );
+}
+
+#[test]
+fn joined_values_are_too_long_for_a_regular_expression() {
+    let long = "a".repeat(KEPT_BYTES);
+    let matches = |values: usize| {
+        let joined = vec!["value"; values].join("+");
+        of_values(&format!("({joined}).matches('a$')"), "", &long)
+    };
+    assert_eq!(matches(1), Ok(true));
+    let error = matches(2).unwrap_err();
+    assert_eq!(error, "matches: the text is longer than 1024 bytes");
+}
+
+#[test]
+fn size_of_an_expression_is_bounded() {
+    let levels = |levels: usize| format!("0 == {}1", "1+".repeat(levels - 1));
+    let parts = |parts: usize| format!("0 in [{}]", vec!["1"; parts - 3].join(","));
+    let length = |length: usize| format!("value == '{}'", "a".repeat(length - 11));
+    // Parentheses alone are no level of the tree.
+    let grouped = format!("{}true{}", "(".repeat(250), ")".repeat(250));
+    for source in [levels(32), parts(128), length(512), grouped] {
+        assert_eq!(When::parse(&source).map(|_| ()), Ok(()), "{source}");
+    }
+    let nested = format!("{}1{}", "-(".repeat(33), ")".repeat(33));
+    for source in [levels(33), parts(129), nested, "[".repeat(99)] {
+        let error = When::parse(&source).unwrap_err();
+        assert!(error.starts_with("it has more than 128 parts"), "{error}");
+    }
+    let error = When::parse(&length(513)).unwrap_err();
+    assert_eq!(error, "it is longer than 512 characters");
+}
+
+/// The parser, the check, the interpreter and the destructor recurse. A worker's stack has 2 MiB, and a reconcile is
+/// deep already.
+#[test]
+fn no_nesting_overflows_the_stack_or_takes_long() {
+    const STACK: usize = 512 * 1024;
+    /// Returns the largest expression of these parts, of at most 512 characters.
+    fn nested(open: &str, inner: &str, close: &str) -> String {
+        let levels = (MAX_LENGTH - inner.len()) / (open.len() + close.len());
+        format!("{}{inner}{}", open.repeat(levels), close.repeat(levels))
+    }
+    let largest = [
+        ("(", "true", ")"),
+        ("(", "", ""),
+        ("((1)+", "1", ")"),
+        ("!", "true", ""),
+        ("-", "1", ""),
+        ("!-", "1", ""),
+        ("-(", "1", ")"),
+        ("!(", "true", ")"),
+        ("[", "1", "]"),
+        ("[", "", ""),
+        ("{1:", "1", "}"),
+        ("a{b:", "1", "}"),
+        ("a[", "1", "]"),
+        ("true?true:", "true", ""),
+        ("1?1:", "1", ""),
+        ("1?", "1", ":1"),
+        ("(1?", "1", ":1)"),
+        ("1+", "1", ""),
+        ("1+(", "1", ")"),
+        ("1||", "true", ""),
+        ("1==", "1", ""),
+        ("", "value", ".a"),
+        ("", "value", "[0]"),
+        ("", "value", ".f()"),
+        ("", "value", ".map(a,a)"),
+        ("[1].map(a,", "a", ")"),
+        ("[1].exists_one(a,", "a", ")"),
+        ("has(a.b)&&", "true", ""),
+        ("size(", "value", ")"),
+        ("string(", "value", ")"),
+        ("'", "", ""),
+        ("1,", "1", ""),
+        (")", "", ""),
+        ("?", "", ""),
+        ("\u{1F600}", "", ""),
+    ];
+    // The deepest ones that are accepted, which are evaluated too.
+    let deepest = |open: &str, inner: &str, close: &str| {
+        format!("{}{inner}{}", open.repeat(30), close.repeat(30))
+    };
+    let deepest = [
+        deepest("1==", "1", ""),
+        deepest("!(", "true", ")"),
+        deepest("-(", "1", ")"),
+        deepest("1+(", "1", ")"),
+        deepest("[", "1", "]"),
+        deepest("true&&(", "true", ")"),
+        deepest("false?true:", "true", ""),
+        deepest("(true?", "true", ":true)"),
+        deepest("string(", "value", ")"),
+        deepest("[1][", "0", "]"),
+    ];
+    for source in &deepest {
+        assert_eq!(When::parse(source).map(|_| ()), Ok(()), "{source}");
+    }
+    let largest = largest.map(|(open, inner, close)| nested(open, inner, close));
+    for source in deepest.into_iter().chain(largest) {
+        let text = source.clone();
+        let run = move || {
+            let item = updated(&"1".repeat(KEPT_BYTES), &"2".repeat(KEPT_BYTES));
+            let begin = Instant::now();
+            if let Ok(when) = When::parse(&text) {
+                let _ = when.evaluate(&item.entry, item.previous.as_ref());
+            }
+            begin.elapsed()
+        };
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn(run);
+        let elapsed = thread.unwrap().join().unwrap();
+        println!("{elapsed:?} {source}");
+        assert!(elapsed < Duration::from_secs(1), "{elapsed:?} for {source}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_expression_panics(source in "[a-z0-9 .()!&|<>=+*/?:'\"\\[\\]{},%-]{0,80}") {
+        if let Ok(when) = When::parse(&source) {
+            let item = updated("1", "2");
+            let _ = when.evaluate(&item.entry, item.previous.as_ref());
+        }
+    }
+
+    #[test]
+    fn functions_take_any_text(text in "\\PC{0,40}") {
+        for source in ["number(value) > 1.0", "tag(value) == ''", "version(value).major > 1"] {
+            let _ = of_values(source, "1", &text);
+        }
+    }
+}
