@@ -97,6 +97,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             operator_namespace: manager.settings.operator_namespace.clone(),
             shared: config.notifications.shared_secrets,
         },
+        cluster: config.cluster_name.clone(),
         outbox: Arc::clone(&outbox),
         reread: timings.secret_refresh_period,
         points: points.store.clone(),

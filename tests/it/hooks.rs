@@ -1,7 +1,6 @@
 //! Webhooks: content of a request, trust, and forbidden addresses.
 
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -9,13 +8,12 @@ use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use qm_api::{ContactPoint, TrackedField};
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::{Authority, Identity};
-use testbed::wait::until;
 
-use crate::support::{Bed, Operator, READY, SOON, Settings, accepted, condition};
+use crate::support::{Bed, Operator, READY, Settings, accepted, condition};
 
 /// Returns HMAC-SHA256 as RFC 2104 defines it, so that the product's library does not check its own signature.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
@@ -32,7 +30,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
 }
 
 /// Checks a request as a receiver does by Standard Webhooks: one of the signatures matches, and the time is near.
-fn verify(request: &Request, key: &[u8]) {
+pub fn verify(request: &Request, key: &[u8]) {
     let header = |name: &str| {
         request
             .header(name)
@@ -486,204 +484,6 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     assert!(message.contains("internal words"), "{message}");
 }
 
-/// Creates the sample for a receiver, with `path` of the receiver as its URL.
-async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
-    let file = format!(
-        "{}/config/samples/tg_v1_contactpoint_{name}.yaml",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let manifest = std::fs::read_to_string(file).unwrap().replace(
-        "namespace: default",
-        &format!("namespace: {}", bed.namespace),
-    );
-    bed.create::<Secret>(
-        name,
-        json!({ "stringData": { "url": format!("{}/{name}", receiver.url()) } }),
-    )
-    .await;
-    bed.apply(&manifest).await;
-}
-
-/// <https://docs.slack.dev/messaging/formatting-message-text/>: `&`, `<` and `>` are escaped, and no other characters.
-fn slack(request: &Request) -> String {
-    let body = request.json().unwrap();
-    let keys: Vec<_> = body.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["text"]);
-    let text = body["text"].as_str().unwrap();
-    assert!(
-        !text.is_empty() && text.chars().count() <= 40_000 && !text.contains(['<', '>']),
-        "{text}"
-    );
-    text.replace("&lt;", "<")
-        .replace("&gt;", ">")
-        .replace("&amp;", "&")
-}
-
-/// <https://docs.discord.com/developers/resources/webhook#execute-webhook>
-fn discord(request: &Request) -> String {
-    let body = request.json().unwrap();
-    assert_eq!(body["allowed_mentions"], json!({ "parse": [] }));
-    let text = body["content"].as_str().unwrap();
-    assert!((1..=2000).contains(&text.chars().count()));
-    text.to_owned()
-}
-
-/// <https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/connectors-using>
-fn teams(request: &Request) -> String {
-    let body = request.json().unwrap();
-    assert_eq!(body["type"], "message");
-    let [attachment] = body["attachments"].as_array().unwrap().as_slice() else {
-        panic!("{body}")
-    };
-    assert_eq!(
-        attachment["contentType"],
-        "application/vnd.microsoft.card.adaptive"
-    );
-    assert_eq!(attachment["contentUrl"], Value::Null);
-    let card = &attachment["content"];
-    assert_eq!(
-        (&card["type"], &card["version"]),
-        (&json!("AdaptiveCard"), &json!("1.2"))
-    );
-    assert!(request.body.len() <= 28 * 1024);
-    let [block] = card["body"].as_array().unwrap().as_slice() else {
-        panic!("{card}")
-    };
-    assert_eq!(
-        (&block["type"], &block["wrap"]),
-        (&json!("TextBlock"), &json!(true))
-    );
-    block["text"].as_str().unwrap().to_owned()
-}
-
-/// <https://docs.ntfy.sh/publish/>: the body is the message, a header the title.
-fn ntfy(request: &Request) -> String {
-    assert_eq!(request.header("x-title"), Some("Quartermaster"));
-    assert!(
-        request
-            .header("content-type")
-            .unwrap()
-            .starts_with("text/plain")
-    );
-    assert!((1..=4096).contains(&request.body.len()));
-    std::str::from_utf8(&request.body).unwrap().to_owned()
-}
-
-/// Returns the text of a request, and checks its shape.
-type Read = fn(&Request) -> String;
-
-#[tokio::test]
-async fn samples_match_the_format_of_each_receiver() {
-    let bed = Bed::shared("receivers").await;
-    let receiver = Receiver::start().unwrap();
-    let operator = Operator::start(&bed, Settings::default()).await;
-    let receivers: [(&str, Read); 4] = [
-        ("slack", slack),
-        ("discord", discord),
-        ("teams", teams),
-        ("ntfy", ntfy),
-    ];
-    let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀[Sign in](http://evil.test)";
-    let long = "😀".repeat(250);
-    bed.service("front", json!([{ "port": 80 }])).await;
-    bed.patch::<k8s_openapi::api::core::v1::Service>(
-        "front",
-        json!({ "metadata": { "annotations": { "a": nasty } } }),
-    )
-    .await;
-    for (name, _) in receivers {
-        sample(&bed, name, &receiver).await;
-        bed.ready(name).await;
-        bed.track(name, "Service", "front", "{.metadata.annotations.a}", name)
-            .await;
-    }
-    let entry = |value: &str| {
-        format!(
-            "Resource kind: Service\nName: front\nStatus: Created\nValue: {value}\nNamespace: {}",
-            bed.namespace
-        )
-    };
-    for (name, read) in receivers {
-        bed.delivered(name, &[("Created", Some(nasty))]).await;
-        let path = format!("/{name}");
-        let requests: Vec<Arc<Request>> = accepted(&receiver)
-            .into_iter()
-            .filter(|request| request.path == path)
-            .collect();
-        let texts: Vec<String> = requests.iter().map(AsRef::as_ref).map(read).collect();
-        // Discord and Teams render Markdown, in which a value must not make a link.
-        let rendered = if ["discord", "teams"].contains(&name) {
-            nasty.replace("](", "] (")
-        } else {
-            nasty.to_owned()
-        };
-        assert_eq!(
-            texts,
-            ["Contact point is ready".to_owned(), entry(&rendered)],
-            "{name}"
-        );
-        assert!(
-            requests
-                .iter()
-                .all(|request| request.header("ce-specversion") == Some("1.0"))
-        );
-    }
-    // A digest that exceeds the limit of every receiver.
-    for (name, _) in receivers {
-        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": true } }))
-            .await;
-        bed.waiting(name, "ContactPointNotReady").await;
-    }
-    receiver.forget();
-    for nth in 0..30 {
-        let value = format!("{nth}{long}");
-        bed.patch::<k8s_openapi::api::core::v1::Service>(
-            "front",
-            json!({ "metadata": { "annotations": { "a": value } } }),
-        )
-        .await;
-    }
-    for (name, _) in receivers {
-        bed.until(name, "recorded", |field: &TrackedField| {
-            field.history().unwrap().len() == 31
-        })
-        .await;
-    }
-    // Recorded entries are offered to the queue a moment later.
-    let all = format!("quartermaster_entries_pending {}", 30 * receivers.len());
-    until("all wait", SOON, async || {
-        Ok(operator
-            .metrics()
-            .await
-            .lines()
-            .any(|line| line == all)
-            .then_some(()))
-    })
-    .await
-    .unwrap();
-    for (name, read) in receivers {
-        bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } }))
-            .await;
-        let path = format!("/{name}");
-        bed.until(name, "told", |field: &TrackedField| {
-            !field
-                .history()
-                .unwrap()
-                .iter()
-                .any(qm_api::tracked_field::Entry::is_pending)
-        })
-        .await;
-        let requests = receiver
-            .wait_for(SOON, |all| all.iter().any(|request| request.path == path))
-            .await
-            .unwrap();
-        for request in requests.iter().filter(|request| request.path == path) {
-            let text = read(request);
-            assert!(text.starts_with("30 changes\n"), "{name}: {text}");
-        }
-    }
-}
-
 /// Validation cannot find a body that fails on some messages only.
 #[tokio::test]
 async fn body_that_fails_on_a_message_is_reported() {
@@ -727,4 +527,99 @@ async fn body_that_fails_on_a_message_is_reported() {
     )
     .await;
     bed.waiting("it", "").await;
+}
+
+/// A body that leaves its token out of a message, or changes the token. The Secret does not exist, so it was not read.
+#[tokio::test]
+async fn body_without_its_whole_token_is_reported() {
+    const TOKEN: &str = "T0kenOfTheBodyInvalidTest";
+    let bed = Bed::shared("body-token").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod")).await;
+    let point = async |name: &str, body: &str| {
+        let webhook = json!({ "url": receiver.url(), "tokenIn": "Body", "body": body });
+        let token = json!({ "secretName": "token", "key": "token" });
+        let spec = json!({ "type": "Webhook", "apiToken": token, "webhookSpec": webhook });
+        bed.point(name, spec).await;
+    };
+    let good = r#"{"key": "{{ token }}", "value": {{ value | tojson }}, "of": "{{ cluster | replace('p', 'P') }}"}"#;
+    for (name, body) in [
+        ("upper", r#"{"key": "{{ token | upper }}"}"#),
+        ("part", r#"{"key": "{{ token[:8] }}"}"#),
+        ("length", r#"{"key": {{ token | length }}}"#),
+        ("none", r#"{"text": {{ text | tojson }}}"#),
+    ] {
+        point(name, body).await;
+        let (_, message) = condition(&bed.not_ready(name, "BodyInvalid").await);
+        assert!(
+            message.contains("write \"{{ token }}\" or {{ token | tojson }}"),
+            "{message}"
+        );
+        assert_eq!(bed.event(name, "BodyInvalid").await, message);
+    }
+    point("bare", r#"{"key": {{ token }}}"#).await;
+    let (_, message) = condition(&bed.not_ready("bare", "BodyInvalid").await);
+    assert!(message.contains("not in a JSON string"), "{message}");
+    point("word", "{{ token | urlencode }}").await;
+    let (_, message) = condition(&bed.not_ready("word", "SpecInvalid").await);
+    assert!(
+        message.contains("there is no filter `urlencode`"),
+        "{message}"
+    );
+    point("hook", good).await;
+    bed.not_ready("hook", "SecretNotFound").await;
+
+    // Fields wait with the same reason. Once the body is corrected, the entry is sent.
+    bed.deployment("web", 1).await;
+    bed.track("waits", "Deployment", "web", "replicas", "upper")
+        .await;
+    let waiting = bed.waiting("waits", "BodyInvalid: \"upper\": ").await;
+    assert!(waiting.contains("for the test message"), "{waiting}");
+    bed.secret("token", TOKEN).await;
+    bed.ready("hook").await;
+    assert_eq!(
+        receiver.requests().len(),
+        1,
+        "the test message of one point"
+    );
+    bed.patch::<ContactPoint>(
+        "upper",
+        json!({ "spec": { "webhookSpec": { "body": good } } }),
+    )
+    .await;
+    bed.delivered("waits", &[("Created", Some("1"))]).await;
+    bed.waiting("waits", "").await;
+    let sent = receiver.requests().last().unwrap().json().unwrap();
+    assert_eq!(sent, json!({ "key": TOKEN, "value": "1", "of": "Prod" }));
+
+    // A body that fails on some messages only: the event's own data is sent, without any part of the token.
+    let body = r#"{"key": "{{ token if action != 'Updated' else token[:8] }}"}"#;
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "spec": { "webhookSpec": { "body": body } } }),
+    )
+    .await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("it", "").await;
+    receiver.forget();
+    bed.scale("web", 2).await;
+    let message = bed
+        .waiting(
+            "it",
+            "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ",
+        )
+        .await;
+    assert!(message.contains("the whole token"), "{message}");
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
+    let requests = receiver.requests();
+    let event = requests
+        .iter()
+        .map(|request| request.json().unwrap())
+        .find(|data| data["trackedField"] == "it");
+    let event = event.unwrap();
+    assert_eq!(event["value"], "2");
+    assert!(!event.to_string().contains(&TOKEN[..4]), "{event}");
 }

@@ -36,6 +36,7 @@ mod outages;
 mod own_namespace;
 mod pins;
 mod policies;
+mod receivers;
 mod secrecy;
 mod secrets;
 mod secure_metrics;

@@ -7,11 +7,12 @@ use k8s_openapi::api::core::v1::Secret;
 use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::bot_api::{BotApi, Chat, Fault, Kind, Pace};
-use testbed::receiver::{Receiver, Reply};
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::hooks::verify;
+use crate::support::{Bed, Operator, SOON, Settings, condition};
 
 /// Secret values, by their description.
 struct Secrets {
@@ -29,6 +30,11 @@ impl Secrets {
         for (what, secret) in &self.all {
             forms.push(((*what).to_owned(), secret.clone()));
             forms.push((format!("{what} in base64"), STANDARD.encode(secret)));
+            let json = Value::from(&**secret).to_string();
+            forms.push((
+                format!("{what} in JSON"),
+                json[1..json.len() - 1].to_owned(),
+            ));
             forms.push((format!("{what} in hexadecimal"), hex(secret)));
             forms.push((
                 format!("{what}, half"),
@@ -63,6 +69,213 @@ impl Secrets {
 
 fn code(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
+}
+
+/// Returns the body of `request` with HTML's special characters escaped.
+fn html(request: &Request) -> String {
+    text(request)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// Decodes a form as receivers do.
+fn form_pairs(form: &str) -> Vec<(String, String)> {
+    let pairs = form_urlencoded::parse(form.as_bytes());
+    pairs.into_owned().collect()
+}
+
+fn text(request: &Request) -> String {
+    String::from_utf8(request.body.to_vec()).unwrap()
+}
+
+/// The receivers repeat the body, raw and in other encodings.
+#[tokio::test]
+async fn token_of_a_body_never_appears_in_any_output() {
+    let bed = Bed::shared("secrecy-body").await;
+    let secrets = Secrets {
+        all: vec![
+            ("the token", r#"pd"Qw7\Er9/Ty1&Ui3<Op5>As "2Df4=Gh6"#.into()),
+            ("the next token", "N3xtT0k3nN3xtT0k3nN3xtT0k3n".into()),
+            ("a token with a newline", "NeWlInEbOdYNeWlInEbOdY".into()),
+        ],
+    };
+    let [token, next, newline] = [0, 1, 2].map(|index| secrets.all[index].1.clone());
+    let (receiver, collector) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let settings = Settings::default()
+        .flag("--log-level=trace")
+        .flag("--secret-refresh-period=200ms")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
+        .env("OTEL_BSP_SCHEDULE_DELAY", "50");
+    let mut operator = Operator::start(&bed, settings).await;
+    let key = "a signing key of thirty-two bytes";
+    let data = json!({ "token": token, "newline": format!("{newline}\n"), "key": key });
+    bed.create::<Secret>("all", json!({ "stringData": data }))
+        .await;
+    let from = |key: &str| json!({ "secretName": "all", "key": key });
+    let point = async |name: &str, token: &str, body: &str, content_type: &str| {
+        let webhook = json!({
+            "url": format!("{}/{name}", receiver.url()),
+            "headerName": "X-Token",
+            "tokenIn": "Body",
+            "body": body,
+            "contentType": content_type,
+            "signingKey": from("key"),
+        });
+        let spec = json!({ "type": "Webhook", "apiToken": from(token), "webhookSpec": webhook });
+        bed.point(name, spec).await;
+    };
+    let body = r#"{"a": "{{ token }}", "b": {{ token | tojson }}, "text": {{ text | tojson }}}"#;
+    point("json", "token", body, "application/json").await;
+    let body = "a={{ token }}&b=1";
+    point("form", "token", body, "application/x-www-form-urlencoded").await;
+    point("newline", "newline", body, "text/plain").await;
+    point(
+        "part",
+        "token",
+        r#"{"a": "{{ token[:8] }}"}"#,
+        "application/json",
+    )
+    .await;
+    bed.not_ready("newline", "SecretInvalid").await;
+    bed.not_ready("part", "BodyInvalid").await;
+    bed.deployment("web", 1).await;
+    for name in ["json", "form"] {
+        bed.ready(name).await;
+        bed.track(name, "Deployment", "web", "replicas", name).await;
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+
+    // The token is in the body, which the signature covers, and in no header.
+    let check = |token: &str| {
+        let requests = receiver.requests();
+        let last = |path: &str| requests.iter().rfind(|it| it.path == path).unwrap().clone();
+        let (json, form) = (last("/json"), last("/form"));
+        let data = json.json().unwrap();
+        assert_eq!((&data["a"], &data["b"]), (&json!(token), &json!(token)));
+        assert!(data["text"].as_str().unwrap().contains("Value: "), "{data}");
+        let pairs = form_pairs(&text(&form));
+        let expected = [("a", token), ("b", "1")].map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(pairs, expected);
+        for request in [json, form] {
+            verify(&request, key.as_bytes());
+            assert_eq!(request.header("x-token"), None);
+            secrets.search("the headers", &format!("{:?}", request.headers));
+        }
+    };
+    check(&token);
+
+    let sent = |name: &str| {
+        let path = format!("/{name}");
+        let requests = receiver.requests();
+        requests.iter().rfind(|it| it.path == path).unwrap().clone()
+    };
+    let mut value = 1;
+    for name in ["json", "form"] {
+        let request = sent(name);
+        let echoes = [
+            text(&request),
+            json!({ "error": text(&request) }).to_string(),
+            json!({ "error": json!({ "body": text(&request) }).to_string() }).to_string(),
+            json!({ "token": token }).to_string().replace('/', "\\/"),
+            html(&request),
+            format!("the token {token} is unknown"),
+        ];
+        for (status, echo) in [500, 503, 500, 503, 500, 503].into_iter().zip(echoes) {
+            receiver.behave();
+            bed.ready(name).await;
+            bed.waiting(name, "").await;
+            receiver.always(Reply::status(code(status)).body(echo));
+            value += 1;
+            bed.scale("web", value).await;
+            let failing = format!("DeliveryFailing: {name:?}: the endpoint failed ({status}");
+            let message = bed.waiting(name, &failing).await;
+            assert!(message.contains("[redacted]"), "{message}");
+            secrets.search("the annotation", &message);
+        }
+    }
+    // Refusals: the condition, its Event, and the answer to a requested test message.
+    for (status, reason) in [(404, "NotFound"), (401, "Unauthorized"), (403, "Forbidden")] {
+        receiver.behave();
+        // Only an entry opens a receiver again that accepted a test message while it was stopped.
+        value += 1;
+        bed.scale("web", value).await;
+        bed.ready("json").await;
+        bed.waiting("json", "").await;
+        receiver.always(Reply::status(code(status)).body(text(&sent("json"))));
+        let annotations = json!({ "quartermaster.dev/test-at": status.to_string() });
+        bed.patch::<ContactPoint>(
+            "json",
+            json!({ "metadata": { "annotations": annotations } }),
+        )
+        .await;
+        let point = bed.not_ready("json", reason).await;
+        let (_, message) = condition(&point);
+        assert!(message.contains("[redacted]"), "{message}");
+    }
+
+    // The next message after a rotation has the new token.
+    receiver.behave();
+    bed.patch::<Secret>("all", json!({ "stringData": { "token": next } }))
+        .await;
+    for name in ["json", "form"] {
+        bed.ready(name).await;
+        until("the test message has the new token", SOON, async || {
+            Ok(text(&sent(name)).contains(&next).then_some(()))
+        })
+        .await
+        .unwrap();
+        bed.waiting(name, "").await;
+    }
+    bed.scale("web", 100).await;
+    for name in ["json", "form"] {
+        bed.until(name, "told", |field: &TrackedField| {
+            let history = field.history().unwrap();
+            let last = history.last().unwrap();
+            last.value.as_deref() == Some("100") && !last.is_pending()
+        })
+        .await;
+    }
+    check(&next);
+
+    secrets.search("the metrics", &operator.metrics().await);
+    operator.child().terminate().unwrap();
+    until("the operator exits", SOON, async || {
+        Ok(operator.child().ended()?)
+    })
+    .await
+    .unwrap();
+    let logs = operator.logs();
+    assert!(logs.contains("\"level\":\"debug\"") && !logs.contains("panicked"));
+    secrets.search("the logs", &logs);
+    secrets.search(
+        "the logs",
+        &logs.replace("\\\"", "\"").replace("\\\\", "\\"),
+    );
+    let traces = collector.requests();
+    assert!(traces.len() > 3);
+    for trace in traces {
+        secrets.search("a trace", &String::from_utf8_lossy(&trace.body));
+    }
+    for kind in [
+        "contactpoints",
+        "trackedfields",
+        "events.events.k8s.io",
+        "events",
+    ] {
+        let yaml = bed
+            .kubectl(&["get", kind, "-o", "yaml", "--show-managed-fields"])
+            .await;
+        secrets.search(kind, &yaml);
+        let objects = bed.kubectl(&["get", kind, "-o", "json"]).await;
+        let objects: Value = serde_json::from_str(&objects).unwrap();
+        let objects = objects["items"].as_array().unwrap();
+        assert!(!objects.is_empty(), "{kind}");
+        for object in objects {
+            secrets.search(kind, &object.to_string());
+        }
+    }
 }
 
 /// Errors of all kinds, with receivers that repeat their requests; then the test searches all output.

@@ -19,6 +19,8 @@ use super::common::{
 pub const TELEGRAM: &str = "Telegram";
 /// Value of `type` for an HTTP endpoint.
 pub const WEBHOOK: &str = "Webhook";
+/// Value of `tokenIn` for a token in the body.
+pub const TOKEN_IN_BODY: &str = "Body";
 
 /// A receiver of messages: a Telegram chat or a webhook.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -57,6 +59,7 @@ pub const WEBHOOK: &str = "Webhook";
     validation = webhook_takes_no_chat(),
     validation = token_needs_header(),
     validation = header_needs_token(),
+    validation = token_in_body_needs_token(),
 )]
 pub struct ContactPointSpec {
     /// Type of the receiver: `Telegram` or `Webhook`.
@@ -64,7 +67,7 @@ pub struct ContactPointSpec {
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Telegram', 'Webhook']", "write type: Telegram or type: Webhook"))]
     pub type_: String,
-    /// Secret with the bot token (Telegram), or with the value of the header `webhookSpec.headerName` (Webhook).
+    /// Secret with the bot token (Telegram), or with the token that `webhookSpec.tokenIn` places (Webhook).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_token: Option<SecretKeySelector>,
     /// Chat, for `type: Telegram`.
@@ -129,6 +132,10 @@ pub struct TelegramSpec {
         "contentType needs body: add body, or remove contentType",
     ),
     validation = (
+        "!has(self.tokenIn) || self.tokenIn != 'Body' || has(self.body)",
+        "tokenIn: Body needs body: add a body with {{ token }} at the token's place, or write tokenIn: Header",
+    ),
+    validation = (
         "!has(self.headerName) || !has(self.headers) \
          || !self.headers.exists(name, name.lowerAscii() == self.headerName.lowerAscii())",
         "headers repeats headerName: remove it from headers, because its value comes from apiToken",
@@ -154,7 +161,13 @@ pub struct WebhookSpec {
     /// Secret with the URL, if the URL itself is secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url_from: Option<SecretKeySelector>,
-    /// Name of the header that carries `apiToken`. Set both or neither.
+    /// Place of `apiToken` in a request: `Header` (the header `headerName`) or `Body` (the variable `token` of `body`). With
+    /// `Body`, the operator sends no such header. Defaults to `Header`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = ("self in ['Header', 'Body']", "write tokenIn: Header or tokenIn: Body"))]
+    pub token_in: Option<String>,
+    /// Name of the header that carries `apiToken`. With `tokenIn: Header`, set both or neither.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(
@@ -386,7 +399,7 @@ fn telegram_takes_no_webhook() -> Rule {
         "self.type != 'Telegram' || !has(self.webhookSpec) || ((!has(self.webhookSpec.url) || self.webhookSpec.url == '') \
          && (!has(self.webhookSpec.headerName) || self.webhookSpec.headerName == '') && (!has(self.webhookSpec.headers) || self.webhookSpec.headers.size() == 0) \
          && !has(self.webhookSpec.urlFrom) && !has(self.webhookSpec.body) && !has(self.webhookSpec.contentType) \
-         && !has(self.webhookSpec.signingKey) && !has(self.webhookSpec.timeoutSeconds) && !has(self.webhookSpec.tls))",
+         && !has(self.webhookSpec.tokenIn) && !has(self.webhookSpec.signingKey) && !has(self.webhookSpec.timeoutSeconds) && !has(self.webhookSpec.tls))",
         "type: Telegram takes no webhookSpec: remove it, or write type: Webhook",
     )
 }
@@ -402,10 +415,17 @@ fn webhook_takes_no_chat() -> Rule {
 
 fn token_needs_header() -> Rule {
     rule_over(
-        &["type", "apiToken", "webhookSpec.headerName"],
+        &[
+            "type",
+            "apiToken",
+            "webhookSpec.headerName",
+            "webhookSpec.tokenIn",
+        ],
         "self.type != 'Webhook' || !has(self.apiToken) || (has(self.webhookSpec) \
-         && has(self.webhookSpec.headerName) && self.webhookSpec.headerName != '')",
-        "apiToken is sent in a header: add webhookSpec.headerName, such as X-Api-Token, or remove apiToken",
+         && ((has(self.webhookSpec.headerName) && self.webhookSpec.headerName != '') \
+         || (has(self.webhookSpec.tokenIn) && self.webhookSpec.tokenIn == 'Body')))",
+        "apiToken is sent in a header: add webhookSpec.headerName, such as X-Api-Token, or write webhookSpec.tokenIn: Body \
+         for a token in the body, or remove apiToken",
     )
 }
 
@@ -417,6 +437,22 @@ fn header_needs_token() -> Rule {
         "webhookSpec.headerName carries apiToken: add apiToken: {secretName: NAME, key: KEY}, or remove headerName (a header \
          that is not secret goes into webhookSpec.headers)",
     )
+}
+
+fn token_in_body_needs_token() -> Rule {
+    rule_over(
+        &["type", "apiToken", "webhookSpec.tokenIn"],
+        "self.type != 'Webhook' || has(self.apiToken) || !has(self.webhookSpec) \
+         || !has(self.webhookSpec.tokenIn) || self.webhookSpec.tokenIn != 'Body'",
+        "webhookSpec.tokenIn: Body needs a token: add apiToken: {secretName: NAME, key: KEY}, or remove tokenIn",
+    )
+}
+
+impl WebhookSpec {
+    /// Returns whether the token goes into the body.
+    pub fn has_token_in_body(&self) -> bool {
+        self.token_in.as_deref() == Some(TOKEN_IN_BODY)
+    }
 }
 
 super::spec_size::stored_spec!(ContactPointSpec);

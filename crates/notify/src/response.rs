@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::AddressDenied;
-use super::message::breaks_line;
+use super::message::{breaks_line, escape_markup};
 use super::{LONGEST_PAUSE, Refusal, SendError};
 
 /// Maximum number of bytes to read of a response body.
@@ -70,7 +70,7 @@ pub(super) struct Redactor {
 
 impl Redactor {
     /// Creates a redactor of each secret as a whole, of its parts (a URL's path segments and query values, a header's
-    /// words), and of their JSON and percent-decoded forms.
+    /// words), and of their JSON, HTML and percent-decoded forms.
     pub(super) fn new<'a>(secrets: impl IntoIterator<Item = &'a SecretString>) -> Self {
         let mut forms = Vec::new();
         let mut quotable = true;
@@ -96,9 +96,17 @@ impl Redactor {
         let mut encoded = Vec::new();
         for form in &forms {
             if let Ok(json) = serde_json::to_string(form) {
-                encoded.push(json.trim_matches('"').replace('/', "\\/"));
-                encoded.push(json.trim_matches('"').into());
+                let json = json.trim_matches('"');
+                // PHP escapes slashes, and Go HTML's special characters.
+                encoded.push(json.replace('/', "\\/"));
+                encoded.push(
+                    json.replace('&', "\\u0026")
+                        .replace('<', "\\u003c")
+                        .replace('>', "\\u003e"),
+                );
+                encoded.push(json.into());
             }
+            encoded.push(escape_markup(form));
             if let Some(decoded) = percent_decoded(form) {
                 encoded.push(decoded);
             }

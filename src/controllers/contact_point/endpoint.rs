@@ -12,8 +12,9 @@ use qm_api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, Sec
 use qm_api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use qm_api::spec_size::StoredSpec as _;
 use qm_notify::Endpoint;
+use qm_notify::message::Body;
 use qm_notify::telegram::TelegramChat;
-use qm_notify::webhook::{Parts, SigningKey, Tls, WebhookEndpoint};
+use qm_notify::webhook::{Parts, SigningKey, Tls, Token, WebhookEndpoint, event};
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
@@ -55,10 +56,16 @@ pub enum EndpointError {
     /// The spec is incomplete or contradictory.
     #[error("{0}")]
     SpecInvalid(String),
+    /// The body fails for the test message, which would therefore lack the token.
+    #[error("{0}")]
+    BodyInvalid(String),
     /// The apiserver did not answer, or answered without a Secret: a transient error.
     #[error("a Secret could not be read: {0}")]
     SecretUnreadable(String),
 }
+
+/// Reason of a body that cannot be rendered with its token.
+pub const BODY_INVALID: &str = "BodyInvalid";
 
 impl EndpointError {
     /// Returns the condition's reason.
@@ -69,18 +76,20 @@ impl EndpointError {
             Self::SecretInvalid(_) => "SecretInvalid",
             Self::SecretForbidden(_) => "SecretForbidden",
             Self::SpecInvalid(_) => "SpecInvalid",
+            Self::BodyInvalid(_) => BODY_INVALID,
             Self::SecretUnreadable(_) => "SecretUnreadable",
         }
     }
 }
 
-/// Resolves and checks the references of `point`.
+/// Resolves and checks the references of `point`. `cluster`: the operator's `--cluster-name`.
 ///
 /// # Errors
 /// Returns the reason that there is no endpoint, without any secret value.
 pub async fn resolve(
     source: &SecretSource,
     point: &ContactPoint,
+    cluster: Option<&str>,
 ) -> Result<ResolvedEndpoint, EndpointError> {
     point
         .spec
@@ -93,7 +102,7 @@ pub async fn resolve(
     };
     let endpoint = match point.spec.type_.as_str() {
         TELEGRAM => Endpoint::Telegram(telegram(&mut secrets).await?),
-        WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets).await?)),
+        WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets, cluster).await?)),
         other => {
             return Err(EndpointError::SpecInvalid(format!(
                 "spec.type is {other:?}: write {TELEGRAM} or {WEBHOOK} (any other value once meant {TELEGRAM})"
@@ -140,11 +149,15 @@ async fn telegram(secrets: &mut SecretReader<'_>) -> Result<TelegramChat, Endpoi
     .map_err(|error| secrets.invalid(reference, &error))
 }
 
-async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, EndpointError> {
+async fn webhook(
+    secrets: &mut SecretReader<'_>,
+    cluster: Option<&str>,
+) -> Result<WebhookEndpoint, EndpointError> {
     let point = secrets.point;
     let spec: &WebhookSpec = point.spec.webhook_spec.as_ref().ok_or_else(|| {
         EndpointError::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into())
     })?;
+    let body = checked_body(point, spec, cluster)?;
     let url = match &spec.url_from {
         Some(reference) => secrets.text(reference).await?,
         None if spec.url.is_empty() => {
@@ -155,8 +168,14 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
         None => spec.url.clone().into(),
     };
     let token = match (&point.spec.api_token, spec.header_name.as_str()) {
+        (Some(reference), _) if spec.has_token_in_body() => {
+            Some(Token::InBody(secrets.text(reference).await?))
+        }
         (_, "") | (None, _) => None,
-        (Some(reference), header) => Some((header.to_owned(), secrets.text(reference).await?)),
+        (Some(reference), header) => {
+            let token = secrets.text(reference).await?;
+            Some(Token::InHeader(header.to_owned(), token))
+        }
     };
     let signing_key = match &spec.signing_key {
         Some(reference) => {
@@ -184,7 +203,7 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
         url_is_secret: spec.url_from.is_some(),
         token,
         headers: spec.headers.clone(),
-        body: spec.body.clone(),
+        body,
         content_type: spec.content_type.clone(),
         signing_key,
         timeout,
@@ -199,6 +218,26 @@ async fn webhook(secrets: &mut SecretReader<'_>) -> Result<WebhookEndpoint, Endp
             _ => EndpointError::SpecInvalid(format!("spec.webhookSpec.{error}")),
         },
     )
+}
+
+/// Returns the body, which is checked before the Secrets are read.
+fn checked_body(
+    point: &ContactPoint,
+    spec: &WebhookSpec,
+    cluster: Option<&str>,
+) -> Result<Option<Body>, EndpointError> {
+    let body = Body::of(spec)
+        .map_err(|error| EndpointError::SpecInvalid(format!("spec.webhookSpec.body: {error}")))?;
+    if let Some(body) = &body {
+        let namespace = point.namespace().unwrap_or_default();
+        let (name, footer) = (point.name_any(), point.spec.footer.as_deref());
+        event::check_test(body, &namespace, &name, cluster, footer).map_err(|error| {
+            EndpointError::BodyInvalid(format!(
+                "spec.webhookSpec.body fails for the test message: {error}; the operator sends nothing until the body is fixed"
+            ))
+        })?;
+    }
+    Ok(body)
 }
 
 /// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.

@@ -30,7 +30,7 @@ pub mod status;
 pub const NAME: &str = "contactpoint";
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["fc35e5ac8aeeadcb", "f8fbb2733e5b63b3"],
+    &["fc35e5ac8aeeadcb", "65c3f393d6cb0e5e"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
@@ -48,6 +48,8 @@ pub const MANAGER: &str = "quartermaster/contactpoint";
 
 pub struct ContactPoints<T> {
     pub source: SecretSource,
+    /// `--cluster-name`.
+    pub cluster: Option<String>,
     /// Queues of all contact points.
     pub outbox: Arc<Outbox<T>>,
     /// Time after which a Secret in use is read again.
@@ -213,7 +215,8 @@ impl<T: Transport> Controller for ContactPoints<T> {
             self.close(&key);
             return Ok(status::suspended(&mut cx.status, &spec));
         }
-        let resolved = match endpoint::resolve(&self.source, &point).await {
+        let resolved = match endpoint::resolve(&self.source, &point, self.cluster.as_deref()).await
+        {
             Ok(resolved) => resolved,
             // The apiserver recovers by itself: the condition stays, and the queue continues.
             Err(error @ EndpointError::SecretUnreadable(_)) => {
@@ -235,7 +238,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
                 let (reason, message) = (error.reason(), error.to_string());
                 let outcome = status::blocked(&mut cx.status, &spec, reason, message);
                 return Ok(match error {
-                    EndpointError::SpecInvalid(_) => outcome,
+                    EndpointError::SpecInvalid(_) | EndpointError::BodyInvalid(_) => outcome,
                     _ => outcome.requeue(Requeue::Poll),
                 });
             }

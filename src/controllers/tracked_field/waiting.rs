@@ -15,6 +15,7 @@ use super::lookup::Unreadable;
 use super::target::TargetKey;
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
+use crate::controllers::contact_point::endpoint::BODY_INVALID;
 
 /// Reason of a target that cannot be read.
 pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
@@ -67,6 +68,12 @@ pub enum WaitingReason {
     /// The contact point's body fails; messages are sent without it.
     BodyInvalid {
         name: String,
+        message: String,
+    },
+    /// The contact point's body fails for the test message; nothing is sent.
+    TestBodyInvalid {
+        name: String,
+        /// The contact point's message.
         message: String,
     },
     /// The target is outside the namespaces that the operator watches.
@@ -146,7 +153,7 @@ impl WaitingReason {
             Self::Field { reason, .. } => reason,
             Self::WhenInvalid(_) => "WhenInvalid",
             Self::TemplateInvalid(_) => "TemplateInvalid",
-            Self::BodyInvalid { .. } => "BodyInvalid",
+            Self::BodyInvalid { .. } | Self::TestBodyInvalid { .. } => BODY_INVALID,
             Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
@@ -212,6 +219,7 @@ impl WaitingReason {
             }
             Self::ContactPointNotObserved { name } => format!("{name:?}: not observed yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
+            Self::TestBodyInvalid { name, message } => format!("{name:?}: {message}"),
             Self::WriteRejected(message) => format!(
                 "the apiserver rejects writes of the status, so changes are neither recorded nor sent: {}; change the \
                  admission policy or webhook so that it accepts writes of trackedfields/status, or delete this TrackedField",
@@ -332,8 +340,8 @@ pub fn of_body(
     point: &ContactPoint,
     cluster: Option<&str>,
 ) -> Option<WaitingReason> {
-    let body = point.spec.webhook_spec.as_ref()?.body.as_deref()?;
-    let body = message::template::Body::new(body).ok()?;
+    let webhook = point.spec.webhook_spec.as_ref()?;
+    let body = message::Body::of(webhook).ok()??;
     let item = newest(object, history)?;
     let view = message::View::of(&item, cluster);
     let text = message::render(
@@ -345,7 +353,7 @@ pub fn of_body(
     )
     .text;
     let message = body
-        .render(&view, std::slice::from_ref(&view), &text)
+        .check(&view, std::slice::from_ref(&view), &text)
         .err()?;
     Some(WaitingReason::BodyInvalid {
         name: object.spec.contact_point.clone(),
@@ -378,6 +386,10 @@ pub fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     }
     Some(match ready {
         None => WaitingReason::ContactPointNotObserved { name },
+        Some(ready) if ready.reason == BODY_INVALID => WaitingReason::TestBodyInvalid {
+            name,
+            message: ready.message.clone(),
+        },
         Some(ready) => WaitingReason::ContactPointNotReady {
             name,
             because: format!("{}: {}", ready.reason, ready.message),

@@ -32,6 +32,11 @@ fn header(name: &str) -> String {
     format!("{{type: Webhook, {TOKEN}, webhookSpec: {{url: https://h, headerName: \"{name}\"}}}}")
 }
 
+/// Returns a webhook with its token in the body and these fields.
+fn in_body(more: &str) -> String {
+    format!("{{type: Webhook, {TOKEN}, webhookSpec: {{url: https://h, tokenIn: Body, {more}}}}}")
+}
+
 fn headers(headers: &str) -> String {
     with(&format!("headers: {{{headers}}}"))
 }
@@ -228,6 +233,19 @@ fn cases() -> Vec<Case> {
         (with("body: a, contentType: json"), "spec.webhookSpec.contentType: |write a media type"),
         (with(r#"body: a, contentType: "text/plain\nX-A: b""#), "spec.webhookSpec.contentType: |write a media type"),
         (with(&format!("body: a, contentType: a/{}", long(127))), "spec.webhookSpec.contentType: |Too long"),
+        // webhookSpec.tokenIn
+        (in_body("body: '{{ token }}'"), ""),
+        (in_body("body: '{{ token }}', headerName: X-A"), ""),
+        (in_body("body: '{{ token }}', headerName: ''"), ""),
+        (in_body("headerName: X-A"), "spec.webhookSpec: |tokenIn: Body needs body: add a body with {{ token }}"),
+        (with("body: '{{ token }}', tokenIn: Body"), "spec: |webhookSpec.tokenIn: Body needs a token: add apiToken"),
+        (with("tokenIn: Header"), ""),
+        (format!("{{type: Webhook, {TOKEN}, webhookSpec: {{url: https://h, tokenIn: Header, headerName: X-A}}}}"), ""),
+        (format!("{{type: Webhook, {TOKEN}, webhookSpec: {{url: https://h, tokenIn: Header}}}}"), "spec: |add webhookSpec.headerName"),
+        (with("tokenIn: ''"), "spec.webhookSpec.tokenIn: |write tokenIn: Header or tokenIn: Body"),
+        (with("tokenIn: body"), "spec.webhookSpec.tokenIn: |write tokenIn: Header or tokenIn: Body"),
+        (with(&format!("tokenIn: {}", long(65))), "spec.webhookSpec.tokenIn: |Too long"),
+        (telegram_and("webhookSpec: {tokenIn: Header}"), NO_WEBHOOK),
         // webhookSpec, the rest
         (with("signingKey: {secretName: s, key: k}"), ""),
         (with("signingKey: {secretName: s}"), "spec.webhookSpec.signingKey.key: |Required value"),

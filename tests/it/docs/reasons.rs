@@ -31,6 +31,7 @@ fn blocked() -> Vec<&'static str> {
         EndpointError::SecretInvalid(String::new()),
         EndpointError::SecretForbidden(String::new()),
         EndpointError::SpecInvalid(String::new()),
+        EndpointError::BodyInvalid(String::new()),
         EndpointError::SecretUnreadable(String::new()),
     ];
     let reason = |blocked: &EndpointError| match blocked {
@@ -39,6 +40,7 @@ fn blocked() -> Vec<&'static str> {
         | EndpointError::SecretInvalid(_)
         | EndpointError::SecretForbidden(_)
         | EndpointError::SpecInvalid(_)
+        | EndpointError::BodyInvalid(_)
         | EndpointError::SecretUnreadable(_) => blocked.reason(),
     };
     all.iter().map(reason).collect()
@@ -96,6 +98,10 @@ fn waiting() -> Vec<&'static str> {
             name: name(),
             message: name(),
         },
+        WaitingReason::TestBodyInvalid {
+            name: name(),
+            message: name(),
+        },
         WaitingReason::OutOfScope { namespace: name() },
         WaitingReason::Suspended,
         WaitingReason::ContactPointNotFound {
@@ -131,6 +137,7 @@ fn waiting() -> Vec<&'static str> {
         | WaitingReason::WhenInvalid(_)
         | WaitingReason::TemplateInvalid(_)
         | WaitingReason::BodyInvalid { .. }
+        | WaitingReason::TestBodyInvalid { .. }
         | WaitingReason::OutOfScope { .. }
         | WaitingReason::CrossNamespace { .. }
         | WaitingReason::Suspended

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use qm_api::tracked_field::Entry;
-use qm_notify::message::{check_body, check_template};
+use qm_notify::message::{Body, TokenFormat, check_body, check_template};
 use qm_notify::webhook::event::CloudEvent;
 use qm_notify::webhook::{Parts, WebhookEndpoint};
 use qm_notify::{MessageContent, OutgoingEntry};
@@ -36,7 +36,11 @@ fn every_template_variable_is_documented() {
             "{name} is not documented"
         );
     }
-    for name in listed(check_body("{{ nothing }}"))
+    let of_body = listed(check_body("{{ nothing }}"));
+    let with_token = Body::with_token("{{ nothing }}", TokenFormat::Json).map(|_| ());
+    let of_token = listed(with_token);
+    assert!(of_token.len() > of_body.len());
+    for name in of_token
         .into_iter()
         .filter(|name| !variables.contains(name))
     {

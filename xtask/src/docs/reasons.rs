@@ -27,7 +27,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ("Adopted", "The operator adopted an object that another program created."),
     ("AlreadyDeleted", "No load balancer was left to delete."),
     ("AutoscalingDisabled", "The spec no longer has an autoscaler, so the operator wrote the size itself."),
-    ("BodyInvalid", "The ContactPoint's body template fails for the newest change."),
+    ("BodyInvalid", "The ContactPoint's body template fails, or leaves out the token."),
     ("ChatNotFound", "Telegram does not know the chat, or the bot is not in the chat."),
     ("ChildTerminating", "An object that the operator needs to create again is still being deleted."),
     ("Conflict", "The operator does not own an object of the name that it needs."),

@@ -14,8 +14,9 @@ use wiremock::{Mock, MockServer, Request, ResponseTemplate};
 use super::*;
 use crate::OutgoingEntry;
 use crate::fixtures::updated;
+use crate::message::{Body, TokenFormat};
 use crate::rate_limit::WindowLimit;
-use crate::webhook::{Parts, SigningKey};
+use crate::webhook::{Parts, SigningKey, Token};
 
 mod telegram;
 mod webhook;
@@ -311,7 +312,10 @@ async fn echoed_secrets_are_redacted() {
     Mock::given(any()).respond_with(echo).mount(&server).await;
     let webhook = webhook(Parts {
         url_is_secret: true,
-        token: Some(("X-Token".into(), "Bearer hunter2hunter2".into())),
+        token: Some(Token::InHeader(
+            "X-Token".into(),
+            "Bearer hunter2hunter2".into(),
+        )),
         ..parts(&format!(
             "{}/services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX?key=abcdefghijkl",
             server.uri()
@@ -337,6 +341,78 @@ async fn echoed_secrets_are_redacted() {
     }
 }
 
+/// A receiver quotes the body as it came, or its value in another encoding.
+#[tokio::test]
+async fn token_of_a_body_is_redacted_in_every_encoding() {
+    const TOKEN: &str = r#"ab"cd\ef/gh&ij<kl>mn op%qr"#;
+    let server = MockServer::start().await;
+    let echo = |request: &Request| {
+        let body = std::str::from_utf8(&request.body).unwrap();
+        let html = body
+            .replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;")
+            .replace('"', "&quot;");
+        let answer = match request.url.path() {
+            "/raw" => body.to_owned(),
+            "/json" => json!({ "error": body }).to_string(),
+            "/php" => json!({ "error": TOKEN }).to_string().replace('/', "\\/"),
+            "/go" => json!({ "error": TOKEN })
+                .to_string()
+                .replace('&', "\\u0026")
+                .replace('<', "\\u003c")
+                .replace('>', "\\u003e"),
+            "/html" => html,
+            _ => format!("the token {TOKEN} is unknown"),
+        };
+        ResponseTemplate::new(400).set_body_string(answer)
+    };
+    Mock::given(any()).respond_with(echo).mount(&server).await;
+    for content_type in [
+        "application/json",
+        "application/x-www-form-urlencoded",
+        "text/xml",
+        "text/plain",
+    ] {
+        let body = Body::with_token("key={{ token }}.", TokenFormat::of(Some(content_type)));
+        let endpoint = webhook(Parts {
+            token: Some(Token::InBody(TOKEN.into())),
+            body: Some(body.unwrap()),
+            content_type: Some(content_type.into()),
+            ..parts(&server.uri())
+        });
+        for path in ["/raw", "/json", "/php", "/go", "/html", "/text"] {
+            let Endpoint::Webhook(mut hook) = endpoint.clone() else {
+                panic!("a webhook")
+            };
+            hook.url.set_path(path);
+            let message = sender(config())
+                .send(&Endpoint::Webhook(hook), TEST, false)
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                message.contains("[redacted]"),
+                "{path} {content_type}: {message}"
+            );
+            for piece in ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr"] {
+                let words = [
+                    "the endpoint rejected the message",
+                    "application",
+                    "unknown",
+                    "the token",
+                    "error",
+                    "[redacted]",
+                ];
+                let rest = words
+                    .iter()
+                    .fold(message.clone(), |text, word| text.replace(word, ""));
+                assert!(!rest.contains(piece), "{path} {content_type}: {message}");
+            }
+        }
+    }
+}
+
 /// Logs have the finest level, for every crate involved.
 #[test]
 fn no_secret_is_in_logs_or_errors() {
@@ -357,15 +433,27 @@ fn no_secret_is_in_logs_or_errors() {
         .with_max_level(tracing::Level::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    let secrets = [TOKEN, "hunter2hunter2", "T00000000", "wh-signing-key"];
+    let secrets = [
+        TOKEN,
+        "hunter2hunter2",
+        "T00000000",
+        "wh-signing-key",
+        "body-t0ken",
+    ];
     let endpoints = |base: &str| {
         let own = webhook(Parts {
             url_is_secret: true,
-            token: Some(("X-Token".into(), "hunter2hunter2".into())),
+            token: Some(Token::InHeader("X-Token".into(), "hunter2hunter2".into())),
             signing_key: Some(SigningKey::new(b"wh-signing-key").unwrap()),
             ..parts(&format!("{base}/services/T00000000"))
         });
-        [chat(7), own]
+        let body = Body::with_token("{{ token }}", TokenFormat::Json);
+        let in_body = webhook(Parts {
+            token: Some(Token::InBody("body-t0ken-body-t0ken".into())),
+            body: Some(body.unwrap()),
+            ..parts(base)
+        });
+        [chat(7), own, in_body]
     };
     let mut output = Vec::new();
     tracing::subscriber::with_default(subscriber, || {

@@ -1,14 +1,17 @@
 //! Texts of messages: the default text, a user's template, a digest of several entries, and their limits.
 
+mod body;
 pub mod digest;
 mod limits;
 pub mod template;
 mod view;
 
+pub(crate) use body::escape_markup;
+pub use body::{Body, RenderedBody, TokenFormat, check_body};
 pub(crate) use digest::entry_text;
 pub use digest::{Rendered, render};
 pub use limits::{BODY, MAX_ENTRIES, TextLimit};
-pub use template::{check_body, check_template};
+pub use template::check_template;
 pub(crate) use view::breaks_line;
 pub use view::{DELETED, NOT_SET, View, entry_id};
 

@@ -3,16 +3,16 @@
 //! Templates have few filters, no functions and no macros; [`cost`] limits their output.
 
 use std::io;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
 use serde::Serialize;
 
 use self::cost::{MAX_REPLACED, TemplateLimits, error_message};
-use super::{BODY, TextLimit, View};
+use super::{TextLimit, View};
 
-mod cost;
+pub(super) mod cost;
 
 /// Limits of a `TrackedField`'s template; a digest renders up to a hundred.
 const MESSAGE_LIMITS: TemplateLimits = TemplateLimits {
@@ -20,15 +20,9 @@ const MESSAGE_LIMITS: TemplateLimits = TemplateLimits {
     fuel: 10_000,
     output: TextLimit::WEBHOOK.max(),
 };
-/// Limits of a webhook's `body`; a request renders one.
-const BODY_LIMITS: TemplateLimits = TemplateLimits {
-    budget: 16 * 1024 * 1024,
-    fuel: 100_000,
-    output: BODY,
-};
 
 /// Variables of a `TrackedField`'s template.
-const VARIABLES: [&str; 19] = [
+pub(super) const VARIABLES: [&str; 19] = [
     "action",
     "changedBy",
     "cluster",
@@ -49,8 +43,6 @@ const VARIABLES: [&str; 19] = [
     "truncated",
     "value",
 ];
-/// Further variables of a webhook's `body`.
-const BODY_VARIABLES: [&str; 2] = ["entries", "text"];
 
 /// Checks a `TrackedField`'s template without rendering it.
 ///
@@ -58,18 +50,6 @@ const BODY_VARIABLES: [&str; 2] = ["entries", "text"];
 /// Returns the error message.
 pub fn check_template(source: &str) -> Result<(), String> {
     cost::check(source, &VARIABLES, MESSAGE_LIMITS)
-}
-
-/// Checks a webhook's `body` without rendering it.
-///
-/// # Errors
-/// Returns the error message.
-pub fn check_body(source: &str) -> Result<(), String> {
-    cost::check(
-        source,
-        &[&VARIABLES[..], &BODY_VARIABLES].concat(),
-        BODY_LIMITS,
-    )
 }
 
 /// Renders a `TrackedField`'s template.
@@ -83,52 +63,15 @@ pub fn message(source: &str, view: &View) -> Result<String, String> {
     render(&ENVIRONMENT, source, &shown(view), MESSAGE_LIMITS.output)
 }
 
-/// Checked `body` of a webhook.
-#[derive(Clone)]
-pub struct Body(Arc<str>);
-
-impl Body {
-    /// Checks `source` once for all renderings.
-    ///
-    /// # Errors
-    /// Returns the error message.
-    pub fn new(source: &str) -> Result<Self, String> {
-        check_body(source)?;
-        Ok(Self(source.into()))
-    }
-
-    /// Renders the body. `view` is the first entry, `entries` are all entries, `text` is the whole message.
-    ///
-    /// # Errors
-    /// Returns the error message.
-    pub fn render(&self, view: &View, entries: &[View], text: &str) -> Result<String, String> {
-        #[derive(Serialize)]
-        struct Variables<'a> {
-            #[serde(flatten)]
-            view: View,
-            entries: Vec<View>,
-            text: &'a str,
-        }
-        static ENVIRONMENT: LazyLock<Environment<'static>> =
-            LazyLock::new(|| environment(BODY_LIMITS));
-        let variables = Variables {
-            view: shown(view),
-            entries: entries.iter().map(shown).collect(),
-            text,
-        };
-        render(&ENVIRONMENT, &self.0, &variables, BODY_LIMITS.output)
-    }
-}
-
 /// Returns the view for a template, where `value` is always a text, as in the default message.
-fn shown(view: &View) -> View {
+pub(super) fn shown(view: &View) -> View {
     View {
         value: Some(view.shown().to_owned()),
         ..view.clone()
     }
 }
 
-fn render<'a>(
+pub(super) fn render<'a>(
     environment: &Environment<'a>,
     source: &'a str,
     variables: &impl Serialize,
@@ -151,7 +94,7 @@ fn render<'a>(
 }
 
 /// Creates the environment of a template. The environment has no loader, so a template cannot read files.
-fn environment(limits: TemplateLimits) -> Environment<'static> {
+pub(super) fn environment(limits: TemplateLimits) -> Environment<'static> {
     let mut environment = Environment::empty();
     environment.set_fuel(Some(limits.fuel));
     environment.set_undefined_behavior(UndefinedBehavior::Strict);

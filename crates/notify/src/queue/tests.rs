@@ -15,6 +15,7 @@ use super::entries::DeliveryRequest;
 use super::queues::{QueueStep, Queues};
 use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};
 use crate::history::DeliveryOutcome;
+use crate::message::Body;
 use crate::telegram::TelegramChat;
 use crate::webhook::{Parts, WebhookEndpoint};
 use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
@@ -43,7 +44,7 @@ fn chat() -> Endpoint {
 fn templated() -> Endpoint {
     let parts = Parts {
         url: "http://x.test/".into(),
-        body: Some("{{ text }}".into()),
+        body: Some(Body::new("{{ text }}").unwrap()),
         ..Parts::default()
     };
     Endpoint::Webhook(Box::new(WebhookEndpoint::new(parts).unwrap()))

@@ -10,7 +10,18 @@ use qm_api::contact_point::is_reserved;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{SigningKey, Tls};
-use crate::message::template::Body;
+use crate::message::{Body, View};
+
+/// Maximum length of a token in a body, in bytes.
+const MAX_BODY_TOKEN: usize = 8 * 1024;
+
+/// Token of a request, with its place.
+pub enum Token {
+    /// `headerName` and `apiToken`.
+    InHeader(String, SecretString),
+    /// `apiToken`, at the place that `body` gives it.
+    InBody(SecretString),
+}
 
 /// Unchecked fields of an endpoint, from a contact point's spec and Secrets.
 #[derive(Default)]
@@ -19,10 +30,9 @@ pub struct Parts {
     pub url: SecretString,
     /// Whether the URL came from a Secret.
     pub url_is_secret: bool,
-    /// `headerName` and `apiToken`.
-    pub token: Option<(String, SecretString)>,
+    pub token: Option<Token>,
     pub headers: BTreeMap<String, String>,
-    pub body: Option<String>,
+    pub body: Option<Body>,
     pub content_type: Option<String>,
     pub signing_key: Option<SigningKey>,
     /// `timeoutSeconds`.
@@ -59,6 +69,8 @@ pub struct WebhookEndpoint {
     pub(super) headers: http::HeaderMap,
     pub(super) secrets: Vec<SecretString>,
     pub(super) body: Option<Body>,
+    /// Token of the body, escaped for its format.
+    body_token: Option<SecretString>,
     pub(super) content_type: HeaderValue,
     pub(super) signing_key: Option<SigningKey>,
     pub(crate) timeout: Option<Duration>,
@@ -92,32 +104,51 @@ impl WebhookEndpoint {
             headers.insert(name, value);
         }
         let mut secrets = vec![parts.url];
-        if let Some((name, token)) = parts.token {
-            let name =
-                header_name(&name).map_err(|message| InvalidWebhook::new("headerName", message))?;
-            let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
+        let token_format = parts.body.as_ref().and_then(Body::token_format);
+        let mut body_token = None;
+        match (parts.token, token_format) {
+            (Some(Token::InHeader(name, token)), None) => {
+                let name = header_name(&name)
+                    .map_err(|message| InvalidWebhook::new("headerName", message))?;
+                let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
                 InvalidWebhook::new(
                     "apiToken",
                     "the token contains a newline or another control character; make the Secret with `printf` or `echo -n`",
                 )
             })?;
-            value.set_sensitive(true);
-            headers.insert(name, value);
-            secrets.push(token);
+                value.set_sensitive(true);
+                headers.insert(name, value);
+                secrets.push(token);
+            }
+            (Some(Token::InBody(token)), Some(format)) => {
+                check_body_token(token.expose_secret())
+                    .map_err(|message| InvalidWebhook::new("apiToken", message))?;
+                let escaped = SecretString::from(format.escape(token.expose_secret()));
+                // A receiver may quote the body as it is.
+                secrets.extend([token, escaped.clone()]);
+                body_token = Some(escaped);
+            }
+            (None, None) => {}
+            (_, Some(_)) => {
+                return Err(InvalidWebhook::new(
+                    "tokenIn",
+                    "Body needs a token: add spec.apiToken, or write tokenIn: Header",
+                ));
+            }
+            (Some(Token::InBody(_)), None) => {
+                return Err(InvalidWebhook::new(
+                    "tokenIn",
+                    "Body needs body: add a body with {{ token }} at the token's place, or write tokenIn: Header",
+                ));
+            }
         }
         if let Some(key) = &parts.signing_key {
             secrets.extend(key.secrets());
         }
-        let body = parts
-            .body
-            .as_deref()
-            .map(Body::new)
-            .transpose()
-            .map_err(|message| InvalidWebhook::new("body", message))?;
         let content_type = parts
             .content_type
             .as_deref()
-            .filter(|_| body.is_some())
+            .filter(|_| parts.body.is_some())
             .unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type).map_err(|_| {
             InvalidWebhook::new(
@@ -129,7 +160,8 @@ impl WebhookEndpoint {
             url,
             headers,
             secrets,
-            body,
+            body: parts.body,
+            body_token,
             content_type,
             signing_key: parts.signing_key,
             timeout: parts.timeout,
@@ -137,6 +169,46 @@ impl WebhookEndpoint {
             footer: parts.footer,
         })
     }
+
+    /// Renders `body` with the token. See [`Body::render`].
+    pub(super) fn render(
+        &self,
+        body: &Body,
+        view: &View,
+        entries: &[View],
+        text: &str,
+    ) -> Result<String, String> {
+        body.render(view, entries, text)?
+            .with_token(self.body_token.as_ref())
+    }
+}
+
+/// Checks a token that goes into a body. Other characters than printable ASCII are errors of the Secret, and the redaction
+/// would not find all their encodings in a receiver's answer.
+fn check_body_token(token: &str) -> Result<(), String> {
+    let is_printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    if token.is_empty() {
+        return Err("the token is empty".into());
+    }
+    if token.len() > MAX_BODY_TOKEN {
+        return Err(format!(
+            "the token has more than {MAX_BODY_TOKEN} bytes; is this the right key?"
+        ));
+    }
+    if !token.bytes().all(is_printable) {
+        return Err(
+            "the token contains a newline or another character that is not printable ASCII; make the Secret with `printf` or \
+             `echo -n`"
+                .into(),
+        );
+    }
+    if token.trim().len() != token.len() {
+        return Err(
+            "the token begins or ends with a space; make the Secret with `printf` or `echo -n`"
+                .into(),
+        );
+    }
+    Ok(())
 }
 
 impl fmt::Debug for WebhookEndpoint {

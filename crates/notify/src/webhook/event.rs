@@ -1,6 +1,6 @@
 //! Requests to webhooks: a `CloudEvent` in binary mode, or the user's own body.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use jiff::Timestamp;
@@ -8,8 +8,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::WebhookEndpoint;
-use crate::message::template::Body;
-use crate::message::{self, BODY, MAX_ENTRIES, TextLimit, View};
+use crate::message::{self, BODY, Body, MAX_ENTRIES, TextLimit, View};
 use crate::{MessageContent, OutgoingEntry};
 
 /// Type of an event with one change.
@@ -20,7 +19,6 @@ const DIGEST_TYPE: &str = "dev.quartermaster.trackedfield.digest";
 const READY_TYPE: &str = "dev.quartermaster.contactpoint.ready";
 
 /// Headers and body of a request.
-#[derive(Debug)]
 pub struct CloudEvent {
     /// `ce-id` and `Idempotency-Key`: the id of the entry or test message; of a digest, derived from its entries' ids.
     pub id: String,
@@ -34,6 +32,7 @@ pub struct CloudEvent {
     pub time: String,
     /// `Content-Type`.
     pub content_type: HeaderValue,
+    /// Body, which may contain the token.
     pub body: Vec<u8>,
     /// Number of entries in the event.
     pub carried: usize,
@@ -103,15 +102,8 @@ impl CloudEvent {
             footer,
         };
         let own = webhook.body.as_ref().and_then(|body| {
-            let view = View {
-                kind: "ContactPoint".into(),
-                namespace: namespace.into(),
-                name: name.into(),
-                action: "Ready".into(),
-                cluster: cluster.map(Into::into),
-                ..View::default()
-            };
-            log_error(body.render(&view, &[], &text))
+            let view = test_view(namespace, name, cluster);
+            log_error(webhook.render(body, &view, &[], &text))
         });
         let (body, content_type) = match own {
             Some(body) => (body.into_bytes(), webhook.content_type.clone()),
@@ -146,7 +138,8 @@ impl CloudEvent {
                 .iter()
                 .map(|item| View::of(item, cluster))
                 .collect();
-            if let Some(body) = log_error(body.render(views.first()?, &views, &text.text)) {
+            if let Some(body) = log_error(webhook.render(body, views.first()?, &views, &text.text))
+            {
                 let mut event = Self::about(&candidates[..text.carried], body.into_bytes());
                 event.content_type = webhook.content_type.clone();
                 return Some(event);
@@ -259,6 +252,49 @@ impl CloudEvent {
         }
         headers.insert(header::CONTENT_TYPE, self.content_type.clone());
     }
+}
+
+impl fmt::Debug for CloudEvent {
+    /// Omits the body.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CloudEvent")
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("source", &self.source)
+            .field("carried", &self.carried)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the variables of a test message's body.
+fn test_view(namespace: &str, name: &str, cluster: Option<&str>) -> View {
+    View {
+        kind: "ContactPoint".into(),
+        namespace: namespace.into(),
+        name: name.into(),
+        action: "Ready".into(),
+        cluster: cluster.map(Into::into),
+        ..View::default()
+    }
+}
+
+/// Checks the test message of a contact point whose token goes into the body: without the token, the receiver would refuse
+/// the message.
+///
+/// # Errors
+/// Returns the error message.
+pub fn check_test(
+    body: &Body,
+    namespace: &str,
+    name: &str,
+    cluster: Option<&str>,
+    footer: Option<&str>,
+) -> Result<(), String> {
+    if body.token_format().is_none() {
+        return Ok(());
+    }
+    let view = test_view(namespace, name, cluster);
+    body.check(&view, &[], &message::ready(cluster, footer))
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -15,7 +15,7 @@ pub mod event;
 pub mod sign;
 pub mod tls;
 
-pub use endpoint::{InvalidWebhook, Parts, WebhookEndpoint};
+pub use endpoint::{InvalidWebhook, Parts, Token, WebhookEndpoint};
 pub use sign::SigningKey;
 pub use tls::Tls;
 

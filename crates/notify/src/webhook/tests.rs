@@ -5,11 +5,22 @@ use qm_api::ContactPoint;
 use rstest::rstest;
 
 use super::*;
+use crate::message::{Body, TokenFormat};
 
 fn parts(url: &str) -> Parts {
     Parts {
         url: url.into(),
         ..Parts::default()
+    }
+}
+
+/// Returns parts with this token in the body.
+fn in_body(token: &str) -> Parts {
+    let body = Body::with_token("{{ token }}", TokenFormat::Json);
+    Parts {
+        token: Some(Token::InBody(token.into())),
+        body: Some(body.unwrap()),
+        ..parts("http://x/")
     }
 }
 
@@ -22,12 +33,25 @@ fn parts(url: &str) -> Parts {
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t 2") }, "urlFrom: the URL contains a space")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL contains a space or a control")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: a URL's fragment")]
-#[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
-#[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
-#[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
-#[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token contains a newline")]
+#[case(Parts { token: Some(Token::InHeader("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
+#[case(Parts { token: Some(Token::InHeader("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
+#[case(Parts { token: Some(Token::InHeader("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
+#[case(Parts { token: Some(Token::InHeader("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token contains a newline")]
+#[case(in_body("s3cr3t\n"), "apiToken: the token contains a newline")]
+#[case(
+    in_body("s3\tcr3t"),
+    "apiToken: the token contains a newline or another character"
+)]
+#[case(
+    in_body("s3cr3té"),
+    "apiToken: the token contains a newline or another character"
+)]
+#[case(in_body(" s3cr3t"), "apiToken: the token begins or ends with a space")]
+#[case(in_body(""), "apiToken: the token is empty")]
+#[case(in_body(&"s3cr3t".repeat(1366)), "apiToken: the token has more than 8192 bytes")]
+#[case(Parts { body: None, ..in_body("s3cr3t") }, "tokenIn: Body needs body")]
+#[case(Parts { token: None, ..in_body("s3cr3t") }, "tokenIn: Body needs a token")]
 #[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x contains")]
-#[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
 fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] expected: &str) {
     let error = WebhookEndpoint::new(parts).unwrap_err().to_string();
     assert!(error.starts_with(expected), "{error}");
@@ -65,7 +89,7 @@ fn error_of_an_invalid_field_contains_no_secret(#[case] parts: Parts, #[case] ex
 #[case("Accept", false)]
 fn reserved_headers_are_the_same_in_api_and_sender(#[case] name: &str, #[case] reserved: bool) {
     let of_token = WebhookEndpoint::new(Parts {
-        token: Some((name.into(), "x".into())),
+        token: Some(Token::InHeader(name.into(), "x".into())),
         ..parts("http://x/")
     });
     let of_headers = WebhookEndpoint::new(Parts {
@@ -103,7 +127,10 @@ fn reserved_headers_are_the_same_in_api_and_sender(#[case] name: &str, #[case] r
 #[test]
 fn debug_output_contains_no_secret() {
     let webhook = WebhookEndpoint::new(Parts {
-        token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
+        token: Some(Token::InHeader(
+            "Authorization".into(),
+            "Bearer s3cr3t".into(),
+        )),
         headers: [("X-Team".into(), "s3cr3t".into())].into(),
         signing_key: Some(SigningKey::new(b"s3cr3t").unwrap()),
         ..parts("https://x/s3cr3t")
@@ -112,6 +139,22 @@ fn debug_output_contains_no_secret() {
     let shown = format!("{webhook:?}");
     assert!(
         shown.contains("authorization") && !shown.contains("s3cr3t"),
+        "{shown}"
+    );
+    let webhook = WebhookEndpoint::new(in_body("s3cr3t")).unwrap();
+    let content = crate::MessageContent::Test {
+        namespace: "team",
+        name: "hook",
+        id: "test-1",
+    };
+    let event = event::CloudEvent::render(&webhook, content, None, false);
+    assert_eq!(event.body, b"s3cr3t");
+    let (bytes, shown) = (
+        format!("{:?}", event.body),
+        format!("{webhook:?} {event:?}"),
+    );
+    assert!(
+        shown.contains("test-1") && !shown.contains("s3cr3t") && !shown.contains(&bytes),
         "{shown}"
     );
 }

@@ -72,7 +72,10 @@ async fn retry_after_may_be_a_date(
 async fn webhook_gets_token_headers_and_signature() {
     let server = answering(ResponseTemplate::new(202)).await;
     let webhook = webhook(Parts {
-        token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
+        token: Some(Token::InHeader(
+            "Authorization".into(),
+            "Bearer s3cr3t".into(),
+        )),
         headers: [("X-Team".to_owned(), "blue".to_owned())].into(),
         signing_key: Some(SigningKey::new(b"key").unwrap()),
         ..parts(&format!("{}/in?x=1", server.uri()))
@@ -137,6 +140,32 @@ async fn webhook_gets_token_headers_and_signature() {
     let age =
         jiff::Timestamp::now().as_second() - header("webhook-timestamp").parse::<i64>().unwrap();
     assert!((0..60).contains(&age));
+}
+
+/// The signature covers the body with the token, as the receiver gets it.
+#[tokio::test]
+async fn signature_covers_the_token_in_the_body() {
+    let server = answering(ResponseTemplate::new(202)).await;
+    let body = Body::with_token(r#"{"key": "{{ token }}"}"#, TokenFormat::Json);
+    let webhook = webhook(Parts {
+        token: Some(Token::InBody("s3cr3t".into())),
+        body: Some(body.unwrap()),
+        signing_key: Some(SigningKey::new(b"key").unwrap()),
+        ..parts(&server.uri())
+    });
+    sender(config()).send(&webhook, TEST, false).await.unwrap();
+    let request = &server.received_requests().await.unwrap()[0];
+    assert_eq!(request.body, br#"{"key": "s3cr3t"}"#);
+    let header = |name: &str| request.headers[name].to_str().unwrap();
+    let signed = format!(
+        r#"test-1.{}.{{"key": "s3cr3t"}}"#,
+        header("webhook-timestamp")
+    );
+    let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::KeyInit>::new_from_slice(b"key").unwrap();
+    hmac::Mac::update(&mut mac, signed.as_bytes());
+    let expected = hmac::Mac::finalize(mac).into_bytes();
+    let expected = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, expected);
+    assert_eq!(header("webhook-signature"), format!("v1,{expected}"));
 }
 
 #[rstest]

@@ -31,13 +31,13 @@ const TEXT: usize = TextLimit::WEBHOOK.max();
 
 /// Limits of a template.
 #[derive(Clone, Copy)]
-pub(super) struct TemplateLimits {
+pub(crate) struct TemplateLimits {
     /// Maximum size of all intermediate and final values, in bytes.
-    pub(super) budget: usize,
+    pub(crate) budget: usize,
     /// Maximum number of instructions of one rendering.
-    pub(super) fuel: u64,
+    pub(crate) fuel: u64,
     /// Maximum length of the text, in bytes.
-    pub(super) output: usize,
+    pub(crate) output: usize,
 }
 
 /// Maximum length of the result of filter `replace`, in bytes.
@@ -65,7 +65,7 @@ const FILTERS: [(&str, usize); 16] = [
 const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 
 /// Checks `source` with the variables in `known`.
-pub(super) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
+pub(crate) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
     if source.len() > MAX_SOURCE {
         return Err(format!("the template is longer than {MAX_SOURCE} bytes"));
     }

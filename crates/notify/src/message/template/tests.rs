@@ -7,13 +7,14 @@ use qm_api::tracked_field::ChangedBy;
 
 use super::*;
 use crate::fixtures::updated;
+use crate::message::{BODY, Body, check_body};
 
 fn view() -> View {
     View::of(&updated("1", "3"), Some("prod"))
 }
 
 fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<String, String> {
-    Body::new(source)?.render(view, entries, text)
+    Ok(Body::new(source)?.render(view, entries, text)?.to_string())
 }
 
 #[rstest]

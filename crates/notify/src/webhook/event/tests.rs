@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{item, subject, updated};
-use crate::webhook::{Parts, SigningKey};
+use crate::message::{Body, TokenFormat};
+use crate::webhook::{Parts, SigningKey, Token};
 
 fn webhook(body: Option<&str>, content_type: Option<&str>) -> WebhookEndpoint {
     let parts = Parts {
         url: "https://receiver.test/".into(),
-        body: body.map(Into::into),
+        body: body.map(|body| Body::new(body).unwrap()),
         content_type: content_type.map(Into::into),
         ..Parts::default()
     };
@@ -23,7 +24,7 @@ fn webhook(body: Option<&str>, content_type: Option<&str>) -> WebhookEndpoint {
 fn webhook_with_footer(body: Option<&str>, footer: &str) -> WebhookEndpoint {
     let parts = Parts {
         url: "https://receiver.test/".into(),
-        body: body.map(Into::into),
+        body: body.map(|body| Body::new(body).unwrap()),
         footer: Some(footer.into()),
         ..Parts::default()
     };
@@ -307,6 +308,88 @@ fn failing_body_is_replaced_by_the_default_data() {
     );
     assert_eq!(event.content_type, "application/json");
     assert_eq!(data(&event)["value"], "3");
+}
+
+fn with_token(body: &str, token: &str) -> WebhookEndpoint {
+    let parts = Parts {
+        url: "https://receiver.test/".into(),
+        body: Some(Body::with_token(body, TokenFormat::Json).unwrap()),
+        token: Some(Token::InBody(token.into())),
+        ..Parts::default()
+    };
+    WebhookEndpoint::new(parts).unwrap()
+}
+
+const TEST: MessageContent<'_> = MessageContent::Test {
+    namespace: "team",
+    name: "hook",
+    id: "test-1",
+};
+
+#[test]
+fn token_is_in_the_body_and_in_no_header() {
+    let body = r#"{"key": {{ token | tojson }}, "text": {{ text | tojson }}}"#;
+    let hook = with_token(body, "t0p \"s3cr3t\"");
+    assert!(hook.headers.is_empty());
+    for event in [
+        render(&hook, &entries(1)),
+        render(&hook, &entries(3)),
+        CloudEvent::render(&hook, TEST, None, false),
+    ] {
+        assert_eq!(data(&event)["key"], "t0p \"s3cr3t\"");
+        let headers = format!("{:?}", headers(&event));
+        assert!(!headers.contains("s3cr3t"), "{headers}");
+        // The token does not change the ids.
+        let body = Body::new(r#"{"text": {{ text | tojson }}}"#).unwrap();
+        let without = WebhookEndpoint::new(Parts {
+            url: "https://receiver.test/".into(),
+            body: Some(body),
+            ..Parts::default()
+        });
+        let other = match event.carried {
+            0 => CloudEvent::render(&without.unwrap(), TEST, None, false),
+            carried => render(&without.unwrap(), &entries(carried)),
+        };
+        assert_eq!(
+            (&event.id, &data(&event)["text"]),
+            (&other.id, &data(&other)["text"])
+        );
+    }
+}
+
+#[test]
+fn body_without_its_token_is_replaced_by_the_default_data() {
+    let hook = with_token(
+        r#"{"key": "{{ token if action == 'Ready' else token[:4] }}"}"#,
+        "t0p-s3cr3t",
+    );
+    let test = CloudEvent::render(&hook, TEST, None, false);
+    assert_eq!(data(&test)["key"], "t0p-s3cr3t");
+    let event = render(&hook, &entries(1));
+    assert_eq!(data(&event)["value"], "1");
+    let body = String::from_utf8(event.body).unwrap();
+    assert!(!body.contains("t0p"), "{body}");
+}
+
+#[test]
+fn test_message_without_the_token_is_an_error_of_the_body() {
+    let check = |body: &Body| check_test(body, "team", "hook", Some("prod"), None);
+    let body = |source| Body::with_token(source, TokenFormat::Json).unwrap();
+    assert_eq!(check(&body(r#"{"key": "{{ token }}"}"#)), Ok(()));
+    assert_eq!(check(&body("{{ token ~ cluster | upper }}")), Ok(()));
+    assert!(check(&body("{{ token | upper }}")).is_err());
+    assert!(check(&body("{{ token ~ value.x.y }}")).is_err());
+    // Without a token, the default data does.
+    assert_eq!(check(&Body::new("{{ value.x.y }}").unwrap()), Ok(()));
+}
+
+#[test]
+fn long_token_leaves_room_for_fewer_entries() {
+    let body = r#"[{% for e in entries %}"{{ token }}",{% endfor %}"{{ token }}"]"#;
+    let event = render(&with_token(body, &"t".repeat(8000)), &entries(100));
+    assert_eq!(event.carried, 25);
+    assert_eq!(data(&event).as_array().unwrap().len(), 26);
+    assert!(event.body.len() <= BODY);
 }
 
 #[test]
