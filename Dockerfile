@@ -24,7 +24,7 @@ RUN set -eu; \
     fi
 
 # The dependencies: a layer that changes with these files alone. cargo wants something to build in each member.
-COPY Cargo.toml Cargo.lock ./
+COPY Cargo.toml Cargo.lock hack/release.toml ./
 COPY testbed/Cargo.toml testbed/
 COPY xtask/Cargo.toml xtask/
 COPY crates/core/Cargo.toml crates/core/
@@ -35,14 +35,14 @@ COPY crates/aws/Cargo.toml crates/aws/
 RUN mkdir -p src testbed/src benches/figures; \
     for member in . testbed xtask crates/*; do mkdir -p "$member/src"; touch "$member/src/lib.rs"; done; \
     for main in src testbed/src benches/figures; do echo 'fn main() {}' >"$main/main.rs"; done; \
-    cargo build --release --locked --package quartermaster
+    cargo build --config release.toml --release --locked --package quartermaster
 
 COPY crates crates
 COPY src src
 COPY deploy/admission_policies.yaml deploy/crd.yaml deploy/
 # cargo goes by times, and those of the checkout are older than what was just built.
 RUN touch src/main.rs src/lib.rs crates/*/src/lib.rs; \
-    cargo build --release --locked --package quartermaster; \
+    cargo build --config release.toml --release --locked --package quartermaster; \
     mv target/*/release/quartermaster /quartermaster
 
 # glibc, and the certificates of well-known authorities; no shell.

@@ -68,6 +68,12 @@ all_delivered() {
     jq -e "(.status | length) == $2 and all(.status[]; .delivery == \"Delivered\")"
 }
 
+readonly apps=(app-cart app-login app-orders app-search app-stock)
+recorded() { # count of entries: the TrackedField of each of them has so many
+  kubectl get trackedfields -l quartermaster.dev/set=app-images -o json |
+    jq -e "(.items | length) == ${#apps[@]} and all(.items[]; (.status | length) == $1)"
+}
+
 waits() { kubectl get trackedfield web-image -o json | grep -F quartermaster.dev/waiting; }
 well() { ! waits; }
 
@@ -214,6 +220,35 @@ heard[receivers]=$(wc -l <"$work/receivers.log")
 run 'kubectl set image deployment/web nginx=nginx:1.29'
 delivered web-image 2
 received 'web runs nginx:1.29 in place of nginx:1.28'
+
+chapter 'A set: one field of many resources, and one message'
+tell 'A TrackedFieldSet tracks the image of each Deployment that it selects. Those that are there already are no news.'
+for name in "${apps[@]}"; do run "kubectl create deployment $name --image=nginx:1.28"; done
+run 'kubectl apply -f - <<YAML
+apiVersion: tg.azamaton.ru/v1
+kind: TrackedFieldSet
+metadata:
+  name: app-images
+spec:
+  target: {kind: Deployment, names: {include: ["app-*"]}}
+  fields: [image]
+  template:
+    contactPoint: telegram-cp
+    template: "{{ name }} runs {{ value }} in place of {{ previous }}, by {{ changedBy.manager }}"
+YAML'
+doing='waiting for the set to know all images'
+wait_for 'the five of them' "$patience" recorded 1
+run 'kubectl get tfs app-images'
+tell '' 'A rollout changes all of them. With digestSeconds, the contact point waits for changes that belong together.'
+run "kubectl patch contactpoint telegram-cp --type=merge --patch '{\"spec\": {\"digestSeconds\": 300}}'"
+run "kubectl wait --for=condition=Ready contactpoint/telegram-cp --timeout=${patience}s"
+run "kubectl set image deployment ${apps[*]} nginx=nginx:1.29"
+doing='waiting for all changes to be recorded'
+wait_for 'the five of them' "$patience" recorded 2
+tell '' 'They are recorded. Nobody has to wait for five minutes here: the annotation sends them now.'
+run 'kubectl annotate contactpoint telegram-cp --overwrite quartermaster.dev/requested-at="$(date +%s)"'
+in_chat 'app-cart runs nginx:1.29 in place of nginx:1.28, by kubectl-set'
+run 'quartermaster history tfs/app-images'
 
 chapter 'When something is wrong, it says what'
 tell 'Here the TrackedField is given the name of a contact point that is not there.'

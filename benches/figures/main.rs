@@ -28,10 +28,11 @@ use self::line::Line;
 
 /// The rows, in the order of the table.
 #[rustfmt::skip] // related rows share a line
-const ROWS: [&str; 15] = [
+const ROWS: [&str; 16] = [
     "latency", "hang", "costly", "appear", "memory", "failover", "slow", "cpu", "start",
     "copies", "crowd",
     "burst", "alone", "still",
+    "sets",
     "size",
 ];
 
@@ -82,6 +83,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "burst" => rows::apps::burst(program).await,
             "alone" => rows::apps::alone(program).await,
             "still" => rows::apps::still(program).await,
+            "sets" => rows::sets::sets(program).await,
             "size" => rows::rest::size(&program),
             other => bail!("there is no row {other}"),
         }
@@ -139,13 +141,15 @@ async fn all(args: &[String]) -> Result<bool> {
     Ok(!broken && (missed == 0 || !strict))
 }
 
-/// Builds the released program. The build of `cargo bench` has the features of the tests' dependencies.
+/// Builds the released program as the image does. The build of `cargo bench` has the features of the tests' dependencies.
 async fn release_build() -> Result<PathBuf> {
     eprintln!("building the release");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .args([
             "build",
+            "--config",
+            "hack/release.toml",
             "--release",
             "--bin",
             "quartermaster",

@@ -43,7 +43,7 @@ enter() {
   doing="looking at the cluster of the context $context"
   vacant
   tell "The demo will run in the cluster of your current context: $bold$context$plain, at $server" \
-    "It makes the namespaces $home, $shop and $system there, six CRDs, roles and admission policies," \
+    "It makes the namespaces $home, $shop and $system there, seven CRDs, roles and admission policies," \
     'and removes all of it at its end. The operator itself runs on this machine, and acts in these namespaces only.'
   if [ "${YES:-}" != 1 ]; then
     [ -t 0 ] || fail 'there is no terminal to ask on: YES=1 goes on without'

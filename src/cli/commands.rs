@@ -9,7 +9,7 @@ use std::{env, fmt};
 use clap::{Args, Subcommand, ValueEnum};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
-use qm_api::{ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet};
 use qm_notify::when::When;
 
 use super::lease::LeaseArgs;
@@ -35,8 +35,25 @@ Examples:
       Show the recorded changes, oldest first, and how far each message got.
   quartermaster history nginx-replicas -o json
       Print the stored entries as JSON for scripts.
+  quartermaster history tfs/prod-images -n ops
+      Show the newest 200 changes of all resources of a set.
 
-Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster did not answer; 2 usage.";
+Exit codes: 0 shown; 1 there is no such object, its history cannot be read, or the cluster did not answer; 2 usage.";
+
+const MATCHES_AFTER_HELP: &str = "\
+STATE is Tracked (the set has a TrackedField for it), New (the set creates one), Covered (another TrackedField sends the same
+messages), LeftOut (beyond maxTargets), Conflict (a TrackedField that the set does not own has the name), or Leaving: the
+TrackedField of the set is no longer needed.
+
+The command lists the resources with your permissions, and changes nothing.
+
+Examples:
+  quartermaster matches tfs/prod-images -n ops
+      Show what a set selects.
+  quartermaster matches -f set.yaml
+      Show what the set in a file would select, before you apply it.
+
+Exit codes: 0 shown; 1 more resources match than maxTargets allows, the set is wrong, or the cluster did not answer; 2 usage.";
 
 const TEST_AFTER_HELP: &str = "\
 The command sets the annotation quartermaster.dev/test-at, and the operator sends one test message. The command waits for the
@@ -94,9 +111,12 @@ pub enum ClusterCommand {
     /// Show every resource, what is wrong with it, and why
     #[command(after_help = STATUS_AFTER_HELP)]
     Status(StatusArgs),
-    /// Show the recorded changes of a TrackedField
+    /// Show the recorded changes of a TrackedField, or of a TrackedFieldSet
     #[command(after_help = HISTORY_AFTER_HELP)]
     History(HistoryArgs),
+    /// Show which resources a TrackedFieldSet selects
+    #[command(after_help = MATCHES_AFTER_HELP)]
+    Matches(MatchesArgs),
     /// Send a test message to the receiver of a ContactPoint
     #[command(after_help = TEST_AFTER_HELP)]
     Test(TestArgs),
@@ -231,9 +251,9 @@ pub struct StatusArgs {
 /// The flags of `history`.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
-    /// Show this TrackedField, such as tf/web or web
-    #[arg(value_name = "tf/NAME", value_parser = tracked_field)]
-    pub(crate) name: String,
+    /// Show this TrackedField or TrackedFieldSet, such as tf/web, web or tfs/prod-images
+    #[arg(value_name = "KIND/NAME", value_parser = parse_recorded)]
+    pub(crate) resource: Recorded,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Look in this namespace (default: the namespace of the context)
@@ -247,8 +267,36 @@ pub struct HistoryArgs {
     pub(crate) output: Output,
 }
 
+/// An object with a history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// A `TrackedField` of this name.
+    Field(String),
+    /// The children of the `TrackedFieldSet` of this name.
+    Set(String),
+}
+
 fn parse_when(expression: &str) -> Result<Arc<When>, String> {
     When::parse(expression).map(Arc::new)
+}
+
+/// The flags of `matches`.
+#[derive(Debug, Args)]
+pub struct MatchesArgs {
+    /// Show this TrackedFieldSet, such as tfs/prod-images or prod-images
+    #[arg(value_name = "tfs/NAME", value_parser = tracked_field_set, required_unless_present = "file")]
+    pub(crate) name: Option<String>,
+    /// Show the TrackedFieldSet in this file instead; - is standard input
+    #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+    /// Look in this namespace (default: the file's namespace, or that of the context)
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
+    pub(crate) namespace: Option<String>,
+    /// Print a table or JSON
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Output,
 }
 
 /// The flags of `test`.
@@ -362,14 +410,30 @@ fn parse_adopter(text: &str) -> Result<ResourceArg, String> {
     })
 }
 
-/// Parses `tf/NAME`, `trackedfield/NAME` or `NAME`, and returns the name.
-fn tracked_field(text: &str) -> Result<String, String> {
+/// Parses `tf/NAME`, `tfs/NAME` or `NAME`, which is a `TrackedField`.
+fn parse_recorded(text: &str) -> Result<Recorded, String> {
     let (kind, name) = text.rsplit_once('/').unwrap_or(("tf", text));
-    if parse_kind::<TrackedField>(kind).is_some() && !name.is_empty() {
-        Ok(name.to_owned())
-    } else {
-        Err("write the name of a TrackedField, such as tf/nginx-replicas: only these have a history".into())
-    }
+    let name = Some(name.to_owned()).filter(|name| !name.is_empty());
+    let recorded = name.and_then(|name| {
+        if parse_kind::<TrackedField>(kind).is_some() {
+            Some(Recorded::Field(name))
+        } else {
+            parse_kind::<TrackedFieldSet>(kind).map(|_| Recorded::Set(name))
+        }
+    });
+    recorded.ok_or_else(|| {
+        "write the name of a TrackedField or TrackedFieldSet, such as tf/nginx-replicas or tfs/prod-images: only these have a history".into()
+    })
+}
+
+/// Parses `tfs/NAME`, `trackedfieldset/NAME` or `NAME`, and returns the name.
+fn tracked_field_set(text: &str) -> Result<String, String> {
+    let (kind, name) = text.rsplit_once('/').unwrap_or(("tfs", text));
+    let name = parse_kind::<TrackedFieldSet>(kind).and_then(|_| parse::object(name));
+    name.ok_or_else(|| {
+        "write the name of a TrackedFieldSet, such as tfs/prod-images: only these select resources"
+            .into()
+    })
 }
 
 /// Parses `cp/NAME`, `contactpoint/NAME` or `NAME`, and returns the name.
@@ -393,13 +457,27 @@ mod tests {
     use crate::cli::Cli;
 
     #[rstest]
-    #[case("web", Some("web"))]
-    #[case("tf/web", Some("web"))]
-    #[case("trackedfields.tg.azamaton.ru/web", Some("web"))]
+    #[case("web", Some(Recorded::Field("web".into())))]
+    #[case("tf/web", Some(Recorded::Field("web".into())))]
+    #[case("trackedfields.tg.azamaton.ru/web", Some(Recorded::Field("web".into())))]
+    #[case("tfs/web", Some(Recorded::Set("web".into())))]
+    #[case("trackedfieldset/web", Some(Recorded::Set("web".into())))]
     #[case("cp/web", None)]
     #[case("tf/", None)]
-    fn history_takes_the_name_of_a_tracked_field(#[case] text: &str, #[case] name: Option<&str>) {
-        assert_eq!(tracked_field(text).ok().as_deref(), name);
+    fn history_takes_the_name_of_a_kind_with_one(
+        #[case] text: &str,
+        #[case] recorded: Option<Recorded>,
+    ) {
+        assert_eq!(parse_recorded(text).ok(), recorded);
+    }
+
+    #[rstest]
+    #[case("web", Some("web"))]
+    #[case("tfs/web", Some("web"))]
+    #[case("tf/web", None)]
+    #[case("tfs/", None)]
+    fn matches_takes_the_name_of_a_set(#[case] text: &str, #[case] name: Option<&str>) {
+        assert_eq!(tracked_field_set(text).ok().as_deref(), name);
     }
 
     #[rstest]
@@ -477,6 +555,9 @@ mod tests {
     #[case(&["uninstall", "--purge", "-n", "shop"], false)]
     #[case(&["uninstall", "--timeout", "0s"], false)]
     #[case(&["history"], false)]
+    #[case(&["matches"], false)]
+    #[case(&["matches", "-f", "-"], true)]
+    #[case(&["matches", "tfs/web", "-f", "-"], false)]
     // Several namespaces may have a resource of this name.
     #[case(&["adopt", "myapp/web"], false)]
     #[case(&["adopt", "-A", "myapp/web"], false)]

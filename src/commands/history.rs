@@ -1,4 +1,4 @@
-//! `quartermaster history`: the timeline of a `TrackedField`.
+//! `quartermaster history`: the timeline of a `TrackedField`, or of all `TrackedField`s of a set.
 
 use std::process::ExitCode;
 
@@ -6,18 +6,21 @@ use anyhow::Context as _;
 use kube::{Client, ResourceExt};
 use qm_api::TrackedField;
 use qm_api::common::WAITING;
-use qm_api::tracked_field::{ChangeAction, Delivery, Entry};
-use qm_notify::history;
+use qm_api::tracked_field::{Delivery, Entry};
 use qm_notify::when::When;
 use serde_json::json;
 
+use self::cells::{
+    action, changed_by, delivery, number, sends, sends_cell, target_name, time, value,
+};
 use super::find;
 use super::objects::changes;
-use super::printer::{Cell, Colour, Printer, count, format_time, shorten};
-use crate::cli::commands::{HistoryArgs, Output};
+use super::printer::{Cell, Colour, Printer, count};
+use crate::cli::commands::{HistoryArgs, Output, Recorded};
 
-/// Length of the longest bar.
-const MAX_BAR: usize = 24;
+mod cells;
+mod of_set;
+
 const HEAD: [&str; 6] = ["TIME", "", "ACTION", "VALUE", "DELIVERY", "BY"];
 
 pub(crate) async fn run(
@@ -27,17 +30,30 @@ pub(crate) async fn run(
 ) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let namespace = namespace.unwrap_or_else(|| client.default_namespace());
-    let field: TrackedField = find::get(&client, namespace, &args.name, &args.cluster).await?;
+    match &args.resource {
+        Recorded::Field(name) => of_field(&client, namespace, name, args, out).await,
+        Recorded::Set(name) => of_set::show(&client, namespace, name, args, out).await,
+    }
+}
+
+async fn of_field(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    args: &HistoryArgs,
+    out: &mut Printer,
+) -> anyhow::Result<ExitCode> {
+    let field: TrackedField = find::get(client, namespace, name, &args.cluster).await?;
     let history = field.history().context("its history cannot be read")?;
     let waiting = field.annotations().get(WAITING);
     let target = &field.spec.target;
     if args.output == Output::Json {
         let mut shown = json!({
             "namespace": namespace,
-            "name": args.name,
+            "name": name,
             "target": target,
             "field": field.spec.field,
-            "contactPoint": field.spec.contact_point,
+            "contactPoint": field.spec.notification.contact_point,
             "waiting": waiting,
             "history": history,
         });
@@ -48,13 +64,12 @@ pub(crate) async fn run(
         out.json(&shown)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let name = match target.namespace.as_str() {
-        "" => target.name.clone(),
-        namespace => format!("{namespace}/{}", target.name),
-    };
     out.line(format!(
-        "{} of {} {name}, sent to contact point {}",
-        field.spec.field, target.kind, field.spec.contact_point
+        "{} of {} {}, sent to contact point {}",
+        field.spec.field,
+        target.kind,
+        target_name(target),
+        field.spec.notification.contact_point
     ))?;
     if let Some(waiting) = waiting {
         out.line(format!("Waiting: {waiting}"))?;
@@ -89,15 +104,9 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
             }
             last = Some(subject);
         }
-        let time = entry.time.as_ref();
-        let time = time.map_or_else(|| "?".into(), |time| format_time(time.0));
-        let (sign, colour) = match entry.action {
-            ChangeAction::Created => ("┌", Colour::Green),
-            ChangeAction::Updated => ("│", Colour::Plain),
-            ChangeAction::Deleted => ("└", Colour::Red),
-        };
+        let (sign, colour) = action(entry);
         rows.push(vec![
-            time.into(),
+            time(entry).into(),
             Cell::new(sign, colour),
             Cell::new(entry.action.as_str(), colour),
             value(entry, largest).into(),
@@ -108,26 +117,11 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
     rows
 }
 
-/// Returns for each entry whether `when` sends a message: always for a merged one.
-fn sends<'a>(
-    history: &'a [Entry],
-    when: &'a When,
-) -> impl Iterator<Item = Result<bool, String>> + 'a {
-    (0..history.len()).map(move |at| match history::newest(&history[..=at]) {
-        Some((entry, previous)) if entry.merged.is_none() => when.evaluate(entry, previous),
-        _ => Ok(true),
-    })
-}
-
 /// Adds the column SENDS to the rows of entries. A row that names another subject is shorter.
 fn add_sends(rows: &mut [Vec<Cell>], history: &[Entry], when: &When) {
     let entries = rows.iter_mut().filter(|row| row.len() == HEAD.len());
     for (row, sends) in entries.zip(sends(history, when)) {
-        row.push(match sends {
-            Ok(true) => Cell::new("yes", Colour::Green),
-            Ok(false) => Cell::new("no", Colour::Dim),
-            Err(error) => Cell::new(format!("yes: {error}"), Colour::Yellow),
-        });
+        row.push(sends_cell(&sends));
     }
 }
 
@@ -138,62 +132,6 @@ fn largest(history: &[Entry]) -> Option<f64> {
         largest = largest.max(number(entry)?);
     }
     (largest > 0.0).then_some(largest)
-}
-
-fn number(entry: &Entry) -> Option<f64> {
-    let number: f64 = entry.value.as_deref()?.parse().ok()?;
-    (number.is_finite() && number >= 0.0 && entry.truncated.is_none()).then_some(number)
-}
-
-fn value(entry: &Entry, largest: Option<f64>) -> String {
-    let mut text = match &entry.value {
-        Some(value) => shorten(value),
-        None if entry.missing => "(not set)".into(),
-        None => String::new(),
-    };
-    if let (Some(largest), Some(number)) = (largest, number(entry)) {
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss
-        )]
-        let length = (number / largest * MAX_BAR as f64).ceil() as usize;
-        if length > 0 {
-            text = format!("{text:<6} {}", "▇".repeat(length.min(MAX_BAR)));
-        }
-    }
-    if let Some(truncation) = &entry.truncated {
-        text = format!("{text} ({} bytes)", truncation.length);
-    }
-    if let Some(merged) = entry.merged {
-        let merged = usize::try_from(merged).unwrap_or(usize::MAX);
-        let first = entry.first_value.as_deref();
-        let first = first.map(|first| format!(", the first {}", shorten(first)));
-        text = format!(
-            "{text} ({} in one{})",
-            count(merged, "change", "changes"),
-            first.unwrap_or_default()
-        );
-    }
-    text
-}
-
-fn delivery(entry: &Entry) -> Cell {
-    let reason = entry.reason.as_deref();
-    let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
-    match entry.delivery {
-        Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Colour::Yellow),
-        Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Colour::Red),
-        Some(Delivery::Delivered) => Cell::new("Delivered", Colour::Green),
-        None if entry.skipped.is_some() => Cell::new("Skipped", Colour::Dim),
-        // An entry of the original program counts as delivered.
-        None => Cell::new("-", Colour::Dim),
-    }
-}
-
-fn changed_by(entry: &Entry) -> String {
-    let changed_by = entry.changed_by.as_ref();
-    changed_by.map_or_else(String::new, |it| shorten(&it.to_string()))
 }
 
 fn summary(history: &[Entry]) -> String {

@@ -20,6 +20,7 @@ mod admission;
 mod adopt;
 mod find;
 mod history;
+mod matches;
 mod objects;
 mod operator_state;
 pub mod printer;
@@ -48,6 +49,10 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
             ClusterCommand::History(args) => {
                 let (client, _) = connect(&args.cluster).await?;
                 history::run(client, &args, &mut out).await
+            }
+            ClusterCommand::Matches(args) => {
+                let (client, _) = connect(&args.cluster).await?;
+                matches::run(client, &args, &mut out).await
             }
             ClusterCommand::Test(args) => {
                 let (client, _) = connect(&args.cluster).await?;

@@ -6,13 +6,16 @@ use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
-use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::core::{DynamicObject, ObjectList, ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
+use qm_api::common::NAMES;
 use qm_api::tracked_field::{Delivery, Entry, History, from_waiting, waiting};
+use qm_api::tracked_field_set::SET;
 use qm_core::conditions::READY;
 use qm_core::kind::KindInfo;
 use qm_core::readiness::{Readiness, from_condition};
 use qm_runtime::outcome::SUSPENDED;
+use qm_runtime::ownership::owner_of;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -82,6 +85,9 @@ pub(crate) struct ObjectSummary {
     pub(crate) kind: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
+    /// Name of the set that owns a `TrackedField`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) set: Option<String>,
     pub(crate) state: ObjectState,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
@@ -127,6 +133,7 @@ impl ObjectSummary {
             ..Self::default()
         };
         if kind.controller == tracked_field::NAME {
+            summary.set = set_of(metadata);
             summary.read_history(object);
         } else {
             summary.read_conditions(object);
@@ -228,10 +235,27 @@ impl ObjectSummary {
         format!("{}/{}", self.kind.to_lowercase(), self.name)
     }
 
+    /// Returns the set of a `TrackedField` that has no problem.
+    pub(crate) fn healthy_child_of(&self) -> Option<&str> {
+        let is_healthy = matches!(
+            self.state,
+            ObjectState::Ready | ObjectState::Delivering | ObjectState::Suspended
+        );
+        self.set.as_deref().filter(|_| is_healthy)
+    }
+
     /// Returns true if the object has a finalizer that the operator removes after its cleanup.
     pub(crate) fn needs_operator(&self) -> bool {
         self.finalizers.iter().any(|it| is_own_finalizer(it))
     }
+}
+
+/// Returns the name of the set that owns a `TrackedField`. Any client may set the label.
+pub(crate) fn set_of(metadata: &ObjectMeta) -> Option<String> {
+    let (owner, _) = owner_of(metadata, &NAMES)?;
+    let set = metadata.labels.as_ref()?.get(SET)?;
+    let is_here = metadata.namespace.as_deref() == Some(&owner.namespace);
+    (is_here && *owner.name == **set).then(|| set.clone())
 }
 
 pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
@@ -275,17 +299,24 @@ pub(crate) async fn list<T>(
 }
 
 /// Lists objects in pages and returns `convert` of each.
-pub(crate) async fn pages<K, T>(
-    api: &Api<K>,
-    mut convert: impl FnMut(K) -> T,
-) -> kube::Result<Vec<T>>
+pub(crate) async fn pages<K, T>(api: &Api<K>, convert: impl FnMut(K) -> T) -> kube::Result<Vec<T>>
 where
     K: Clone + fmt::Debug + serde::de::DeserializeOwned,
 {
+    let list = async |page: ListParams| api.list(&page).await;
+    all_pages(ListParams::default(), list, convert).await
+}
+
+/// Lists all pages by `list`, and returns `convert` of each object.
+pub(crate) async fn all_pages<K: Clone, T>(
+    params: ListParams,
+    list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,
+    mut convert: impl FnMut(K) -> T,
+) -> kube::Result<Vec<T>> {
     let mut converted = Vec::new();
-    let mut page = ListParams::default().limit(PAGE);
+    let mut page = params.limit(PAGE);
     loop {
-        let list = api.list(&page).await?;
+        let list = list(page.clone()).await?;
         converted.extend(list.items.into_iter().map(&mut convert));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page.continue_token = Some(token),

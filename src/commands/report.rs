@@ -1,5 +1,6 @@
 //! The report of `status`, as JSON and as text.
 
+use std::collections::BTreeMap;
 use std::{io, slice};
 
 use qm_runtime::outcome::SUSPENDED;
@@ -137,8 +138,12 @@ impl StatusReport {
 
     fn print_objects(&self, out: &mut Printer) -> io::Result<()> {
         let objects = &self.snapshot.objects;
-        let rows: Vec<_> = objects.iter().map(row).collect();
-        out.table(&["NAMESPACE", "OBJECT", "STATE", "FOR", "REASON"], &rows)?;
+        let shown = objects.iter().filter(|it| it.healthy_child_of().is_none());
+        let rows: Vec<_> = shown.map(row).collect();
+        if !rows.is_empty() {
+            out.table(&["NAMESPACE", "OBJECT", "STATE", "FOR", "REASON"], &rows)?;
+        }
+        out.paragraph(healthy_children(objects))?;
         for object in objects {
             let state = object.state.to_string();
             let (head, lines) = match &*object.blockers {
@@ -211,6 +216,36 @@ impl StatusReport {
         out.line("  To have an object checked, ask its author to change its spec, such as suspend, and change it back; the object stays in this list.")?;
         out.line("  Delete what you do not trust. That also deletes its children, copies and undelivered messages.")
     }
+}
+
+/// Returns a line about the `TrackedField`s without a problem of each set, which may be thousands.
+fn healthy_children(objects: &[ObjectSummary]) -> Vec<String> {
+    let mut states = BTreeMap::<_, Vec<ObjectState>>::new();
+    for object in objects {
+        if let Some(set) = object.healthy_child_of() {
+            let of_set = states.entry((&object.namespace, set)).or_default();
+            of_set.push(object.state);
+        }
+    }
+    let states = states.into_iter();
+    states
+        .map(|((namespace, set), states)| {
+            let parts: Vec<_> = [
+                (ObjectState::Ready, "ready"),
+                (ObjectState::Delivering, "delivering"),
+                (ObjectState::Suspended, "suspended"),
+            ]
+            .into_iter()
+            .map(|(state, word)| (states.iter().filter(|it| **it == state).count(), word))
+            .filter(|(number, _)| *number > 0)
+            .map(|(number, word)| format!("{number} {word}"))
+            .collect();
+            format!(
+                "TrackedFields of the set {set} in {namespace}: {}",
+                parts.join(", ")
+            )
+        })
+        .collect()
 }
 
 fn row(object: &ObjectSummary) -> Vec<Cell> {

@@ -16,6 +16,7 @@ pub mod my_ingress;
 mod notifications;
 pub mod pod;
 pub mod tracked_field;
+pub mod tracked_field_set;
 
 /// Defines the list: for each line the function that adds the controllers, and the controller's module with the API type of each.
 macro_rules! kinds {
@@ -34,7 +35,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    notifications::start: contact_point ContactPoint, tracked_field TrackedField;
+    notifications::start: contact_point ContactPoint, tracked_field TrackedField, tracked_field_set TrackedFieldSet;
     config_map_sync::start: config_map_sync ConfigMapSync;
     my_app::start: my_app MyApp;
     app_service::start: app_service AppService;

@@ -1,9 +1,14 @@
-//! Adds the controllers of the two kinds that share the outbox: `ContactPoint` and `TrackedField`.
+//! Adds the controllers of the kinds that share the outbox and the watches of targets: `ContactPoint`, `TrackedField` and
+//! `TrackedFieldSet`.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::FutureExt as _;
-use qm_api::{ContactPoint, TrackedField};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use kube::core::PartialObjectMeta;
+use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
 use qm_notify::queue::{Outbox, RetryPolicy};
@@ -22,10 +27,18 @@ use super::tracked_field::grants::Grants;
 use super::tracked_field::reads::Reads;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
+use super::tracked_field::waiting::Receivers;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
+use super::tracked_field_set::child::ChildSummary;
+use super::tracked_field_set::index::SetIndex;
+use super::tracked_field_set::metrics::SetMetrics;
+use super::tracked_field_set::{self, TrackedFieldSets};
 use crate::cli::RunConfig;
 
-/// Adds both controllers.
+/// Maximum time for which `TrackedField`s wait until the sets are listed.
+const MAX_WAIT_FOR_SETS: Duration = Duration::from_secs(10);
+
+/// Adds the controllers.
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
@@ -50,6 +63,8 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         let outbox = Arc::clone(&outbox);
         async move { outbox.drain().await }
     });
+    let sets = manager.kind::<TrackedFieldSet>(&tracked_field_set::KIND);
+    let set_index = Arc::new(SetIndex::new(manager.scope.clone(), sets.trigger.clone()));
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
         !manager.settings.leader_elect,
@@ -63,7 +78,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         manager.client.clone(),
         manager.scope.clone(),
         manager.streaming_watch_config.clone(),
-        Tracker::new_index(&tracker),
+        set_index.new_index(Tracker::new_index(&tracker)),
         manager.metrics.clone(),
         manager.tasks.clone(),
         manager.watchdog("targets"),
@@ -74,6 +89,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         scope: manager.scope.clone(),
         no_cross_namespace_refs: config.no_cross_namespace_refs,
         tracker,
+        sets: Arc::clone(&set_index),
         hub,
         grants: Arc::clone(&grants),
         resolver: Resolver::default(),
@@ -85,12 +101,22 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     });
     // A TrackedField would report an uncached contact point as missing and, before the tracker role is read, a resource
     // as not granted.
-    let grants_known = follow_grants(manager, &grants, &targets, &fields);
+    let grants_known = follow_grants(manager, &grants, &targets, &fields, &sets);
+    let receivers = Arc::new(Receivers {
+        points: points.store.clone(),
+        phase: points.phase.clone(),
+        outbox: Arc::clone(&outbox),
+    });
     let points_synced = points.phase.clone().synced();
+    let sets_synced = sets.phase.clone().synced();
     let after = async move {
         points_synced.await;
+        // A set reports problems instead of its children, which report them themselves while the sets cannot be listed.
+        let _ = tokio::time::timeout(MAX_WAIT_FOR_SETS, sets_synced).await;
         grants_known.wait().await;
-    };
+    }
+    .boxed()
+    .shared();
     let contact_points = ContactPoints {
         source: SecretSource {
             client: manager.client.clone(),
@@ -103,12 +129,15 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         points: points.store.clone(),
         fields: fields.store.clone(),
         field_trigger: fields.trigger.clone(),
+        sets: sets.store.clone(),
+        set_trigger: sets.trigger.clone(),
         configs: Mutex::default(),
     };
     let tracked_fields = TrackedFields {
-        targets,
-        points: points.store.clone(),
-        points_phase: points.phase.clone(),
+        targets: Arc::clone(&targets),
+        sets: sets.store.clone(),
+        set_index: Arc::clone(&set_index),
+        receivers: Arc::clone(&receivers),
         outbox,
         filters: Filters::default(),
         metrics,
@@ -119,10 +148,44 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
     };
+    let (field_store, fields_synced) = (fields.store.clone(), fields.phase.clone().synced());
     manager.add_controller(points, |_| Ok(contact_points))?;
     manager.add_controller(fields, |setup| {
-        setup.after = after.boxed();
+        setup.after = after.clone().boxed();
         Ok(tracked_fields)
+    })?;
+    manager.add_controller(sets, |setup| {
+        // A set that does not know a TrackedField would create it again.
+        setup.after = async move {
+            after.await;
+            fields_synced.await;
+        }
+        .boxed();
+        if let Some(sync) = &set_index.namespaces_sync {
+            let namespaces = vec![(None, Api::all(setup.manager.client.clone()))];
+            let (config, watch_needed) = (setup.manager.watch_config.clone(), &setup.watch_needed);
+            setup
+                .manager
+                .watch_resource::<PartialObjectMeta<Namespace>>(
+                    namespaces,
+                    &config,
+                    watch_needed,
+                    &set_index,
+                    sync,
+                );
+        }
+        let metrics = setup.manager.metrics.register(SetMetrics::register);
+        Ok(TrackedFieldSets {
+            index: set_index,
+            children: setup.children(ChildSummary::of, &[]),
+            sets: setup.objects.clone(),
+            fields: field_store,
+            targets,
+            receivers,
+            metrics,
+            resync: timings.sync_period,
+            states: Mutex::default(),
+        })
     })
 }
 
@@ -132,6 +195,7 @@ fn follow_grants(
     grants: &Arc<Grants>,
     targets: &Arc<Targets>,
     fields: &KindHandles<TrackedField>,
+    sets: &KindHandles<TrackedFieldSet>,
 ) -> Arc<SetOnce<()>> {
     if !manager.settings.runs(tracked_field::NAME) {
         return Arc::new(SetOnce::new_with(Some(())));
@@ -140,6 +204,7 @@ fn follow_grants(
     let is_known = Arc::clone(&known);
     let targets = Arc::clone(targets);
     let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
+    let (sets, set_trigger) = (sets.store.clone(), sets.trigger.clone());
     let changed = move || {
         let fields = store.state();
         for field in &fields {
@@ -148,6 +213,9 @@ fn follow_grants(
         for field in &fields {
             targets.watch(field);
             trigger.wake(&ObjectKey::of(field.as_ref()));
+        }
+        for set in sets.state() {
+            set_trigger.wake(&ObjectKey::of(set.as_ref()));
         }
         // Later calls have no effect.
         let _ = is_known.set(());
@@ -185,8 +253,6 @@ fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use std::time::Duration;
 
     use clap::Parser;
     use tokio::time::{Instant, advance};

@@ -5,7 +5,9 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
-use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
+use qm_api::{
+    AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet,
+};
 use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
@@ -21,6 +23,7 @@ mod my_ingress;
 mod permissions;
 mod printed;
 mod tracked_field;
+mod tracked_field_set;
 mod upgrade;
 
 /// A case: a spec in YAML, and the text of the rejection; empty if the spec is accepted. `|` separates parts of the
@@ -44,6 +47,10 @@ async fn install(plane: &ControlPlane) {
         (
             TrackedField::api_resource(),
             json!({ "contactPoint": "a", "field": "b", "target": { "kind": "c", "name": "d" } }),
+        ),
+        (
+            TrackedFieldSet::api_resource(),
+            json!({ "fields": ["b"], "target": { "kind": "Service" }, "template": { "contactPoint": "a" } }),
         ),
         (
             AppService::api_resource(),

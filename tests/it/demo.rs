@@ -76,6 +76,7 @@ async fn demo_runs_on_its_own_control_plane() {
     for expected in [
         "| Value: 3",
         "web runs nginx:1.29 in place of nginx:1.28",
+        "app-stock runs nginx:1.29 in place of nginx:1.28, by kubectl-set",
         "\"telegram-chat\" not found; there is \"telegram-cp\"",
         "{\"colour\":\"green\"}",
         "myapp.demo.rtfm.co.ua/example-app condition met",
@@ -167,12 +168,23 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
         .iter()
         .map(|message| message.text.clone())
         .collect();
-    for expected in ["Contact point is ready", "Value: 3", "Value: -1"] {
+    for expected in [
+        "Contact point is ready",
+        "Value: 3",
+        "Value: -1",
+        "app-stock runs nginx:1.29",
+    ] {
         assert!(
             messages.iter().any(|message| message.contains(expected)),
             "{expected}: {messages:?}"
         );
     }
+    let digests = messages.iter();
+    let digests: Vec<_> = digests.filter(|it| it.contains("app-")).collect();
+    let changes = digests
+        .iter()
+        .map(|it| it.matches("by kubectl-set").count());
+    assert_eq!(changes.collect::<Vec<_>>(), [5], "{digests:?}");
     assert_eq!(
         kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,

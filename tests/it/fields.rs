@@ -786,7 +786,7 @@ async fn change_is_sent_only_when_the_expression_says_so() {
     let message = bed
         .waiting(
             "shrinks",
-            "WhenInvalid: spec.when: line 1, column 1: there is no variable valu",
+            "WhenInvalid: spec.when: line 1, column 1: unknown variable valu",
         )
         .await;
     assert!(

@@ -44,6 +44,7 @@ mod served;
 mod stored;
 mod support;
 mod traces;
+mod tracked_field_sets;
 mod tracker_role;
 mod waiting;
 mod walkthrough;

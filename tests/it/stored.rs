@@ -412,12 +412,12 @@ async fn expression_of_any_type_and_length_is_reported() {
         (
             "number",
             json!(5),
-            "failed for the newest change: its result is no bool but int",
+            "failed for the newest change: the result is int, not bool",
         ),
         (
             "list",
             json!([[true]]),
-            "failed for the newest change: its result is no bool but list",
+            "failed for the newest change: the result is list, not bool",
         ),
         (
             "map",
@@ -427,17 +427,17 @@ async fn expression_of_any_type_and_length_is_reported() {
         (
             "long",
             json!("x".repeat(100_000)),
-            "it is longer than 512 characters",
+            "the expression is longer than 512 characters",
         ),
         (
             "deep",
             json!("(".repeat(100_000)),
-            "it is longer than 512 characters",
+            "the expression is longer than 512 characters",
         ),
         (
             "nested",
             nested,
-            "it has more than 128 parts, or more than 32 levels",
+            "the expression has more than 128 parts or 32 levels",
         ),
     ];
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });

@@ -13,7 +13,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation, Variable,
 };
-use qm_api::common::{ADOPT_BY, OWNER_UID};
+use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_api::tracked_field::BUILT_IN_KINDS;
 use qm_core::kind::{DelegatedAccess, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
@@ -154,7 +154,8 @@ fn authors(kind: &KindInfo) -> Option<ValidatingAdmissionPolicySpec> {
     let validated = |checks: &[Check]| checks.iter().map(Check::validation).collect();
     let (more, validations) = match kind.delegated_access {
         DelegatedAccess::ConfigMaps => (config_map_sync_variables(), validated(&config_map_sync())),
-        DelegatedAccess::Targets => (tracked_field_variables(), validated(&tracked_field())),
+        DelegatedAccess::Targets => (target_variables(), validated(&tracked_field())),
+        DelegatedAccess::SelectedTargets => (selected_target_variables(), tracked_field_set()),
         DelegatedAccess::Secrets => (contact_point_variables(), validated(&contact_point())),
         DelegatedAccess::Children(optional) => (Vec::new(), children(kind, optional)),
         DelegatedAccess::Nothing => return None,
@@ -308,7 +309,7 @@ fn tracked_field() -> Vec<Check<'static>> {
         verb: "get",
         group: "variables.group",
         resource: "variables.resource",
-        what: "variables.resource + (variables.group == '' ? '' : '.' + variables.group)",
+        what: TARGET_RESOURCE,
         namespace: "variables.target.?namespace.orValue('')",
         name: Some("variables.target.?name.orValue('')"),
         because: "a TrackedField reports only what its author may read. Ask for that permission, or name another target",
@@ -318,7 +319,7 @@ fn tracked_field() -> Vec<Check<'static>> {
 
 /// Returns group and plural as the operator resolves them: from the table of the few kinds that need no `apiVersion`,
 /// or from the spec. A target with neither is never tracked, and only an author with all permissions may write it.
-fn tracked_field_variables() -> Vec<Variable> {
+fn target_variables() -> Vec<Variable> {
     let known =
         BUILT_IN_KINDS.map(|it| format!("'{}': ['{}', '{}']", it.kind, it.group, it.plural));
     vec![
@@ -345,6 +346,53 @@ fn tracked_field_variables() -> Vec<Variable> {
         ),
     ]
 }
+
+/// Maximum number of namespaces that a set may name.
+const PLACES: usize = 10;
+
+/// A set reports what its author could list and watch, and creates what its author could create.
+fn tracked_field_set() -> Vec<Validation> {
+    let create = Check {
+        verb: "create",
+        group: "'tg.azamaton.ru'",
+        resource: "'trackedfields'",
+        what: "'trackedfields.tg.azamaton.ru'",
+        because: "a TrackedFieldSet creates only what its author may create. Ask for that permission",
+        ..CHECK
+    };
+    let places = (0..PLACES).flat_map(|place| [(place, "list"), (place, "watch")]);
+    let read = |(place, verb): (usize, &str)| {
+        Check {
+            unless: Some(&format!("variables.places.size() <= {place}")),
+            verb,
+            group: "variables.group",
+            resource: "variables.resource",
+            what: TARGET_RESOURCE,
+            namespace: &format!("variables.places[{place}]"),
+            name: None,
+            because: "a TrackedFieldSet reports only what its author may read. Ask for that permission, or select resources in \
+                      other namespaces",
+        }
+        .validation()
+    };
+    std::iter::once(create.validation())
+        .chain(places.map(read))
+        .collect()
+}
+
+fn selected_target_variables() -> Vec<Variable> {
+    let mut variables = target_variables();
+    variables.push(variable(
+        "places",
+        "variables.target.?namespaces.?selector.hasValue() ? [''] \
+         : variables.target.?namespaces.?names.orValue([request.namespace])",
+    ));
+    variables
+}
+
+/// CEL expression of a target's resource and group as kubectl writes them.
+const TARGET_RESOURCE: &str =
+    "variables.resource + (variables.group == '' ? '' : '.' + variables.group)";
 
 /// An author who chooses where a Secret is sent can read the Secret.
 fn contact_point() -> Vec<Check<'static>> {
@@ -444,7 +492,8 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         "'{OWNER_UID}' in variables.metadata.?labels.orValue({{}}) || (request.operation != 'CREATE' \
          && ('{ADOPT_BY}' in variables.metadata.?annotations.orValue({{}}) \
          || variables.metadata.?ownerReferences.orValue([]).exists(owner, owner.?controller.orValue(false) \
-         && owner.apiVersion.split('/')[0] + ' ' + owner.kind in variables.owners)))"
+         && owner.apiVersion.split('/')[0] + ' ' + owner.kind in variables.owners))) || {}",
+        annotates_a_tracked_field()
     );
     let because = format!(
         "it has neither the label {OWNER_UID} nor one of its resources for a controller, and nobody handed it over with the \
@@ -482,6 +531,23 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         ),
         ..ValidatingAdmissionPolicySpec::default()
     }
+}
+
+/// The operator reports in an annotation why any `TrackedField` waits, also one that it does not own.
+fn annotates_a_tracked_field() -> String {
+    let same = [
+        "spec",
+        "metadata.?labels",
+        "metadata.?ownerReferences",
+        "metadata.?finalizers",
+        &format!("metadata.?annotations[?'{ADOPT_BY}']"),
+        &format!("metadata.?annotations[?'{OWNER}']"),
+    ]
+    .map(|field| format!("dyn(object).{field} == dyn(oldObject).{field}"));
+    format!(
+        "(request.operation == 'UPDATE' && request.resource.resource == 'trackedfields' && {})",
+        same.join(" && ")
+    )
 }
 
 /// Limits on Pods that the operator creates, each with its reason. A stolen token of the operator must not allow more

@@ -8,3 +8,4 @@ pub mod latency;
 pub mod load;
 pub mod replicas;
 pub mod rest;
+pub mod sets;

@@ -126,7 +126,7 @@ async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
 }
 
 /// Returns the requests of the operator (or of the floor, which has its permissions) to the apiserver.
-async fn requests(stage: &Stage, since: Mark) -> Result<Vec<Request>> {
+pub(super) async fn requests(stage: &Stage, since: Mark) -> Result<Vec<Request>> {
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let mut requests = stage.bed.plane.audit().requests(since).await?;
     requests.retain(|request| request.subject.user == user);
@@ -184,7 +184,7 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
 }
 
 /// Requests `/readyz` with a minimal request.
-async fn answers_ok(operator: &Operator) -> bool {
+pub(super) async fn answers_ok(operator: &Operator) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let ask = async {
         let mut socket =

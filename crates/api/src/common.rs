@@ -1,11 +1,12 @@
 //! Items that several kinds share: references, conditions, names of labels and annotations.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::KubeSchema;
 use kube::core::Rule;
 use qm_core::names::MetadataNames;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// Category of all kinds, for `kubectl get quartermaster -A`.
 pub const CATEGORY: &str = "quartermaster";
@@ -99,12 +100,42 @@ fn present(object: &str, path: &str) -> String {
 pub type Conditions = Vec<Condition>;
 
 /// Returns the schema of [`Conditions`]: a list that server-side apply merges by `type`.
-pub fn conditions_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+pub fn conditions_schema(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = <Conditions as JsonSchema>::json_schema(generator);
     schema.insert("x-kubernetes-list-type".into(), "map".into());
-    schema.insert(
-        "x-kubernetes-list-map-keys".into(),
-        serde_json::json!(["type"]),
-    );
+    schema.insert("x-kubernetes-list-map-keys".into(), json!(["type"]));
     schema
+}
+
+/// Message for an invalid key or value of a selector.
+pub const LABELS: &str = "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
+
+/// Returns the schema of a [`LabelSelector`] with the validation that Kubernetes applies to built-in kinds.
+pub(crate) fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema =
+        serde_json::to_value(LabelSelector::json_schema(generator)).unwrap_or_default();
+    let labels = &mut schema["properties"]["matchLabels"];
+    labels["maxProperties"] = 16.into();
+    labels["additionalProperties"]["maxLength"] = 63.into();
+    let expressions = &mut schema["properties"]["matchExpressions"];
+    expressions["maxItems"] = 16.into();
+    let expression = &mut expressions["items"]["properties"];
+    expression["key"]["maxLength"] = 317.into();
+    expression["operator"]["enum"] = json!(["In", "NotIn", "Exists", "DoesNotExist"]);
+    expression["values"]["maxItems"] = 64.into();
+    expression["values"]["items"]["maxLength"] = 63.into();
+    schema["x-kubernetes-validations"] = json!([{
+        "rule": "!has(self.matchExpressions) || self.matchExpressions.all(it, \
+                 (it.operator in ['In', 'NotIn']) == (has(it.values) && it.values.size() > 0))",
+        "message": "give values with the operators In and NotIn, and none with Exists and DoesNotExist",
+    }, {
+        "rule": "(!has(self.matchLabels) || self.matchLabels.all(key, !format.qualifiedName().validate(key).hasValue() \
+                 && !format.labelValue().validate(self.matchLabels[key]).hasValue())) \
+                 && (!has(self.matchExpressions) || self.matchExpressions.all(it, \
+                 !format.qualifiedName().validate(it.key).hasValue() && (!has(it.values) \
+                 || it.values.all(value, !format.labelValue().validate(value).hasValue()))))",
+        "message": LABELS,
+    }]);
+    // The value was an object before, so the conversion succeeds.
+    Schema::try_from(schema).unwrap_or_default()
 }

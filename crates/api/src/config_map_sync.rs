@@ -3,11 +3,9 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use super::common::{Conditions, conditions_schema, rule_over};
+use super::common::{Conditions, conditions_schema, rule_over, selector_schema};
 
 /// API group of the kind.
 pub const GROUP: &str = "apps.bixbite.io";
@@ -22,9 +20,6 @@ const NAMESPACE: &str =
     "write the name of a namespace: lower-case letters, digits and '-', at most 63";
 const NAME: &str =
     "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
-
-/// Message for an invalid key or value of a selector.
-pub const LABELS: &str = "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
 
 /// Copies of a `ConfigMap` in other namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -149,36 +144,6 @@ pub struct ConfigMapSyncStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,
-}
-
-/// Returns the schema of a [`LabelSelector`] with the validation that Kubernetes applies to built-in kinds.
-fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema =
-        serde_json::to_value(LabelSelector::json_schema(generator)).unwrap_or_default();
-    let labels = &mut schema["properties"]["matchLabels"];
-    labels["maxProperties"] = 16.into();
-    labels["additionalProperties"]["maxLength"] = 63.into();
-    let expressions = &mut schema["properties"]["matchExpressions"];
-    expressions["maxItems"] = 16.into();
-    let expression = &mut expressions["items"]["properties"];
-    expression["key"]["maxLength"] = 317.into();
-    expression["operator"]["enum"] = json!(["In", "NotIn", "Exists", "DoesNotExist"]);
-    expression["values"]["maxItems"] = 64.into();
-    expression["values"]["items"]["maxLength"] = 63.into();
-    schema["x-kubernetes-validations"] = json!([{
-        "rule": "!has(self.matchExpressions) || self.matchExpressions.all(it, \
-                 (it.operator in ['In', 'NotIn']) == (has(it.values) && it.values.size() > 0))",
-        "message": "give values with the operators In and NotIn, and none with Exists and DoesNotExist",
-    }, {
-        "rule": "(!has(self.matchLabels) || self.matchLabels.all(key, !format.qualifiedName().validate(key).hasValue() \
-                 && !format.labelValue().validate(self.matchLabels[key]).hasValue())) \
-                 && (!has(self.matchExpressions) || self.matchExpressions.all(it, \
-                 !format.qualifiedName().validate(it.key).hasValue() && (!has(it.values) \
-                 || it.values.all(value, !format.labelValue().validate(value).hasValue()))))",
-        "message": LABELS,
-    }]);
-    // The value was an object before, so the conversion succeeds.
-    Schema::try_from(schema).unwrap_or_default()
 }
 
 /// Go clients write an empty string for an unset field.

@@ -16,6 +16,7 @@ pub mod my_app;
 pub mod my_ingress;
 pub mod spec_size;
 pub mod tracked_field;
+pub mod tracked_field_set;
 
 pub use app_service::AppService;
 pub use config_map_sync::ConfigMapSync;
@@ -23,3 +24,4 @@ pub use contact_point::ContactPoint;
 pub use my_app::MyApp;
 pub use my_ingress::MyIngress;
 pub use tracked_field::TrackedField;
+pub use tracked_field_set::TrackedFieldSet;

@@ -34,6 +34,7 @@ pub use history::{
     namespaced,
     status = "StoredHistory",
     derive = "PartialEq",
+    derive = "Default",
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
     printcolumn(name = "Field", type_ = "string", json_path = ".spec.field"),
@@ -57,15 +58,40 @@ pub use history::{
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["contactPoint", "field", "target"]))]
 #[x_kube(
-    validation = field_of_kinds(SCALED),
-    validation = field_of_kinds(&["DaemonSet", "Job", "CronJob"]),
-    validation = field_of_kinds(&["Service"]),
-    validation = field_of_kind_without_words(),
+    validation = field_rule(field_fits_kinds(KINDS_BY_WORDS[0], "self.field")),
+    validation = field_rule(field_fits_kinds(KINDS_BY_WORDS[1], "self.field")),
+    validation = field_rule(field_fits_kinds(KINDS_BY_WORDS[2], "self.field")),
+    validation = field_rule(field_fits_kind_without_words("self.field")),
 )]
 pub struct TrackedFieldSpec {
     /// Resource with the tracked field.
     #[serde(default)]
     pub target: TargetReference,
+    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `images`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in
+    /// braces.
+    #[serde(default)]
+    #[schemars(length(max = 1024))]
+    #[x_kube(validation = is_field("self", str::to_owned), validation = has_no_range("self", str::to_owned))]
+    pub field: String,
+    /// How changes are recorded and sent.
+    #[serde(flatten)]
+    pub notification: NotificationSpec,
+    /// Whether the first value of a resource that existed before this object is sent: `Notify` sends it, `Quiet` only records
+    /// it. Defaults to `Notify`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = ("self in ['Notify', 'Quiet']", "write initial: Notify or initial: Quiet"))]
+    pub initial: Option<String>,
+    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
+}
+
+/// How the changes of a field are recorded and sent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["contactPoint"]))]
+pub struct NotificationSpec {
     /// Name of the `ContactPoint`, in the same namespace.
     #[serde(default)]
     #[schemars(length(max = 253))]
@@ -74,24 +100,6 @@ pub struct TrackedFieldSpec {
         "write the name of a ContactPoint of this namespace, without a namespace: lower-case letters, digits, '-' and '.'",
     ))]
     pub contact_point: String,
-    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `images`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in
-    /// braces.
-    #[serde(default)]
-    #[schemars(length(max = 1024))]
-    #[x_kube(
-        validation = (
-            r"self in ['replicas', 'image', 'images', 'targetPort']
-  || self.matches('^(image|targetPort):[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$') || self.matches(r'^\{.+\}$')",
-            "write replicas, image, image:CONTAINER, images, targetPort, targetPort:PORT, or a JSONPath in braces, such as \
-             {.spec.template.spec.containers[0].resources.limits.memory}",
-        ),
-        validation = (
-            r"!self.matches(r'^\{\s*range\b')",
-            "write one JSONPath without range, such as {.spec.template.spec.containers[*].image}: several matches become \
-             one list",
-        ),
-    )]
-    pub field: String,
     /// Jinja template of the message. Defaults to a built-in message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
@@ -128,9 +136,6 @@ pub struct TrackedFieldSpec {
     /// expiry after 24 hours. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Size of the stored spec in bytes, if that exceeds the limit for reading.
-    #[serde(skip)]
-    pub oversized: Option<usize>,
 }
 
 /// Reference to a resource by kind, namespace and name.
@@ -142,20 +147,14 @@ pub struct TrackedFieldSpec {
     validation = resource_needs_a_version(),
     validation = kind_needs_a_namespace(),
     validation = name_of_a_kind(),
-    validation = (
-        "!has(self.resource) || !(self.resource in ['secret', 'secrets']) || (has(self.apiVersion) && self.apiVersion.contains('/'))",
-        SECRETS_ARE_NOT_TRACKED,
-    ),
+    validation = RESOURCE_IS_NO_SECRET,
 )]
 pub struct TargetReference {
     /// Kind of the resource: `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `CronJob`, `Service`, `Ingress` or
     /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other.
     #[serde(default)]
     #[schemars(length(max = 63))]
-    #[x_kube(
-        validation = ("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "write the kind of a resource, such as Deployment"),
-        validation = ("!(self.lowerAscii() in ['secret', 'secrets'])", SECRETS_ARE_NOT_TRACKED),
-    )]
+    #[x_kube(validation = IS_KIND, validation = IS_NO_SECRET)]
     pub kind: String,
     /// Namespace of the resource. Empty for a cluster-scoped kind.
     #[serde(default)]
@@ -176,18 +175,12 @@ pub struct TargetReference {
     /// API group and version of another kind, such as `networking.k8s.io/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
-    #[x_kube(validation = (
-        r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "write group and version, such as networking.k8s.io/v1, or v1 alone for the core group",
-    ), validation = ("!self.startsWith('tg.azamaton.ru/')", OURS_ARE_NOT_TRACKED))]
+    #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OURS)]
     pub api_version: Option<String>,
     /// Plural name of another kind, such as `networkpolicies`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
-    #[x_kube(validation = (
-        "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "write the plural name that kubectl api-resources prints, in lower case, such as networkpolicies",
-    ))]
+    #[x_kube(validation = IS_RESOURCE)]
     pub resource: Option<String>,
 }
 
@@ -286,18 +279,61 @@ pub const A_PATH: &str = "a JSONPath in braces, such as {.metadata.generation}";
 pub const GROUP: &str = "tg.azamaton.ru";
 
 /// Message for a target of [`GROUP`].
-pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields cannot be tracked, because their content belongs to \
-                                        their namespace and each notification changes them: track another kind";
+pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints, TrackedFields and TrackedFieldSets cannot be tracked, because their \
+                                        content belongs to their namespace and notifications change them: track another kind";
 
 /// Message for a Secret as target.
 pub const SECRETS_ARE_NOT_TRACKED: &str = "a Secret cannot be tracked, because messages would carry its content out of the cluster: track another kind";
+
+/// CEL rules of a target's kind, API version and resource.
+pub(crate) const IS_KIND: (&str, &str) = (
+    "self.matches('^[A-Za-z][A-Za-z0-9]*$')",
+    "write the kind of a resource, such as Deployment",
+);
+pub(crate) const IS_NO_SECRET: (&str, &str) = (
+    "!(self.lowerAscii() in ['secret', 'secrets'])",
+    SECRETS_ARE_NOT_TRACKED,
+);
+pub(crate) const RESOURCE_IS_NO_SECRET: (&str, &str) = (
+    "!has(self.resource) || !(self.resource in ['secret', 'secrets']) || (has(self.apiVersion) && self.apiVersion.contains('/'))",
+    SECRETS_ARE_NOT_TRACKED,
+);
+pub(crate) const IS_API_VERSION: (&str, &str) = (
+    r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "write group and version, such as networking.k8s.io/v1, or v1 alone for the core group",
+);
+pub(crate) const IS_NOT_OURS: (&str, &str) =
+    ("!self.startsWith('tg.azamaton.ru/')", OURS_ARE_NOT_TRACKED);
+pub(crate) const IS_RESOURCE: (&str, &str) = (
+    "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "write the plural name that kubectl api-resources prints, in lower case, such as networkpolicies",
+);
+
+/// Returns the rule that the CEL expression `field` is a word or a `JSONPath`, within the rule that `of_all` makes of it.
+pub(crate) fn is_field(field: &str, of_all: impl FnOnce(&str) -> String) -> Rule {
+    let rule = format!(
+        r"{field} in ['replicas', 'image', 'images', 'targetPort']
+  || {field}.matches('^(image|targetPort):[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?$') || {field}.matches(r'^\{{.+\}}$')"
+    );
+    Rule::new(of_all(&rule)).message(
+        "write replicas, image, image:CONTAINER, images, targetPort, targetPort:PORT, or a JSONPath in braces, such as \
+         {.spec.template.spec.containers[0].resources.limits.memory}",
+    )
+}
+
+/// Returns the rule that the CEL expression `field` is one path, within the rule that `of_all` makes of it.
+pub(crate) fn has_no_range(field: &str, of_all: impl FnOnce(&str) -> String) -> Rule {
+    Rule::new(of_all(&format!(r"!{field}.matches(r'^\{{\s*range\b')"))).message(
+        "write one JSONPath without range, such as {.spec.template.spec.containers[*].image}: several matches become one list",
+    )
+}
 
 /// Returns the built-in kinds as a CEL list.
 fn built_in_kinds() -> String {
     format!("['{}']", BUILT_IN_KINDS.map(|it| it.kind).join("', '"))
 }
 
-fn other_kinds_need_a_resource() -> Rule {
+pub(crate) fn other_kinds_need_a_resource() -> Rule {
     let [.., last] = BUILT_IN_KINDS;
     let kinds = BUILT_IN_KINDS.map(|it| it.kind);
     rule_over(
@@ -315,7 +351,7 @@ fn other_kinds_need_a_resource() -> Rule {
     )
 }
 
-fn resource_needs_a_version() -> Rule {
+pub(crate) fn resource_needs_a_version() -> Rule {
     rule_over(
         &["apiVersion", "resource"],
         "has(self.apiVersion) == has(self.resource)",
@@ -343,21 +379,23 @@ fn name_of_a_kind() -> Rule {
     )
 }
 
-/// Returns the rule for kinds that have the same words. The rule applies on create and when field or kind change.
-fn field_of_kinds(kinds: &[&str]) -> Rule {
+/// Kinds that have the same words for `field`.
+pub(crate) const KINDS_BY_WORDS: [&[&str]; 3] =
+    [SCALED, &["DaemonSet", "Job", "CronJob"], &["Service"]];
+
+/// Returns the CEL expression for "the target's kind is none of `kinds`, or has the field", and its message.
+pub(crate) fn field_fits_kinds(kinds: &[&str], field: &str) -> (String, String) {
     let fits = words(kinds[0]).flat_map(|(word, placeholder)| {
-        let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
-        [Some(format!("self.field == '{word}'")), named]
+        let named = placeholder.map(|_| format!("{field}.startsWith('{word}:')"));
+        [Some(format!("{field} == '{word}'")), named]
             .into_iter()
             .flatten()
     });
     let fits = fits.collect::<Vec<_>>().join(" || ");
-    field_rule(
-        &format!(
-            "!(self.target.kind in ['{}']) || {fits}",
-            kinds.join("', '")
-        ),
-        &format!(
+    let kind_is = format!("self.target.kind in ['{}']", kinds.join("', '"));
+    (
+        format!("!({kind_is}) || {fits} || {field}.startsWith('{{')"),
+        format!(
             "a {} has no such field: write {}{A_PATH}",
             kinds.join(" or "),
             words_of(kinds[0])
@@ -365,22 +403,22 @@ fn field_of_kinds(kinds: &[&str]) -> Rule {
     )
 }
 
-fn field_of_kind_without_words() -> Rule {
+/// Returns the CEL expression for "the target's kind has words, or the field is a path", and its message.
+pub(crate) fn field_fits_kind_without_words(field: &str) -> (String, String) {
     let kinds = BUILT_IN_KINDS.into_iter().map(|it| it.kind);
     let with_words: Vec<_> = kinds.filter(|kind| words(kind).next().is_some()).collect();
-    field_rule(
-        &format!("self.target.kind in ['{}']", with_words.join("', '")),
-        &format!("this kind has no such field: write {A_PATH}"),
+    (
+        format!(
+            "self.target.kind in ['{}'] || {field}.startsWith('{{')",
+            with_words.join("', '")
+        ),
+        format!("this kind has no such field: write {A_PATH}"),
     )
 }
 
-fn field_rule(rule: &str, message: &str) -> Rule {
-    rule_over(
-        &["field", "target.kind"],
-        &format!("{rule} || self.field.startsWith('{{')"),
-        message,
-    )
-    .field_path(".field")
+/// Returns the rule, which applies on create and when field or kind change.
+fn field_rule((rule, message): (String, String)) -> Rule {
+    rule_over(&["field", "target.kind"], &rule, &message).field_path(".field")
 }
 
 /// Returns the words for `field` of a target of this kind, each with its placeholder.

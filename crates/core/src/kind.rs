@@ -125,6 +125,9 @@ pub enum DelegatedAccess {
     ConfigMaps,
     /// The operator reads a target and notifies of its changes.
     Targets,
+    /// The operator creates objects of another kind in the object's own namespace, for targets in any namespace that the object
+    /// selects.
+    SelectedTargets,
     /// The operator reads Secrets and sends them.
     Secrets,
     /// The operator creates objects in the object's own namespace: those of every resource that the controller may create.

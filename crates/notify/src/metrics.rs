@@ -172,7 +172,7 @@ impl DeliveryMetrics {
         );
         registry.register(
             "entries_skipped",
-            "Entries for which no message is sent, by reason: spec.when was false",
+            "Entries for which no message is sent, by reason",
             metrics.skipped.clone(),
         );
         registry.register(

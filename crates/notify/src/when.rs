@@ -15,7 +15,7 @@ use cel::{Context, Env, ExecutionError, Value};
 use qm_api::tracked_field::{ChangeAction, Entry, Subject};
 use regex_lite::{Regex, RegexBuilder};
 
-use self::functions::{number, tag, version};
+use self::functions::{map, number, tag, text, version};
 use crate::history::KEPT_BYTES;
 
 mod functions;
@@ -81,7 +81,9 @@ impl When {
     /// Returns the position, the problem, and what to write instead.
     pub fn parse(source: &str) -> Result<Self, String> {
         if source.chars().count() > MAX_LENGTH {
-            return Err(format!("it is longer than {MAX_LENGTH} characters"));
+            return Err(format!(
+                "the expression is longer than {MAX_LENGTH} characters: shorten it"
+            ));
         }
         let parser = PrattParser::new()
             .max_recursion_depth(MAX_DEPTH)
@@ -147,7 +149,7 @@ impl When {
         match result {
             Value::Bool(sends) => Ok(sends),
             other => Err(format!(
-                "its result is no bool but {}: write a comparison, such as action == 'Updated'",
+                "the result is {}, not bool: write a comparison, such as action == 'Updated'",
                 other.type_of()
             )),
         }
@@ -169,11 +171,11 @@ fn compiled(patterns: &[String]) -> Result<HashMap<String, Regex>, String> {
 /// Runs a call of the library, which is young: a panic becomes an error.
 fn without_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run))
-        .map_err(|_| "it cannot be evaluated: simplify it".to_owned())
+        .map_err(|_| "the expression cannot be evaluated: simplify it".to_owned())
 }
 
 fn too_large() -> String {
-    format!("it has more than {MAX_NODES} parts, or more than {MAX_DEPTH} levels: simplify it")
+    format!("the expression has more than {MAX_NODES} parts or {MAX_DEPTH} levels: simplify it")
 }
 
 /// Returns the error without the values, which can be long.
@@ -237,18 +239,6 @@ fn variables(entry: &Entry, previous: Option<&Entry>) -> Vec<(&'static str, Valu
     ]
 }
 
-fn text(text: &str) -> Value {
-    Value::String(Arc::new(text.to_owned()))
-}
-
-fn map<'a>(members: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
-    let members: HashMap<String, Value> = members
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    Value::Map(members.into())
-}
-
 /// Checks that an expression is in the part of CEL that is available.
 struct Check<'a> {
     source: &'a str,
@@ -305,7 +295,7 @@ impl Check<'_> {
         let position = self.position(name, |before, _| before != TokenKind::TokDot);
         let known = VARIABLES.join(", ");
         Err(format!(
-            "{position}there is no variable {name}; there are {known}"
+            "{position}unknown variable {name}: write one of {known}"
         ))
     }
 
@@ -316,7 +306,7 @@ impl Check<'_> {
         let position = self.position(name, |_, after| after == TokenKind::TokLeftParen);
         let known = FUNCTIONS.join(", ");
         Err(format!(
-            "{position}there is no function {name}; there are {known}"
+            "{position}unknown function {name}: write one of {known}"
         ))
     }
 

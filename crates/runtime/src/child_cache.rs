@@ -192,6 +192,19 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             .collect()
     }
 
+    /// Returns all children that satisfy the predicate.
+    pub fn collect(
+        &self,
+        is_selected: impl Fn(&KnownChild<S>) -> bool,
+    ) -> HashMap<ObjectKey, KnownChild<S>> {
+        let state = self.state();
+        let known = state.known.iter();
+        known
+            .filter(|(_, entry)| is_selected(&entry.known))
+            .map(|(key, entry)| (key.clone(), entry.known.clone()))
+            .collect()
+    }
+
     /// Returns whether a read has shown that no child of this name is owned, with or without the ownership label.
     pub fn is_absent(&self, key: &ObjectKey) -> bool {
         let state = self.state();

@@ -9,6 +9,7 @@
 //! The operator detects drift by values. It keeps a digest of the values that the apiserver returned for the fields of
 //! the desired state, after admission and defaults; a child has drifted when its values at those fields differ.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,6 +84,20 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .map(|known| known.summary)
     }
 
+    /// Returns the cached children of the context's object, and those of an earlier object of its name that no longer
+    /// exists.
+    pub fn owned<O: ReconciledKind>(&self, cx: &Context<O>) -> HashMap<ObjectKey, KnownChild<S>> {
+        self.cache.collect(|child| {
+            child.owner_uid == cx.owner.uid()
+                || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
+        })
+    }
+
+    /// Returns the digest of the content of a cached child.
+    pub fn cached_fingerprint(&self, key: &ObjectKey) -> Option<u64> {
+        self.cache.known(key).map(|known| known.fingerprint)
+    }
+
     /// Waits until the children have been listed, or their list was denied.
     pub async fn synced(&self) {
         // Later calls have no effect.
@@ -102,11 +117,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         cx: &Context<O>,
         desired: K,
         quirks: Quirks<'_, K>,
-    ) -> Result<()> {
+    ) -> Result<Ensured<S>> {
         let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
         match self.ensure(cx, &applied).await? {
             Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
-            _ => Ok(()),
+            ensured => Ok(ensured),
         }
     }
 

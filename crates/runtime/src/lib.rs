@@ -89,7 +89,7 @@ impl ObjectKey {
     }
 
     /// Returns whether the object is in `namespace`; `None` is all namespaces.
-    pub(crate) fn is_in(&self, namespace: Option<&str>) -> bool {
+    pub fn is_in(&self, namespace: Option<&str>) -> bool {
         namespace.is_none_or(|namespace| *self.namespace == *namespace)
     }
 }

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use kube::core::{ApiResource, DynamicResourceScope, PartialObjectMeta};
 use serde::de::DeserializeOwned;
@@ -31,7 +31,7 @@ const STRING: usize = 32;
 /// An object of which only the identity is decoded.
 #[derive(Clone, Debug)]
 pub struct RawObject {
-    /// Name, namespace, UID and resourceVersion alone.
+    /// Name, namespace, UID, resourceVersion and creationTimestamp alone.
     metadata: ObjectMeta,
     text: Box<RawValue>,
 }
@@ -51,6 +51,24 @@ impl RawObject {
             return Ok(Err(TooLarge));
         }
         serde_json::from_str(text).map(Ok)
+    }
+
+    /// Returns the object's labels.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        #[derive(Default, Deserialize)]
+        struct Object {
+            metadata: Labels,
+        }
+        #[derive(Default, Deserialize)]
+        struct Labels {
+            #[serde(default)]
+            labels: Option<BTreeMap<String, String>>,
+        }
+        // An object from a metadata watch has no text, and the text was parsed before.
+        self.metadata.labels.clone().unwrap_or_else(|| {
+            let object: Object = serde_json::from_str(self.text.get()).unwrap_or_default();
+            object.metadata.labels.unwrap_or_default()
+        })
     }
 
     /// Returns only the object's identity.
@@ -81,6 +99,7 @@ impl<'de> Deserialize<'de> for RawObject {
             namespace: Option<String>,
             uid: Option<String>,
             resource_version: Option<String>,
+            creation_timestamp: Option<Time>,
         }
         let text = Box::<RawValue>::deserialize(deserializer)?;
         let Object { metadata } =
@@ -90,6 +109,7 @@ impl<'de> Deserialize<'de> for RawObject {
             namespace,
             uid,
             resource_version,
+            creation_timestamp,
         } = metadata;
         Ok(Self {
             metadata: ObjectMeta {
@@ -97,6 +117,7 @@ impl<'de> Deserialize<'de> for RawObject {
                 namespace,
                 uid,
                 resource_version,
+                creation_timestamp,
                 ..ObjectMeta::default()
             },
             text,

@@ -198,7 +198,10 @@ impl AppServices {
             // An Ingress must not send traffic to a Service that the app does not own.
             let is_not_owned = matches!(service, Err(Error::NotOwned(_)));
             let ingress = match build::ingress(app).filter(|_| !is_not_owned) {
-                Some(ingress) => self.ingresses.apply(cx, ingress, Quirks::default()).await,
+                Some(ingress) => {
+                    let applied = self.ingresses.apply(cx, ingress, Quirks::default());
+                    applied.await.map(drop)
+                }
                 None => self.ingresses.ensure_absent(cx, &cx.key).await.map(drop),
             };
             (service, ingress)
@@ -244,6 +247,7 @@ impl AppServices {
         self.autoscalers
             .apply(cx, autoscaler, Quirks::default())
             .await
+            .map(drop)
     }
 
     /// Returns the state of the Deployment. A Deployment that the operator does not own yet is not cached, and read
@@ -305,7 +309,8 @@ impl AppServices {
             released: &released,
             ..Quirks::default()
         };
-        self.deployments.apply(cx, deployment, quirks).await
+        let applied = self.deployments.apply(cx, deployment, quirks);
+        applied.await.map(drop)
     }
 
     /// Applies the Service. A node port that the spec no longer names keeps its number even if the rest of the port
@@ -324,7 +329,7 @@ impl AppServices {
             .collect();
         let released: Vec<_> = released.iter().map(Vec::as_slice).collect();
         let quirks = service_quirks(&released);
-        self.services.apply(cx, service, quirks).await
+        self.services.apply(cx, service, quirks).await.map(drop)
     }
 
     /// Returns the message about an object that other managers keep changing, and when the next correction is due.

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
-use qm_api::config_map_sync::{ConfigMapSyncSpec, LABELS};
+use qm_api::common::LABELS;
+use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_api::spec_size::StoredSpec as _;
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::{ObjectKey, WatchScope};

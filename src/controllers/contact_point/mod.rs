@@ -11,7 +11,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::{REQUESTED_AT, TEST_AT};
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
-use qm_api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
@@ -59,6 +59,9 @@ pub struct ContactPoints<T> {
     /// All `TrackedField`s, some of which wait for a contact point.
     pub fields: Store<TrackedField>,
     pub field_trigger: Trigger<TrackedField>,
+    /// All `TrackedFieldSet`s, which report the contact point of their children.
+    pub sets: Store<TrackedFieldSet>,
+    pub set_trigger: Trigger<TrackedFieldSet>,
     /// Configuration of each contact point's queue.
     pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
@@ -133,17 +136,25 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes every `TrackedField` that sends to `point`, and those whose contact point does not exist, because their
-    /// message suggests the nearest name.
-    fn wake_fields(&self, point: &ContactPoint) {
+    /// Wakes the sets of the namespace and the `TrackedField`s that `point` concerns: those that send to it, and those whose
+    /// contact point is missing, because their message suggests the nearest name.
+    fn wake_dependents(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.state() {
-            let (name, field) = (&field.spec.contact_point, ObjectKey::of(field.as_ref()));
+            let (name, field) = (
+                &field.spec.notification.contact_point,
+                ObjectKey::of(field.as_ref()),
+            );
             let named = ObjectRef::new(name).within(&key.namespace);
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
             {
                 self.field_trigger.wake(&field);
+            }
+        }
+        for set in self.sets.state() {
+            if set.metadata.namespace.as_deref() == Some(&*key.namespace) {
+                self.set_trigger.wake(&ObjectKey::of(set.as_ref()));
             }
         }
     }
@@ -274,12 +285,12 @@ impl<T: Transport> Controller for ContactPoints<T> {
 
     fn changed(&self, point: &Arc<ContactPoint>, is_listed: bool) {
         if is_listed {
-            self.wake_fields(point);
+            self.wake_dependents(point);
         }
     }
 
     fn deleted(&self, point: &Arc<ContactPoint>) {
-        self.wake_fields(point);
+        self.wake_dependents(point);
     }
 
     fn forget(&self, key: &ObjectKey) {

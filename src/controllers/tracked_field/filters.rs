@@ -33,7 +33,7 @@ impl Filters {
     /// Returns the filter of a spec.
     pub(super) fn of(&self, key: &ObjectKey, spec: &TrackedFieldSpec) -> Option<Arc<Filter>> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(text) = spec.when.as_deref() else {
+        let Some(text) = spec.notification.when.as_deref() else {
             state.by_object.remove(key);
             return None;
         };
@@ -75,11 +75,16 @@ impl FiltersState {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::tracked_field::NotificationSpec;
+
     use super::*;
 
     fn spec(when: &str) -> TrackedFieldSpec {
         TrackedFieldSpec {
-            when: Some(when.into()),
+            notification: NotificationSpec {
+                when: Some(when.into()),
+                ..NotificationSpec::default()
+            },
             ..TrackedFieldSpec::default()
         }
     }

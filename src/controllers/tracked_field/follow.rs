@@ -27,6 +27,7 @@ use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unrea
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, Tracker};
 use super::waiting::WaitingReason;
+use crate::controllers::tracked_field_set::index::SetIndex;
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {
@@ -40,6 +41,8 @@ pub struct Targets {
     pub no_cross_namespace_refs: bool,
     /// State that the watches show.
     pub tracker: Arc<Tracker>,
+    /// Resources that sets select.
+    pub sets: Arc<SetIndex>,
     pub hub: WatchHub,
     /// The resources that may be tracked.
     pub grants: Arc<Grants>,
@@ -73,9 +76,14 @@ impl Targets {
         }
     }
 
-    fn end_idle_watches(&self) {
-        self.hub.retain(|resource| self.tracker.follows(resource));
-        self.tracker.forget_watches();
+    /// Stops the watches of resources that no target has and no set selects.
+    pub fn end_idle_watches(&self) {
+        let is_needed =
+            |resource: &ResourceName| self.tracker.follows(resource) || self.sets.selects(resource);
+        self.hub.retain(is_needed, |resource| {
+            self.tracker.forget_watch(resource);
+            self.sets.forget_watch(resource);
+        });
     }
 
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and no
@@ -152,7 +160,8 @@ impl Targets {
         Ok(())
     }
 
-    fn ensure_watch(&self, resolved: &Resolved) {
+    /// Ensures a watch of the resource.
+    pub fn ensure_watch(&self, resolved: &Resolved) {
         let name = ResourceName::from(&resolved.resource);
         let metadata_only = is_watched_by_metadata(&name);
         let namespaced = resolved.namespaced;
@@ -212,7 +221,8 @@ impl Targets {
         })
     }
 
-    fn epoch(&self, target: &TargetReference) -> u64 {
+    /// Returns the epoch of the watch of the target's resource, see [`Tracker::epoch`].
+    pub fn epoch(&self, target: &TargetReference) -> u64 {
         let discovered = target.api_version.clone().zip(target.resource.clone());
         discovered.map_or(0, |(api_version, plural)| {
             self.tracker.epoch(&ResourceName {
@@ -453,8 +463,9 @@ mod tests {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
-        let new_index = Tracker::new_index(&tracker);
         let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
+        let sets = Arc::new(SetIndex::new(scope.clone(), Trigger::default()));
+        let new_index = Tracker::new_index(&tracker);
         let hub = WatchHub::new(
             client.clone(),
             scope.clone(),
@@ -470,6 +481,7 @@ mod tests {
             scope,
             no_cross_namespace_refs: false,
             tracker,
+            sets,
             hub,
             grants: Arc::new(grants::tests::everything()),
             resolver: Resolver::default(),

@@ -89,6 +89,7 @@ pub(super) struct Newest {
     /// UID, also of a deleted object.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
+    created: Option<Timestamp>,
     /// The field of the version that first had this value; `None` for a deleted object.
     observed: Option<ObservedField>,
     outranks: Option<u64>,
@@ -158,7 +159,7 @@ impl Follower {
             (newest.uid, newest.version) = (uid, version);
             return recovered;
         }
-        self.push(uid, version, observed);
+        self.push(Some(object), uid, version, observed);
         true
     }
 
@@ -231,10 +232,19 @@ impl Follower {
             .is_some_and(|outdated_by| version(object).unwrap_or_default() >= outdated_by)
     }
 
-    fn push(&mut self, uid: Option<String>, version: Option<u64>, observed: Option<ObservedField>) {
+    fn push(
+        &mut self,
+        object: Option<&RawObject>,
+        uid: Option<String>,
+        version: Option<u64>,
+        observed: Option<ObservedField>,
+    ) {
         let newest = Newest {
             uid,
             version,
+            created: object
+                .and_then(ResourceExt::creation_timestamp)
+                .map(|it| it.0),
             observed,
             outranks: None,
         };
@@ -249,6 +259,7 @@ impl Follower {
         let newest = self.newest.as_ref()?;
         Some(NewestState {
             observation: newest.observation(&self.identity, None),
+            created: newest.created,
             outranks: newest.outranks,
         })
     }
@@ -349,7 +360,7 @@ impl Follower {
             Some((object, observed)) => {
                 self.listed = true;
                 if !known {
-                    self.push(object.uid(), version(object), Some(observed));
+                    self.push(Some(object), object.uid(), version(object), Some(observed));
                 } else if let Some(newest) = self.newest.as_mut().filter(|_| !overtaken) {
                     // Lower versions count too: later events of the watch are compared with this version.
                     newest.version = version(object);
@@ -358,7 +369,7 @@ impl Follower {
             None if known => {}
             None => {
                 let uid = self.newest.take().and_then(|newest| newest.uid);
-                self.push(uid, None, None);
+                self.push(None, uid, None, None);
             }
         }
         if let Some(newest) = &mut self.newest {

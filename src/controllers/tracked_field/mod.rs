@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::runtime::reflector::{ObjectRef, Store};
-use qm_api::common::REQUESTED_AT;
+use kube::runtime::reflector::Store;
+use qm_api::common::{NAMES, REQUESTED_AT};
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
-use qm_api::{ContactPoint, TrackedField};
-use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_notify::history::{Changes, FailedEntries};
+use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
+use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
+use qm_notify::history::{Changes, FailedEntries, NewestState};
 use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
 use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
 use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
-use qm_runtime::manager::Phase;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
+use qm_runtime::ownership::owner_of;
 use qm_runtime::watch::WatchProblem;
 use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
@@ -33,12 +33,14 @@ use self::filters::{Filter, Filters};
 use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
 use self::reads::{Answer, TrackError};
-use self::waiting::WaitingReason;
+use self::waiting::{Receivers, WaitingReason};
+use super::tracked_field_set::child::Initial;
+use super::tracked_field_set::index::SetIndex;
 
 pub mod field;
 pub mod filters;
 pub mod follow;
-mod follower;
+pub(crate) mod follower;
 pub mod grants;
 mod lookup;
 pub mod reads;
@@ -51,7 +53,7 @@ mod watch_event;
 pub const NAME: &str = "trackedfield";
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["0b3989b04d8a36dd", "4e5ee9bb51784bb8"],
+    &["0b3989b04d8a36dd", "e7871bcaf30325ef"],
     DelegatedAccess::Targets,
     &[
         // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.
@@ -80,10 +82,10 @@ pub struct EntryTimings {
 pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub targets: Arc<Targets>,
-    /// All contact points.
-    pub points: Store<ContactPoint>,
-    /// Whether the operator serves contact points.
-    pub points_phase: Phase,
+    /// All sets, some of which own `TrackedField`s.
+    pub sets: Store<TrackedFieldSet>,
+    pub set_index: Arc<SetIndex>,
+    pub receivers: Arc<Receivers<T>>,
     /// Entries that wait to be sent.
     pub outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
@@ -119,6 +121,22 @@ fn keep_condition(error: Error) -> Error {
         Error::WithOutcome { .. } => error,
         error => error.with_outcome(Outcome::unchanged()),
     }
+}
+
+/// Returns the UID of the target if its first entry is not sent.
+fn quiet<'a>(object: &TrackedField, newest: Option<&'a NewestState>) -> Option<&'a str> {
+    let NewestState {
+        observation,
+        created,
+        ..
+    } = newest?;
+    let created_before = object
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .is_some_and(|own| created.is_some_and(|created| created <= own.0));
+    let is_quiet = Initial::of(object) == Initial::Quiet && created_before;
+    observation.uid.as_deref().filter(|_| is_quiet)
 }
 
 fn unreadable_history(error: impl Display) -> Error {
@@ -187,7 +205,8 @@ impl<T: Transport> TrackedFields<T> {
                 in_flight: &self.outbox.in_flight(&key),
                 suspended,
                 when: filter.as_deref().map(Filter::when),
-                limit: cx.object.spec.history_limit,
+                quiet: quiet(&cx.object, newest.as_ref()),
+                limit: cx.object.spec.notification.history_limit,
                 suspended_for: &self.outbox.observe(&key, &before, suspended, now),
                 now: now.wall,
             };
@@ -270,6 +289,9 @@ impl<T: Transport> TrackedFields<T> {
             .entries_failed(EntryFailure::Expired, *expired as u64);
         self.metrics
             .entries_failed(EntryFailure::Rejected, rejected as u64);
+        if changes.quiet {
+            self.metrics.entries_skipped(Skipped::Initial, 1);
+        }
         if changes.skipped > 0 {
             self.metrics
                 .entries_skipped(Skipped::When, changes.skipped as u64);
@@ -288,45 +310,6 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Returns why messages of this object cannot be sent now.
-    fn point_problem(
-        &self,
-        key: &ObjectKey,
-        object: &TrackedField,
-        pending: bool,
-        point: Option<&ContactPoint>,
-    ) -> Option<WaitingReason> {
-        let name = &object.spec.contact_point;
-        let Some(point) = point else {
-            if let Some(why) = self.points_phase.unavailable(&key.namespace) {
-                let because = format!("this operator does not serve contact points: {why}");
-                return Some(WaitingReason::ContactPointNotReady {
-                    name: name.clone(),
-                    because,
-                });
-            }
-            let points = self.points.state();
-            let names: Vec<String> = points
-                .iter()
-                .filter(|point| point.namespace().as_deref() == Some(&*key.namespace))
-                .map(|point| point.name_any())
-                .collect();
-            let nearest =
-                target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
-            return Some(WaitingReason::ContactPointNotFound {
-                name: name.clone(),
-                nearest,
-            });
-        };
-        waiting::of_point(point).or_else(|| {
-            let message = self.outbox.failing(&ObjectKey::of(point))?;
-            pending.then(|| WaitingReason::DeliveryFailing {
-                name: name.clone(),
-                message,
-            })
-        })
-    }
-
     /// Returns the obstacle of the object. Obstacles to sending Pending entries come first.
     fn obstacle(
         &self,
@@ -342,10 +325,12 @@ impl<T: Transport> TrackedFields<T> {
             filter,
         } = *run;
         let pending = history.iter().any(Entry::is_pending);
-        let of_point = if object.spec.suspend.unwrap_or_default() {
+        let of_point = if object.spec.notification.suspend.unwrap_or_default() {
             Some(WaitingReason::Suspended)
         } else {
-            self.point_problem(key, object, pending, point)
+            let contact_point = &object.spec.notification.contact_point;
+            self.receivers
+                .problem(&key.namespace, contact_point, pending)
         };
         if of_point.is_some() && pending {
             return Obstacle::Known(of_point);
@@ -391,7 +376,7 @@ impl<T: Transport> TrackedFields<T> {
         let tracker = &self.targets.tracker;
         let period = self.timings.resync;
         let is_unserved =
-            point.is_none() && self.points_phase.unavailable(&key.namespace).is_some();
+            point.is_none() && self.receivers.phase.unavailable(&key.namespace).is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
@@ -437,11 +422,9 @@ impl<T: Transport> TrackedFields<T> {
             Some(Err(untracked)) => Err(untracked),
             _ => self.targets.track(&object),
         };
-        let point_key = ObjectKey::new(&key.namespace, &object.spec.contact_point);
-        let point = self
-            .points
-            .get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
-        let is_object_suspended = object.spec.suspend.unwrap_or_default();
+        let point_key = ObjectKey::new(&key.namespace, &object.spec.notification.contact_point);
+        let point = self.receivers.get(&point_key.namespace, &point_key.name);
+        let is_object_suspended = object.spec.notification.suspend.unwrap_or_default();
         let suspended = is_object_suspended
             || point
                 .as_ref()
@@ -485,9 +468,23 @@ impl<T: Transport> TrackedFields<T> {
             point: point.as_deref(),
             filter: filter.as_deref(),
         };
+        let owner = owner_of(&object.metadata, &NAMES).map(|(owner, _)| owner);
+        let set = owner.and_then(|owner| self.sets.get(&owner.object_ref()));
+        // A suspended set reports nothing else.
+        let set = set.filter(|set| !set.is_suspended());
+        let is_reported_by_set = |waiting: &WaitingReason| {
+            set.as_ref().is_some_and(|set| {
+                waiting.is_of_whole_set()
+                    || (*waiting == WaitingReason::Suspended
+                        && set.spec.template.suspend.unwrap_or_default())
+            })
+        };
         let outcome = match self.obstacle(&key, &object, &history, &run) {
             Obstacle::Unknown => Outcome::unchanged(),
-            Obstacle::Known(waiting) => self.outcome(waiting.as_ref()),
+            Obstacle::Known(waiting) => {
+                let waiting = waiting.filter(|waiting| !is_reported_by_set(waiting));
+                self.outcome(waiting.as_ref())
+            }
         };
         let outcome = outcome.requeue(self.requeue(&key, &run));
         match tracked {
@@ -512,6 +509,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     }
 
     fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {
+        self.set_index.field_changed(field);
         self.targets.follow(field);
         if is_listed {
             self.targets.watch(field);
@@ -524,6 +522,10 @@ impl<T: Transport> Controller for TrackedFields<T> {
         if !tracker.leads() {
             hub.relist(|relist| tracker.lead(relist));
         }
+    }
+
+    fn deleted(&self, field: &Arc<TrackedField>) {
+        self.set_index.field_deleted(&ObjectKey::of(field.as_ref()));
     }
 
     fn forget(&self, key: &ObjectKey) {

@@ -20,10 +20,10 @@ use super::waiting::{TARGET_UNREADABLE, WaitingReason};
 
 /// Why a `TrackedField` tracks nothing.
 #[derive(Debug)]
-pub(super) struct TrackError {
-    pub(super) waiting: WaitingReason,
+pub struct TrackError {
+    pub waiting: WaitingReason,
     /// The failure of the reconcile, if retrying helps.
-    pub(super) error: Option<Box<Error>>,
+    pub error: Option<Box<Error>>,
 }
 
 impl From<WaitingReason> for TrackError {

@@ -178,14 +178,9 @@ impl Tracker {
             .any(|target| target.resource == *resource)
     }
 
-    /// Forgets the watches of resources without followed targets.
-    pub fn forget_watches(&self) {
-        let mut state = self.state();
-        let TrackerState {
-            targets, watches, ..
-        } = &mut *state;
-        watches
-            .retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
+    /// Forgets the watch of `resource`, which has stopped.
+    pub fn forget_watch(&self, resource: &ResourceName) {
+        self.state().watches.retain(|(of, _), _| of != resource);
     }
 
     /// Returns the epoch of the watch of `resource`, which changes when the watch relists or the apiserver does not
@@ -397,6 +392,17 @@ impl Tracker {
         if let Some(follower) = follower.filter(|it| it.identity.uid == identity.uid) {
             follower.buffer.written(recorded);
         }
+    }
+
+    /// Returns whether a change of the target of `key` may not be recorded yet.
+    pub fn has_unrecorded(&self, key: &ObjectKey, identity: &FollowIdentity) -> bool {
+        let mut state = self.state();
+        let Some(follower) = state.follower(key, identity) else {
+            return false;
+        };
+        let is_observed = !follower.buffer.is_empty();
+        let target = follower.target.clone();
+        is_observed || state.queue.holds(&target)
     }
 
     /// Returns whether the target of `key` exists, `None` if unknown.

@@ -1,18 +1,24 @@
 //! Obstacles of a `TrackedField`, with the text of its annotation and Event.
 
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::tracked_field::Entry;
 use qm_api::{ContactPoint, TrackedField};
 use qm_core::conditions;
-use qm_notify::OutgoingEntry;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
+use qm_notify::queue::Outbox;
 use qm_notify::when::When;
+use qm_notify::{OutgoingEntry, Transport};
 use qm_runtime::ObjectKey;
+use qm_runtime::manager::Phase;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::lookup::Unreadable;
-use super::target::TargetKey;
+use super::target::{TargetKey, nearest};
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
@@ -38,6 +44,8 @@ pub enum WaitingReason {
     NotGranted(String),
     /// The apiserver does not return the target, for a transient reason.
     TargetUnreadable(String),
+    /// The watch of the target's resource fails.
+    WatchFailing(String),
     /// The current version of the target cannot be decoded.
     TargetUndecodable {
         /// Target, as `KIND NAMESPACE/NAME`.
@@ -136,6 +144,56 @@ impl WaitingReason {
         }
     }
 
+    /// Returns the obstacle of a watch of `resource` with a problem.
+    pub fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Self {
+        match problem {
+            WatchProblem::Forbidden(message) => Self::Forbidden {
+                resource: resource.clone(),
+                message,
+            },
+            WatchProblem::NotServed => {
+                let ResourceName {
+                    api_version,
+                    plural,
+                } = resource;
+                Self::ResourceMismatch(format!(
+                    "the apiserver does not serve {plural} of {api_version}"
+                ))
+            }
+            WatchProblem::Failing(message) => Self::WatchFailing(message),
+        }
+    }
+
+    /// Returns whether a `TrackedField` of a set does not report the obstacle. All others of the set have it too, and the set
+    /// alone reports it: thousands of patches and Events would say the same.
+    pub fn is_of_whole_set(&self) -> bool {
+        match self {
+            Self::Forbidden { .. }
+            | Self::NotGranted(_)
+            | Self::WatchFailing(_)
+            | Self::OutOfScope { .. }
+            | Self::CrossNamespace { .. }
+            // The child of a deleted target is expected to leave.
+            | Self::TargetNotFound { .. }
+            | Self::ResourceMismatch(_)
+            | Self::ContactPointNotFound { .. }
+            | Self::ContactPointNotObserved { .. }
+            | Self::ContactPointNotReady { .. }
+            | Self::TestBodyInvalid { .. }
+            | Self::DeliveryFailing { .. } => true,
+            Self::SpecInvalid(_)
+            | Self::TargetUnreadable(_)
+            | Self::TargetUndecodable { .. }
+            | Self::PathTooExpensive { .. }
+            | Self::Field { .. }
+            | Self::TemplateInvalid(_)
+            | Self::WhenInvalid(_)
+            | Self::BodyInvalid { .. }
+            | Self::Suspended
+            | Self::WriteRejected(_) => false,
+        }
+    }
+
     /// Returns whether the Event is a Warning: something is wrong, or a user has to act.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
@@ -147,7 +205,9 @@ impl WaitingReason {
             Self::SpecInvalid(_) => "SpecInvalid",
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
-            Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => TARGET_UNREADABLE,
+            Self::TargetUnreadable(_) | Self::WatchFailing(_) | Self::TargetUndecodable { .. } => {
+                TARGET_UNREADABLE
+            }
             Self::PathTooExpensive { .. } => "PathTooExpensive",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
@@ -171,7 +231,7 @@ impl WaitingReason {
                 format!("{target} does not exist; the operator reports it once it exists")
             }
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
-            Self::TargetUnreadable(message) => format!("{}; the operator retries", brief(message)),
+            Self::TargetUnreadable(message) | Self::WatchFailing(message) => format!("{}; the operator retries", brief(message)),
             Self::TargetUndecodable { target, problem } => {
                 format!("{target} {problem}; until then, changes are not recorded")
             }
@@ -256,26 +316,8 @@ pub fn of_target(
     target: &TargetKey,
     object: &TrackedField,
 ) -> Option<WaitingReason> {
-    match tracker.watch_problem(&target.resource, watched_namespace) {
-        Some(WatchProblem::Forbidden(message)) => {
-            return Some(WaitingReason::Forbidden {
-                resource: target.resource.clone(),
-                message,
-            });
-        }
-        Some(WatchProblem::NotServed) => {
-            let ResourceName {
-                api_version,
-                plural,
-            } = &target.resource;
-            return Some(WaitingReason::ResourceMismatch(format!(
-                "the apiserver does not serve {plural} of {api_version}"
-            )));
-        }
-        Some(WatchProblem::Failing(message)) => {
-            return Some(WaitingReason::TargetUnreadable(message));
-        }
-        None => {}
+    if let Some(problem) = tracker.watch_problem(&target.resource, watched_namespace) {
+        return Some(WaitingReason::of_watch(&target.resource, problem));
     }
     let name = || {
         let kind = &object.spec.target.kind;
@@ -318,7 +360,7 @@ pub fn of_template(
     history: &[Entry],
     cluster: Option<&str>,
 ) -> Option<WaitingReason> {
-    let template = object.spec.template.as_deref()?;
+    let template = object.spec.notification.template.as_deref()?;
     if let Err(error) = message::check_template(template) {
         return Some(WaitingReason::TemplateInvalid(error));
     }
@@ -356,7 +398,7 @@ pub fn of_body(
         .check(&view, std::slice::from_ref(&view), &text)
         .err()?;
     Some(WaitingReason::BodyInvalid {
-        name: object.spec.contact_point.clone(),
+        name: object.spec.notification.contact_point.clone(),
         message,
     })
 }
@@ -365,6 +407,47 @@ pub fn of_body(
 fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
     let (newest, previous) = history::newest(history)?;
     Some(OutgoingEntry::of(object, None, newest, previous))
+}
+
+/// The contact points of all namespaces, and whether they accept messages.
+pub struct Receivers<T> {
+    pub points: Store<ContactPoint>,
+    /// Whether the operator serves contact points.
+    pub phase: Phase,
+    pub outbox: Arc<Outbox<T>>,
+}
+
+impl<T: Transport> Receivers<T> {
+    /// Returns the contact point of this name.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ContactPoint>> {
+        self.points.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns why messages cannot be sent to a contact point now. A receiver that rejects messages counts if one `is_pending`.
+    pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
+        let Some(point) = self.get(namespace, name) else {
+            let name = name.to_owned();
+            if let Some(why) = self.phase.unavailable(namespace) {
+                let because = format!("this operator does not serve contact points: {why}");
+                return Some(WaitingReason::ContactPointNotReady { name, because });
+            }
+            let points = self.points.state();
+            let names: Vec<String> = points
+                .iter()
+                .filter(|point| point.namespace().as_deref() == Some(namespace))
+                .map(|point| point.name_any())
+                .collect();
+            let nearest = nearest(&name, names.iter().map(String::as_str)).map(str::to_owned);
+            return Some(WaitingReason::ContactPointNotFound { name, nearest });
+        };
+        of_point(&point).or_else(|| {
+            let message = self.outbox.failing(&ObjectKey::of(point.as_ref()))?;
+            is_pending.then(|| WaitingReason::DeliveryFailing {
+                name: name.to_owned(),
+                message,
+            })
+        })
+    }
 }
 
 /// Returns the obstacle to sending messages to a contact point.

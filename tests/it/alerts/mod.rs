@@ -48,7 +48,7 @@ fn alerts() -> Vec<Alert> {
         .map(|rule| serde_json::from_value(rule.clone()).unwrap())
         .collect();
     let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.name).collect();
-    assert_eq!((names.len(), alerts.len()), (9, 9), "{names:?}");
+    assert_eq!((names.len(), alerts.len()), (10, 10), "{names:?}");
     alerts
 }
 

@@ -1,6 +1,7 @@
 //! Alerts and dashboard query only metrics, labels and label values that `/metrics` serves.
 
-use quartermaster::controllers::{config_map_sync, my_ingress};
+use qm_runtime::outcome::SUSPENDED;
+use quartermaster::controllers::{config_map_sync, my_ingress, tracked_field_set};
 use quartermaster::kinds::KINDS;
 use xtask::docs::every_metric;
 
@@ -125,11 +126,14 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
         .iter()
         .map(ToString::to_string);
     let balancers = my_ingress::status::REASONS.iter().map(ToString::to_string);
+    let sets = [SUSPENDED, tracked_field_set::PROGRESSING].map(str::to_owned);
+    let sets = sets.into_iter();
     match controller {
         Some("configmapsync") => syncs.collect(),
+        Some("trackedfieldset") => sets.collect(),
         Some("myingress") => balancers.collect(),
         Some(other) => panic!("list the reasons of a {other} here"),
-        None => syncs.chain(balancers).collect(),
+        None => syncs.chain(balancers).chain(sets).collect(),
     }
 }
 

@@ -19,7 +19,7 @@ fn section(name: &str) -> &'static str {
 fn page_has_a_row_for_every_flag() {
     let mut program = Cli::command();
     program.build();
-    for name in ["status", "history", "test", "adopt", "uninstall"] {
+    for name in ["status", "history", "matches", "test", "adopt", "uninstall"] {
         let section = format!("{}{}", section(name), section("Every command"));
         let command = program.find_subcommand(name).unwrap();
         assert!(

@@ -20,6 +20,7 @@ mod foreign;
 mod frozen;
 mod hints;
 mod history;
+mod matches;
 mod reach;
 mod shell;
 mod status;

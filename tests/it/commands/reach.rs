@@ -31,6 +31,8 @@ async fn unreachable_cluster_is_named_with_the_cause() {
     for command in [
         &["status"][..],
         &["history", "tf/x", "-n", "a"],
+        &["history", "tfs/x", "-n", "a"],
+        &["matches", "tfs/x", "-n", "a"],
         &["test", "cp/x", "-n", "a"],
         &["adopt"],
         &["uninstall", "--yes"],
@@ -102,7 +104,7 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
         .lines()
         .filter(|line| line.starts_with("Not shown: "))
         .collect::<Vec<_>>();
-    assert_eq!(missing.len(), 5, "{output}");
+    assert_eq!(missing.len(), 6, "{output}");
     assert!(
         missing[0].contains("cannot list resource \"") && !missing[0].contains("contactpoints"),
         "{output}"
@@ -113,7 +115,7 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
             .as_array()
             .unwrap()
             .len(),
-        5
+        6
     );
 
     // The message names the flag for a user with permissions in one namespace.

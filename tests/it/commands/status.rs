@@ -1,6 +1,6 @@
 //! `quartermaster status`.
 
-use qm_api::ConfigMapSync;
+use qm_api::{ConfigMapSync, TrackedField, TrackedFieldSet};
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
@@ -244,4 +244,89 @@ async fn status_shows_missing_crds_and_the_leader() {
         output.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""),
         "{output}"
     );
+}
+
+#[tokio::test]
+async fn healthy_children_of_a_set_are_one_line() {
+    let bed = Bed::shared("status-set").await;
+    let run = Run::on(&bed);
+    let here = bed.namespace.as_str();
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    for name in ["a", "b", "c"] {
+        bed.deployment(name, 1).await;
+    }
+    bed.track("alone", "Deployment", "a", "image", "hook").await;
+    bed.delivered("alone", &[("Created", Some("nginx:latest"))])
+        .await;
+    let spec = json!({ "target": { "kind": "Deployment" }, "fields": ["replicas"], "template": { "contactPoint": "hook" } });
+    bed.create::<TrackedFieldSet>("all", json!({ "spec": spec }))
+        .await;
+    let shown = async |what: &str| {
+        let what = what.to_owned();
+        let printed = until(what.clone(), SOON, async || {
+            let table = run.ends(0, &["status", "-n", here]).await;
+            anyhow::ensure!(table.contains(&what), "{table}");
+            Ok(Some(table))
+        });
+        printed.await.unwrap()
+    };
+    let table = shown(&format!(
+        "\n\nTrackedFields of the set all in {here}: 3 ready\n"
+    ))
+    .await;
+    let line = |table: &str, title: &str| {
+        let line = table.lines().find(|line| line.contains(title));
+        line.unwrap_or_else(|| panic!("{title}: {table}"))
+            .to_owned()
+    };
+    assert!(
+        line(&table, "trackedfieldset/all").contains("Ready"),
+        "{table}"
+    );
+    assert!(
+        line(&table, "trackedfield/alone").contains("Ready"),
+        "{table}"
+    );
+    assert!(!table.contains("trackedfield/all-"), "{table}");
+    assert!(
+        table.contains("\n6 objects: 6 ready, 0 not ready\n"),
+        "{table}"
+    );
+
+    // A child with a problem of its own is shown.
+    let children = bed.api::<TrackedField>();
+    let children = children.list(&kube::api::ListParams::default()).await;
+    let children = children.unwrap().items.into_iter();
+    let child = |target: &str| {
+        let mut of_target = children.clone().filter(|it| it.spec.target.name == target);
+        of_target
+            .find_map(|it| it.metadata.name.filter(|name| name.starts_with("all-")))
+            .unwrap()
+    };
+    let (muted, ill) = (child("a"), child("c"));
+    bed.patch::<TrackedField>(&muted, json!({ "spec": { "suspend": true } }))
+        .await;
+    shown(&format!(
+        "\nTrackedFields of the set all in {here}: 2 ready, 1 suspended\n"
+    ))
+    .await;
+    bed.patch::<TrackedField>(&ill, json!({ "spec": { "template": "{% if %}" } }))
+        .await;
+    // Its row; its message stands below the table.
+    let row = format!("{here}   trackedfield/{ill} ");
+    let table = shown(&row).await;
+    assert!(line(&table, &row).contains("TemplateInvalid"), "{table}");
+    assert!(
+        table.contains(&format!(
+            "\nTrackedFields of the set all in {here}: 1 ready, 1 suspended\n"
+        )),
+        "{table}"
+    );
+    let report = report(&run, here).await;
+    let objects = report["objects"].as_array().unwrap();
+    let of_set = objects.iter().filter(|it| it["set"] == "all");
+    assert_eq!(of_set.count(), 3, "{report:#}");
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams};
-use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress};
+use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress, TrackedFieldSet};
 use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
@@ -47,6 +47,10 @@ impl Scene {
             .await;
         bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
             .await;
+        let spec = json!({ "target": { "kind": "Deployment", "names": { "include": ["nothing"] } },
+            "fields": ["replicas"], "template": { "contactPoint": "hook" } });
+        bed.create::<TrackedFieldSet>("set", json!({ "spec": spec }))
+            .await;
         let spec = json!({ "sourceNamespace": here, "destinationNamespaces": [here, far.namespace],
             "configMapName": "settings", "destinationName": "copy" });
         bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
@@ -76,6 +80,10 @@ impl Scene {
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         };
         bed.delivered("field", &[("Created", Some("1"))]).await;
+        bed.until("set", "is ready", |it: &TrackedFieldSet| {
+            ready(json!(it.status))
+        })
+        .await;
         bed.until("sync", "is ready", |it: &ConfigMapSync| {
             ready(json!(it.status))
         })
@@ -202,7 +210,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
     );
     assert_eq!(
         (scene.remaining().await.len(), scene.children().await),
-        (6, ALL.to_vec())
+        (7, ALL.to_vec())
     );
 
     let since = scene.bed.plane.audit().mark().await.unwrap();
@@ -229,6 +237,7 @@ async fn uninstall_deletes_one_namespace_in_order_and_notifies_nobody() {
         requests.filter(|it| it.verb == "delete" && it.namespace == here && it.user == "admin");
     let deleted: Vec<_> = deleted.map(|it| it.resource).collect();
     let order = [
+        "trackedfieldsets",
         "trackedfields",
         "contactpoints",
         "myingresses",

@@ -140,7 +140,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
     );
     assert_eq!(
         (scene.remaining().await.len(), scene.children().await),
-        (6, ALL.to_vec())
+        (7, ALL.to_vec())
     );
 
     drop(operator);
@@ -188,7 +188,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         output.contains("the operator is running (") && output.contains("omit --without-operator"),
         "{output}"
     );
-    assert_eq!(scene.remaining().await.len(), 6);
+    assert_eq!(scene.remaining().await.len(), 7);
 
     // The command refuses while objects may belong to another operator, which has its own Lease.
     let flags = ["--leader-elect", "--leader-election-id=other"];
@@ -222,7 +222,7 @@ async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
         )),
         "{output}"
     );
-    assert_eq!(scene.remaining().await.len(), 6);
+    assert_eq!(scene.remaining().await.len(), 7);
     let foreign =
         json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     scene.bed.patch::<ConfigMapSync>("sync", foreign).await;

@@ -58,7 +58,7 @@ const BAD_CONTEXT_PATH: &str =
     "spec.context: |write each value of context as one JSONPath in braces";
 const BAD_KIND: &str = "spec.target.kind: |write the kind of a resource";
 const NEVER_TRACKED: &str =
-    "spec.target.apiVersion|ContactPoints and TrackedFields cannot be tracked";
+    "spec.target.apiVersion|ContactPoints, TrackedFields and TrackedFieldSets cannot be tracked";
 const SECRET: &str = "spec.target|a Secret cannot be tracked";
 const BAD_NAME: &str = "spec.target: |write the resource's name as kubectl prints it";
 const NO_PATH: &str = "spec.target.name: |write the name of one resource";
@@ -220,6 +220,9 @@ fn cases() -> Vec<Case> {
         (and("suspend: true"), ""),
         (and("suspend: null, template: null"), ""),
         (and("suspend: 'true'"), "spec.suspend: |boolean"),
+        (and("initial: Notify"), ""),
+        (and("initial: Quiet"), ""),
+        (and("initial: quiet"), "spec.initial: |write initial: Notify or initial: Quiet"),
     ]
 }
 

@@ -93,11 +93,11 @@ fn every_manifest_parses_and_its_templates_render() {
             }
             "TrackedField" => {
                 let field: TrackedField = parse(&object);
-                let Some(source) = field.spec.template else {
+                let Some(source) = field.spec.notification.template else {
                     continue;
                 };
                 assert_eq!(check_template(&source), Ok(()));
-                let context = field.spec.context.into_keys();
+                let context = field.spec.notification.context.into_keys();
                 let view = View {
                     context: context.map(|name| (name.clone(), name)).collect(),
                     ..view()

@@ -18,7 +18,7 @@ use quartermaster::controllers::contact_point::endpoint::EndpointError;
 use quartermaster::controllers::contact_point::status;
 use quartermaster::controllers::tracked_field::field::FieldSelector;
 use quartermaster::controllers::tracked_field::waiting::WaitingReason;
-use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
+use quartermaster::controllers::{app_service, my_app, my_ingress, pod, tracked_field_set};
 use quartermaster::kinds;
 
 use super::{in_folder, page, page_of, prose, root, row};
@@ -83,6 +83,7 @@ fn waiting() -> Vec<&'static str> {
             message: name(),
         },
         WaitingReason::TargetUnreadable(name()),
+        WaitingReason::WatchFailing(name()),
         WaitingReason::TargetUndecodable {
             target: name(),
             problem: name(),
@@ -131,6 +132,7 @@ fn waiting() -> Vec<&'static str> {
         | WaitingReason::TargetNotFound { .. }
         | WaitingReason::Forbidden { .. }
         | WaitingReason::TargetUnreadable(_)
+        | WaitingReason::WatchFailing(_)
         | WaitingReason::TargetUndecodable { .. }
         | WaitingReason::PathTooExpensive { .. }
         | WaitingReason::ResourceMismatch(_)
@@ -224,6 +226,14 @@ fn every_reason_of_a_contact_point_has_a_row() {
 fn every_reason_of_a_tracked_field_has_a_row() {
     let page = page("tracked-field.md");
     for reason in waiting() {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
+fn every_reason_of_a_tracked_field_set_has_a_row() {
+    let page = page("tracked-field-set.md");
+    for reason in tracked_field_set::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
 }

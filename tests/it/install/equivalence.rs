@@ -165,7 +165,7 @@ async fn monitor_selects_the_service() {
 pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     let job = format!("job=\"{}\"", service["metadata"]["name"].as_str().unwrap());
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
-    assert_eq!(rules.len(), 9);
+    assert_eq!(rules.len(), 10);
     for rule in rules {
         let expression = rule["expr"].as_str().unwrap();
         assert!(expression.contains(&job), "{expression}");

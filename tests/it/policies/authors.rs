@@ -3,7 +3,7 @@
 use kube::CustomResourceExt as _;
 use kube::api::Api;
 use kube::core::ApiResource;
-use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField, TrackedFieldSet};
 use serde_json::{Value, json};
 
 use super::{
@@ -404,5 +404,59 @@ async fn unknown_target_needs_all_permissions() {
         let expected = permission("get", "*.*", Some("a"), &bed.namespace).missing(&user.name);
         let rejection = rejection_of(user.try_create(&spec(target)).await);
         assert!(rejection.contains(&expected), "{rejection}");
+    }
+}
+
+#[tokio::test]
+async fn tracked_field_set_needs_permissions_of_its_author() {
+    const CREATES: &str =
+        "a TrackedFieldSet creates only what its author may create. Ask for that permission";
+    const READS: &str = "a TrackedFieldSet reports only what its author may read. Ask for that permission, or select resources in \
+        other namespaces";
+    let bed = Bed::shared("policy-set").await;
+    let other = another(&bed, "other").await;
+    let create = permission(
+        "create",
+        "trackedfields.tg.azamaton.ru",
+        None,
+        &bed.namespace,
+    );
+    let in_namespace = |resource, namespace: &str| {
+        ["list", "watch"].map(|verb| permission(verb, resource, None, namespace))
+    };
+    let everywhere =
+        ["list", "watch"].map(|verb| cluster_permission(verb, "deployments.apps", None));
+    let spec = |target: Value| json!({ "target": target, "fields": ["{.spec}"], "template": { "contactPoint": "hook" } });
+    let cases = [
+        (
+            "own",
+            json!({ "kind": "Deployment" }),
+            in_namespace("deployments.apps", &bed.namespace).to_vec(),
+        ),
+        (
+            "named",
+            json!({ "kind": "Service", "namespaces": { "names": [bed.namespace, other] } }),
+            [
+                in_namespace("services", &bed.namespace),
+                in_namespace("services", &other),
+            ]
+            .concat(),
+        ),
+        (
+            "selected",
+            json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "a": "b" } } } }),
+            everywhere.to_vec(),
+        ),
+    ];
+    for (name, target, read) in cases {
+        let permissions = [vec![create.clone()], read].concat();
+        let case = Case {
+            kind: TrackedFieldSet::api_resource(),
+            spec: spec(target),
+            change: json!({ "fields": ["{.metadata.labels}"] }),
+            because: &[CREATES, READS],
+            permissions,
+        };
+        assert_each_permission_is_needed(&bed, name, case).await;
     }
 }

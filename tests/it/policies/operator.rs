@@ -79,7 +79,18 @@ fn created_kinds() -> Vec<(ApiResource, Value, bool)> {
             json!({ "spec": { "defaultBackend": service } }),
             true,
         ),
+        (tracked_fields(), tracked_field(), true),
     ]
+}
+
+fn tracked_fields() -> ApiResource {
+    let kind = GroupVersionKind::gvk("tg.azamaton.ru", "v1", "TrackedField");
+    ApiResource::from_gvk_with_plural(&kind, "trackedfields")
+}
+
+fn tracked_field() -> Value {
+    let target = json!({ "kind": "Deployment", "namespace": "a", "name": "a" });
+    json!({ "spec": { "target": target, "field": "replicas", "contactPoint": "a" } })
 }
 
 fn labelled() -> Value {
@@ -214,6 +225,47 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
                 }
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn operator_annotates_any_tracked_field_and_changes_nothing_else() {
+    let bed = Bed::bare("policy-annotate").await;
+    let kind = tracked_fields();
+    let foreign = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+    let object = DynamicObject::new("mine", &kind).data(tracked_field());
+    let live = foreign
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
+    let operator =
+        Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, &kind);
+    let patch = async |mut patch: Value| {
+        patch["metadata"]["uid"] = json!(live.metadata.uid);
+        let dry = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        operator.patch("mine", &dry, &Patch::Merge(&patch)).await
+    };
+    let annotations = |name: &str| json!({ "metadata": { "annotations": { name: "a/b" } } });
+    allowed("an annotation is written", async || {
+        patch(annotations("quartermaster.dev/waiting")).await
+    })
+    .await;
+    for change in [
+        json!({ "spec": { "field": "image" } }),
+        json!({ "metadata": labelled() }),
+        json!({ "metadata": controller("tg.azamaton.ru/v1", "TrackedFieldSet", true) }),
+        json!({ "metadata": { "finalizers": ["example.com/stays"] } }),
+        annotations("quartermaster.dev/adopt-by"),
+        annotations("quartermaster.dev/owner"),
+    ] {
+        let rejection = rejection_of(patch(change).await);
+        assert!(
+            rejection.contains("may not touch trackedfields \"mine\""),
+            "{rejection}"
+        );
     }
 }
 

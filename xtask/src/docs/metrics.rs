@@ -14,6 +14,7 @@ use qm_runtime::metrics::resources::tally;
 use qm_runtime::metrics::{Metrics, Purpose, QueueState, ReconcileResult};
 use quartermaster::PROGRAM;
 use quartermaster::admission_policies::PolicyMetrics;
+use quartermaster::controllers::tracked_field_set::metrics::SetMetrics;
 
 use super::markdown::{cell, code};
 
@@ -141,10 +142,12 @@ pub fn every_metric() -> String {
     }
     deliveries.delivered_after(Duration::ZERO);
     deliveries.entries_skipped(Skipped::When, 0);
+    deliveries.entries_skipped(Skipped::Initial, 0);
     deliveries.status_write_rejected(403);
     deliveries.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     let aws = metrics.register(AwsMetrics::register);
     aws.called("DescribeTags", "OK");
+    let _sets = metrics.register(SetMetrics::register);
     let policies = metrics.register(PolicyMetrics::register);
     policies.set("a", Some(true));
     metrics.encode()

@@ -208,6 +208,8 @@ impl Delivery {
 // A later version may write another word, which must not stop the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Skipped {
+    /// `spec.initial` is `Quiet`, and the resource existed before.
+    Initial,
     /// `spec.when` is false for the change.
     #[serde(other)]
     When,
@@ -218,6 +220,7 @@ impl Skipped {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::When => "When",
+            Self::Initial => "Initial",
         }
     }
 }
@@ -320,7 +323,7 @@ mod tests {
 
     #[test]
     fn word_of_a_later_version_is_read() {
-        let entry = r#"{"action":"Renamed","skipped":"Initial"}"#;
+        let entry = r#"{"action":"Renamed","skipped":"Later"}"#;
         let entry: Entry = serde_json::from_str(entry).unwrap();
         assert_eq!(
             (entry.action, entry.skipped, entry.is_pending()),

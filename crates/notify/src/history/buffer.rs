@@ -52,6 +52,11 @@ impl ObservationBuffer {
         }
     }
 
+    /// Returns whether nothing waits to be written.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Adds an observation, unless it repeats the newest state.
     pub fn push(&mut self, observation: Entry) {
         let newest = self.entries.last();

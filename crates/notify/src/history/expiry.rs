@@ -79,6 +79,11 @@ impl Age {
     }
 }
 
+/// Returns the age of an entry by the wall clock, without the time during which it was suspended.
+pub fn waited(entry: &Entry, now: Now) -> Duration {
+    Age::of_new_entry(entry, now).waited
+}
+
 impl Ages {
     /// Updates the ages of the Pending entries of `history`, and forgets all others. `suspended` applies from now on.
     pub fn observe(&mut self, history: &[Entry], suspended: bool, now: Now) {

@@ -11,8 +11,9 @@ use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Skipped, Sub
 
 use super::expiry::{set_suspended, whole_seconds};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
+use super::previous::previous;
+use super::size;
 use super::value::{Details, ObservedField, ObservedValue};
-use super::{previous, size};
 use crate::when::When;
 
 /// Input of a reconcile.
@@ -31,6 +32,8 @@ pub struct Inputs<'a> {
     pub suspended: bool,
     /// `spec.when`, or why it is invalid.
     pub when: Option<&'a Result<When, String>>,
+    /// UID of a target whose first entry is not sent: it existed before the object, and `spec.initial` is `Quiet`.
+    pub quiet: Option<&'a str>,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
     /// Measured time for which entries were suspended, by id.
@@ -52,8 +55,10 @@ pub struct Changes {
     pub failed: FailedEntries,
     /// Number of entries that were merged into a neighbour.
     pub merged: usize,
-    /// Number of new entries for which no message is sent.
+    /// Number of new entries for which no message is sent because of `spec.when`.
     pub skipped: usize,
+    /// Whether no message is sent for the first value.
+    pub quiet: bool,
     /// Number of new entries for which `spec.when` is invalid or has no result: their messages are sent.
     pub when_errors: usize,
 }
@@ -66,6 +71,9 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let contradicted = inputs
         .newest
         .and_then(|newest| record_newest(&mut history, newest, &mut ids));
+    let quiet = inputs
+        .quiet
+        .is_some_and(|uid| skip_initial(&mut history, before.len(), uid));
     let (skipped, when_errors) = inputs
         .when
         .map_or((0, 0), |when| skip(&mut history, before.len(), when));
@@ -87,8 +95,28 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         failed,
         merged,
         skipped,
+        quiet,
         when_errors,
     }
+}
+
+/// Marks the first entry of a series as skipped, if it is new, at index `new` or later, and shows the target of this UID.
+/// Returns whether there was one.
+fn skip_initial(history: &mut History, new: usize, uid: &str) -> bool {
+    let first = (new..history.len()).find(|at| {
+        let entry = &history[*at];
+        let is_first = !history[..*at]
+            .iter()
+            .any(|earlier| is_about(earlier, entry));
+        is_first
+            && entry.action == ChangeAction::Created
+            && entry.merged.is_none()
+            && entry.uid.as_deref() == Some(uid)
+    });
+    if let Some(entry) = first.and_then(|at| history.get_mut(at)) {
+        (entry.delivery, entry.skipped) = (None, Some(Skipped::Initial));
+    }
+    first.is_some()
 }
 
 /// Marks the entries from index `new` on for which `when` is false as skipped. A merged entry is always sent: it stands
@@ -99,7 +127,7 @@ fn skip(history: &mut History, new: usize, when: &Result<When, String>) -> (usiz
         let (before, [entry, ..]) = history.split_at_mut(at) else {
             break;
         };
-        if entry.merged.is_some() {
+        if entry.merged.is_some() || entry.skipped.is_some() {
             continue;
         }
         let sends = when
@@ -122,6 +150,8 @@ fn skip(history: &mut History, new: usize, when: &Result<When, String>) -> (usiz
 pub struct NewestState {
     /// The observation; an entry that records it gets a new id.
     pub observation: Entry,
+    /// Creation time of the target, if it exists.
+    pub created: Option<Timestamp>,
     /// Version of the history's last entry when the read of this state began. The state is later than that entry even
     /// if its own version is lower: versions restart at lower numbers after a restore of etcd.
     pub outranks: Option<u64>,
@@ -237,6 +267,7 @@ pub fn record_newest(
     let NewestState {
         observation,
         outranks,
+        ..
     } = newest;
     if let Some(last) = history.last()
         && is_recorded_by(observation, last)

@@ -97,7 +97,12 @@ impl DeliveryRequest {
             let (template, history) = match opened.entry(field) {
                 hash_map::Entry::Occupied(known) => known.into_mut(),
                 hash_map::Entry::Vacant(new) => new.insert((
-                    object.spec.template.as_deref().map(Arc::<str>::from),
+                    object
+                        .spec
+                        .notification
+                        .template
+                        .as_deref()
+                        .map(Arc::<str>::from),
                     object.history()?,
                 )),
             };

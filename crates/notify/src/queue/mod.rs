@@ -260,6 +260,11 @@ impl<T: Transport> Outbox<T> {
         self.queues().observe(field, history, suspended, now)
     }
 
+    /// Returns the age of a Pending entry of `field`, without the time during which it was suspended.
+    pub fn waited(&self, field: &ObjectKey, id: &str) -> Duration {
+        self.queues().waited(field, id, Instant::now())
+    }
+
     /// Returns the ids of entries of `field` that are in flight or have an unrecorded outcome.
     pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
         self.queues().in_flight(field)

@@ -397,6 +397,13 @@ impl Queues {
             .min()
     }
 
+    /// Returns the age of a Pending entry of `field`, zero if the entry is unknown.
+    pub(super) fn waited(&self, field: &ObjectKey, id: &str, now: Instant) -> Duration {
+        self.ages
+            .get(field)
+            .map_or(Duration::ZERO, |ages| ages.waited(id, now))
+    }
+
     /// Updates the ages of the entries of `field` from its status. `suspended`: the entries are suspended from now on.
     /// Returns the suspended time of each entry, by id.
     pub fn observe(
@@ -967,7 +974,7 @@ impl Queues {
         let is_last_attempt = is_open
             && receiver.refusals.entry_state(&key.field, &key.id) == EntryState::LastAttempt;
         if !request.plain
-            && object.spec.template.is_some()
+            && object.spec.notification.template.is_some()
             && (is_last_attempt || reason.suggests_message())
         {
             receiver.clear_backoff();

@@ -2,11 +2,10 @@
 
 #![allow(clippy::needless_pass_by_value)] // so that the library can call them
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cel::{ExecutionError, Value};
-
-use super::{map, text};
 
 type Result<T> = std::result::Result<T, ExecutionError>;
 
@@ -121,4 +120,16 @@ pub(super) fn version(value: Value) -> Result<Value> {
 
 fn brief(text: &str) -> &str {
     &text[..text.floor_char_boundary(64)]
+}
+
+pub(super) fn text(text: &str) -> Value {
+    Value::String(Arc::new(text.to_owned()))
+}
+
+pub(super) fn map<'a>(members: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
+    let members: HashMap<String, Value> = members
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    Value::Map(members.into())
 }

@@ -116,22 +116,22 @@ fn numbers_and_quantities_are_compared(
 #[case::two_lines("action ==\n  ==", "line 2, column")]
 #[case::unknown_variable(
     "valu == '1'",
-    "column 1: there is no variable valu; there are __namespace__, action"
+    "column 1: unknown variable valu: write one of __namespace__, action"
 )]
 #[case::unknown_later(
     "action == 'Updated' && labels.a == 'b'",
-    "line 1, column 24: there is no variable labels"
+    "line 1, column 24: unknown variable labels"
 )]
 #[case::unknown_after_the_same_word(
     "context.mail == 'mail' && // mail\n 'é' == mail",
-    "line 2, column 9: there is no variable mail"
+    "line 2, column 9: unknown variable mail"
 )]
-#[case::unknown_function("now() > 1", "column 1: there is no function now; there are contains")]
+#[case::unknown_function("now() > 1", "column 1: unknown function now: write one of contains")]
 #[case::unknown_method(
     "context.split == '' || value.split('/')[0] == ''",
-    "column 30: there is no function split"
+    "column 30: unknown function split"
 )]
-#[case::type_is_no_function("type(value) == string", "there is no function type")]
+#[case::type_is_no_function("type(value) == string", "unknown function type")]
 #[case::comprehension(
     "[1].all(it, it > 0)",
     "all, exists, exists_one, filter and map are not available"
@@ -155,7 +155,7 @@ fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected:
 }
 
 #[rstest]
-#[case::no_bool("value", "its result is no bool but string")]
+#[case::no_bool("value", "the result is string, not bool")]
 #[case::other_types("size(value) > '3'", "convert the operands to one type")]
 #[case::no_number(
     "number(value) > 3.0",
@@ -227,10 +227,16 @@ fn size_of_an_expression_is_bounded() {
     let nested = format!("{}1{}", "-(".repeat(33), ")".repeat(33));
     for source in [levels(33), parts(129), nested, "[".repeat(99)] {
         let error = When::parse(&source).unwrap_err();
-        assert!(error.starts_with("it has more than 128 parts"), "{error}");
+        assert!(
+            error.starts_with("the expression has more than 128 parts"),
+            "{error}"
+        );
     }
     let error = When::parse(&length(513)).unwrap_err();
-    assert_eq!(error, "it is longer than 512 characters");
+    assert_eq!(
+        error,
+        "the expression is longer than 512 characters: shorten it"
+    );
 }
 
 /// The parser, the check, the interpreter and the destructor recurse. A worker's stack has 2 MiB, and a reconcile is

@@ -132,8 +132,13 @@ impl WatchHub {
         .abort_handle()
     }
 
-    /// Stops the watches of resources for which `is_needed` returns false.
-    pub fn retain(&self, is_needed: impl Fn(&ResourceName) -> bool) {
+    /// Stops the watches of resources for which `is_needed` returns false. `stopped` is called for each of them, before a new
+    /// watch of the resource can start.
+    pub fn retain(
+        &self,
+        is_needed: impl Fn(&ResourceName) -> bool,
+        stopped: impl Fn(&ResourceName),
+    ) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|name, watch| {
             let keep = is_needed(name);
@@ -144,6 +149,7 @@ impl WatchHub {
                     "stopped the watch of a resource that no object names any more"
                 );
                 watch.abort();
+                stopped(name);
             }
             keep
         });
@@ -152,6 +158,6 @@ impl WatchHub {
 
 impl Drop for WatchHub {
     fn drop(&mut self) {
-        self.retain(|_| false);
+        self.retain(|_| false, |_| ());
     }
 }

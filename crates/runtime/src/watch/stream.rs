@@ -22,7 +22,7 @@ const RETRY: BackoffPolicy = BackoffPolicy {
     max: Duration::from_secs(30),
 };
 
-/// Time without a failure since the list, after which a quiet watch counts as recovered.
+/// Time without a failure since the list, after which a quiet watch counts as recovered. A request fails within this time.
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
 /// Time beyond the server-side timeout, after which a stalled watch counts as failed.

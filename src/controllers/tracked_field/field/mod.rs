@@ -62,7 +62,7 @@ impl Selectors {
     /// Compiles the fields of a spec.
     pub fn compile(spec: &TrackedFieldSpec) -> Result<Self, FieldError> {
         let compile = |field: &str| FieldSelector::compile(&spec.target.kind, field);
-        let context = spec.context.iter();
+        let context = spec.notification.context.iter();
         Ok(Self {
             field: compile(&spec.field)?,
             context: context

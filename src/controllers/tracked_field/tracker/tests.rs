@@ -234,10 +234,8 @@ fn epoch_changes_when_the_watch_relists_or_is_not_served() {
     tracker.on_list_started(&resource(), None, 0);
     epoch(true, "served again");
 
-    tracker.forget_watches();
-    epoch(false, "the target is still followed");
     tracker.forget(&key);
-    tracker.forget_watches();
+    tracker.forget_watch(&resource());
     assert_eq!(
         (
             tracker.epoch(&resource()),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use qm_api::tracked_field::{ChangeAction, History, Subject, TargetReference};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Subject, TargetReference};
 use serde_json::json;
 
 use super::*;
@@ -262,6 +262,7 @@ fn only_expired_entries_are_counted_as_expired() {
     ];
     let subject = subject("replicas");
     let inputs = Inputs {
+        quiet: None,
         when: None,
         subject: &subject,
         observations: &[],

@@ -455,6 +455,7 @@ fn observations_before_a_spec_change_come_first() {
     };
     let now = subject("replicas");
     let inputs = Inputs {
+        quiet: None,
         when: None,
         subject: &now,
         observations: &[
@@ -497,6 +498,7 @@ fn observations_before_a_spec_change_come_first() {
 /// Reconciles with the newest state alone.
 fn level(history: &[Entry], newest: &NewestState) -> Changes {
     let inputs = Inputs {
+        quiet: None,
         when: None,
         subject: &subject("replicas"),
         observations: &[],
@@ -516,6 +518,7 @@ fn level(history: &[Entry], newest: &NewestState) -> Changes {
 fn newest_state_is_recorded_whoever_recorded_the_last_one() {
     let seen = |version, state| observed(at(9), state, Some(version));
     let newest = |version, state| NewestState {
+        created: None,
         observation: seen(version, state),
         outranks: None,
     };
@@ -544,6 +547,7 @@ fn newest_state_is_recorded_whoever_recorded_the_last_one() {
 fn stale_state_is_never_recorded_without_a_later_read() {
     let seen = |version, state| observed(at(9), state, Some(version));
     let newest = |version, state| NewestState {
+        created: None,
         observation: seen(version, state),
         outranks: None,
     };
@@ -626,6 +630,7 @@ fn change_for_which_when_is_false_is_skipped_and_the_next_previous() {
     });
     let recorded = |before: &[Entry], when: &Result<When, String>, observations: &[Entry]| {
         let inputs = Inputs {
+            quiet: None,
             when: Some(when),
             subject: &identity,
             observations,

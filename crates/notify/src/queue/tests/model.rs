@@ -127,7 +127,7 @@ impl Model {
         }
         let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();
         let mut object = field(&name, &ids).as_ref().clone();
-        object.spec.template = of.templated.then(|| "{{ value }}".into());
+        object.spec.notification.template = of.templated.then(|| "{{ value }}".into());
         self.queue
             .queues
             .enqueue(&key("p"), pending_of(&Arc::new(object)));
@@ -215,7 +215,7 @@ impl Model {
                     && request
                         .entries
                         .iter()
-                        .any(|entry| entry.object.spec.template.is_some());
+                        .any(|entry| entry.object.spec.notification.template.is_some());
                 if let [entry] = request.entries.as_slice() {
                     let failed = self
                         .queue

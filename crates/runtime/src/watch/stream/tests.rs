@@ -381,7 +381,7 @@ async fn failed_watch_is_healthy_once_a_persistent_problem_would_have_shown_agai
         metrics.watch("configmaps", Purpose::Own),
     ));
     let second = Duration::from_secs(1);
-    let seen = updates(&mut watch, lifetime - second).await;
+    let seen = updates(&mut watch, lifetime.saturating_sub(second)).await;
     assert!(seen.contains(&"failed"), "{seen:?}");
     assert_eq!(seen.last(), Some(&"recovered"));
     assert_eq!(state(&metrics).as_deref(), Some("failing"));

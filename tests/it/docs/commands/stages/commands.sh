@@ -17,6 +17,24 @@ kubectl wait --for=jsonpath='{.status[1].delivery}'=Delivered tf/nginx-replicas
 kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": true}}'
 kubectl wait --for=jsonpath='{.status.conditions[0].reason}'=Suspended cp/telegram-cp
 kubectl scale deployment nginx --replicas 2
+#: quartermaster history tfs/prod-images -n shop
+kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": false}}'
+kubectl wait --for=condition=Ready --timeout=1m cp/telegram-cp
+kubectl create deployment search --image=nginx:1.28
+kubectl apply -f - <<YAML
+apiVersion: tg.azamaton.ru/v1
+kind: TrackedFieldSet
+metadata: {name: prod-images}
+spec: {target: {kind: Deployment, names: {include: [search, stock]}}, fields: [image], template: {contactPoint: telegram-cp}}
+YAML
+kubectl wait --for=jsonpath='{.status.children}'=1 tfs/prod-images
+kubectl wait --for=jsonpath='{.status[0].skipped}'=Initial tf -l quartermaster.dev/set=prod-images
+sleep 1 # the API counts the age of objects in seconds
+kubectl create deployment stock --image=nginx:1.28
+kubectl wait --for=jsonpath='{.status.children}'=2 tfs/prod-images
+kubectl wait --for=jsonpath='{.status[0].delivery}'=Delivered tf/$(kubectl get tf -o name | grep -o 'prod-images-shop-stock-.*')
+kubectl set image deployment/search nginx=nginx:1.29
+kubectl wait --for=jsonpath='{.status[1].delivery}'=Delivered tf/$(kubectl get tf -o name | grep -o 'prod-images-shop-search-.*')
 #: quartermaster test cp/telegram-cp -n shop
 kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": false}}'
 kubectl wait --for=condition=Ready --timeout=1m cp/telegram-cp

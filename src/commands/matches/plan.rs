@@ -1,0 +1,392 @@
+//! Which `TrackedField` each selected resource has or gets, by the rules of the controller. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::ResourceExt;
+use qm_api::common::{ADOPT_BY, NAMES};
+use qm_api::tracked_field_set::MAX_TARGETS;
+use qm_api::{TrackedField, TrackedFieldSet};
+use qm_runtime::ObjectKey;
+use qm_runtime::ownership::owner_of;
+use qm_runtime::watch::ResourceName;
+use serde::Serialize;
+
+use super::super::printer::Colour;
+use crate::controllers::tracked_field_set::child::{self, Identity};
+
+/// Of two sets the one with the lesser age comes first.
+pub(super) type Age = (Option<Time>, Option<String>);
+
+pub(super) fn age(metadata: &ObjectMeta) -> Age {
+    (metadata.creation_timestamp.clone(), metadata.uid.clone())
+}
+
+/// A `TrackedField`, as far as the command needs it.
+#[derive(Debug)]
+pub(super) struct Stored {
+    key: ObjectKey,
+    identity: Identity,
+    target: ObjectKey,
+    field: String,
+    contact_point: String,
+    owner: Option<ObjectKey>,
+    adopt_by: Option<String>,
+}
+
+impl Stored {
+    pub(super) fn of(field: &TrackedField) -> Self {
+        let spec = &field.spec;
+        Self {
+            key: ObjectKey::of(field),
+            identity: child::identity(field),
+            target: ObjectKey::new(&spec.target.namespace, &spec.target.name),
+            field: spec.field.clone(),
+            contact_point: spec.notification.contact_point.clone(),
+            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
+            adopt_by: field.annotations().get(ADOPT_BY).cloned(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) enum State {
+    Tracked,
+    New,
+    Covered,
+    LeftOut,
+    Conflict,
+    Leaving,
+}
+
+impl State {
+    pub(super) const ALL: [Self; 6] = [
+        Self::Tracked,
+        Self::New,
+        Self::Covered,
+        Self::LeftOut,
+        Self::Conflict,
+        Self::Leaving,
+    ];
+
+    /// Returns the state in a sentence about fields.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Tracked => "tracked",
+            Self::New => "new",
+            Self::Covered => "covered",
+            Self::LeftOut => "left out",
+            Self::Conflict => "in conflict",
+            Self::Leaving => "leaving",
+        }
+    }
+
+    pub(super) fn colour(self) -> Colour {
+        match self {
+            Self::Tracked => Colour::Green,
+            Self::New => Colour::Plain,
+            Self::Covered | Self::Leaving => Colour::Dim,
+            Self::LeftOut | Self::Conflict => Colour::Red,
+        }
+    }
+}
+
+/// A field of a selected resource, or of a resource whose child leaves.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Match {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) field: String,
+    pub(super) state: State,
+    /// Name of the `TrackedField`, which may not exist yet; empty without a place.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) tracked_field: String,
+}
+
+impl Match {
+    fn new(target: &ObjectKey, field: &str, (state, tracked_field): (State, String)) -> Self {
+        Self {
+            namespace: target.namespace.to_string(),
+            name: target.name.to_string(),
+            field: field.to_owned(),
+            state,
+            tracked_field,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) matches: Vec<Match>,
+    /// Number of selected resources.
+    pub(super) targets: usize,
+    /// Number of them beyond `places`.
+    pub(super) left_out: usize,
+    /// Value of `maxTargets`.
+    pub(super) places: usize,
+}
+
+impl Plan {
+    pub(super) fn number(&self, state: State) -> usize {
+        self.matches.iter().filter(|it| it.state == state).count()
+    }
+}
+
+/// Returns the fields of `targets`, and the children that the set no longer needs. `ages`: of the stored sets.
+pub(super) fn plan(
+    set: &TrackedFieldSet,
+    resource: &ResourceName,
+    targets: BTreeSet<ObjectKey>,
+    fields: &[Stored],
+    ages: &HashMap<ObjectKey, Age>,
+) -> Plan {
+    let places = set.spec.max_targets.and_then(|it| usize::try_from(it).ok());
+    let places = places.unwrap_or(MAX_TARGETS);
+    let known = Known::new(set, resource, fields, ages);
+    let mut plan = Plan {
+        matches: Vec::new(),
+        targets: targets.len(),
+        left_out: 0,
+        places,
+    };
+    let by_target: Vec<Vec<Match>> = targets
+        .into_iter()
+        .map(|target| known.matches(&target))
+        .collect();
+    let has_child = |matches: &[Match]| matches.iter().any(|it| it.state == State::Tracked);
+    // Resources that have a child keep it.
+    let mut free = places.saturating_sub(by_target.iter().filter(|it| has_child(it)).count());
+    let mut needed = HashSet::new();
+    for mut matches in by_target {
+        let needs_place = matches.iter().any(|it| it.state != State::Covered);
+        if needs_place && !has_child(&matches) {
+            if free == 0 {
+                plan.left_out += 1;
+                for found in &mut matches {
+                    if found.state != State::Covered {
+                        found.state = State::LeftOut;
+                        found.tracked_field.clear();
+                    }
+                }
+            }
+            free = free.saturating_sub(1);
+        }
+        let children = matches.iter().filter(|it| it.state == State::Tracked);
+        needed.extend(children.map(|it| it.tracked_field.clone()));
+        plan.matches.append(&mut matches);
+    }
+    let mut leaving: Vec<_> = fields
+        .iter()
+        .filter(|field| known.owns(field) && !needed.contains(&*field.key.name))
+        .map(|field| {
+            let name = field.key.name.to_string();
+            Match::new(&field.target, &field.field, (State::Leaving, name))
+        })
+        .collect();
+    leaving
+        .sort_by(|a, b| (&a.namespace, &a.name, &a.field).cmp(&(&b.namespace, &b.name, &b.field)));
+    plan.matches.append(&mut leaving);
+    plan
+}
+
+/// What is known of the namespace of a set.
+struct Known<'a> {
+    set: &'a TrackedFieldSet,
+    key: ObjectKey,
+    resource: &'a ResourceName,
+    by_identity: HashMap<Identity, Vec<&'a Stored>>,
+    by_name: BTreeMap<&'a str, &'a Stored>,
+    ages: &'a HashMap<ObjectKey, Age>,
+}
+
+impl<'a> Known<'a> {
+    fn new(
+        set: &'a TrackedFieldSet,
+        resource: &'a ResourceName,
+        fields: &'a [Stored],
+        ages: &'a HashMap<ObjectKey, Age>,
+    ) -> Self {
+        let mut by_identity = HashMap::<_, Vec<_>>::new();
+        for field in fields {
+            by_identity.entry(field.identity).or_default().push(field);
+        }
+        Self {
+            set,
+            key: ObjectKey::of(set),
+            resource,
+            by_identity,
+            by_name: fields.iter().map(|it| (&*it.key.name, it)).collect(),
+            ages,
+        }
+    }
+
+    fn owns(&self, field: &Stored) -> bool {
+        field.owner.as_ref() == Some(&self.key)
+    }
+
+    /// Returns whether the owner of another `TrackedField` comes first. A set that is not stored yet is the youngest.
+    fn has_precedence(&self, owner: &ObjectKey) -> bool {
+        let own = &self.set.metadata;
+        self.ages
+            .get(owner)
+            .is_none_or(|other| own.uid.is_none() || *other < age(own))
+    }
+
+    fn matches(&self, target: &ObjectKey) -> Vec<Match> {
+        let fields = self.set.spec.fields.iter();
+        fields
+            .map(|field| Match::new(target, field, self.existing(target, field)))
+            .collect()
+    }
+
+    /// Returns the `TrackedField` that tracks the field for the set or instead of it, or the one that the set needs.
+    fn existing(&self, target: &ObjectKey, field: &str) -> (State, String) {
+        let spec = &self.set.spec;
+        let reference = spec.target.reference(&target.namespace, &target.name);
+        let identity = child::identity_of(&self.key.namespace, &reference, field);
+        let mut own = None;
+        for known in self.by_identity.get(&identity).into_iter().flatten() {
+            let name = known.key.name.to_string();
+            if self.owns(known) {
+                own = Some((State::Tracked, name));
+            } else if known.adopt_by == Some(self.key.to_string()) {
+                own = own.or(Some((State::New, name)));
+            } else if known.contact_point == spec.template.contact_point
+                && known
+                    .owner
+                    .as_ref()
+                    .is_none_or(|owner| self.has_precedence(owner))
+            {
+                return (State::Covered, name);
+            }
+        }
+        own.unwrap_or_else(|| {
+            let name = child::name(&self.key.name, self.resource, target, field);
+            match self.by_name.get(&*name) {
+                None => (State::New, name),
+                Some(other) if self.owns(other) => (State::Tracked, name),
+                Some(_) => (State::Conflict, name),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn set(more: &Value) -> TrackedFieldSet {
+        let mut spec = json!({ "target": { "kind": "Deployment" }, "fields": ["replicas"], "template": { "contactPoint": "hook" } });
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let metadata = json!({ "namespace": "ops", "name": "all", "uid": "2", "creationTimestamp": "2026-01-02T00:00:00Z" });
+        serde_json::from_value(json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet", "metadata": metadata, "spec": spec }))
+            .unwrap()
+    }
+
+    fn field(name: &str, target: &str, owner: Option<&str>) -> Stored {
+        let metadata = json!({ "namespace": "ops", "name": name, "ownerReferences": owner.map(|owner| json!([
+            { "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet", "name": owner, "uid": owner, "controller": true }])) });
+        let target = json!({ "kind": "Deployment", "namespace": "ops", "name": target });
+        let spec = json!({ "target": target, "field": "replicas", "contactPoint": "hook" });
+        let field = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField", "metadata": metadata, "spec": spec });
+        Stored::of(&serde_json::from_value(field).unwrap())
+    }
+
+    fn planned(
+        set: &TrackedFieldSet,
+        targets: &[&str],
+        fields: &[Stored],
+    ) -> (Vec<(String, State)>, usize) {
+        let resource = ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        };
+        let stored = |name: &str, time: &str| {
+            let metadata = json!({ "creationTimestamp": time, "uid": name });
+            let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+            (ObjectKey::new("ops", name), age(&metadata))
+        };
+        let ages = [
+            stored("older", "2026-01-01T00:00:00Z"),
+            stored("younger", "2026-01-03T00:00:00Z"),
+        ];
+        let targets = targets.iter().map(|name| ObjectKey::new("ops", name));
+        let plan = plan(set, &resource, targets.collect(), fields, &ages.into());
+        let states = plan.matches.iter();
+        let states = states.map(|it| (it.name.clone(), it.state));
+        (states.collect(), plan.left_out)
+    }
+
+    #[test]
+    fn tracked_fields_of_others_cover_unless_a_younger_set_owns_them() {
+        let fields = [
+            field("a", "a", None),
+            field("b", "b", Some("older")),
+            field("c", "c", Some("younger")),
+            field("d", "d", Some("deleted")),
+            field("e", "e", Some("all")),
+            field("f", "f", Some("all")),
+        ];
+        let (states, left_out) =
+            planned(&set(&json!({})), &["a", "b", "c", "d", "e", "g"], &fields);
+        let expected = [
+            ("a", State::Covered),
+            ("b", State::Covered),
+            ("c", State::New),
+            ("d", State::Covered),
+            ("e", State::Tracked),
+            ("g", State::New),
+            ("f", State::Leaving),
+        ];
+        assert_eq!(
+            states,
+            expected.map(|(name, state)| (name.to_owned(), state))
+        );
+        assert_eq!(left_out, 0);
+
+        let mut new = set(&json!({}));
+        new.metadata.uid = None;
+        new.metadata.creation_timestamp = None;
+        let (states, _) = planned(&new, &["c"], &fields[2..3]);
+        assert_eq!(states, [("c".to_owned(), State::Covered)]);
+    }
+
+    #[test]
+    fn resources_with_a_child_keep_it_and_covered_ones_need_no_place() {
+        let fields = [field("z", "z", Some("all")), field("a", "a", None)];
+        let (states, left_out) = planned(
+            &set(&json!({ "maxTargets": 2 })),
+            &["a", "b", "c", "z"],
+            &fields,
+        );
+        let expected = [
+            ("a", State::Covered),
+            ("b", State::New),
+            ("c", State::LeftOut),
+            ("z", State::Tracked),
+        ];
+        assert_eq!(
+            states,
+            expected.map(|(name, state)| (name.to_owned(), state))
+        );
+        assert_eq!(left_out, 1);
+    }
+
+    #[test]
+    fn name_of_another_tracked_field_is_a_conflict() {
+        let resource = ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        };
+        let name = child::name("all", &resource, &ObjectKey::new("ops", "a"), "replicas");
+        let (states, _) = planned(&set(&json!({})), &["a"], &[field(&name, "b", None)]);
+        assert_eq!(states, [("a".to_owned(), State::Conflict)]);
+    }
+}

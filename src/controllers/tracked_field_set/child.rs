@@ -1,0 +1,367 @@
+//! The children of a `TrackedFieldSet`: their names, their specs, and when one may be deleted. Pure.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use data_encoding::BASE32_NOPAD;
+use kube::ResourceExt as _;
+use kube::core::ObjectMeta;
+use qm_api::common::OWNER;
+use qm_api::tracked_field::{
+    BUILT_IN_KINDS, ChangeAction, Entry, TargetReference, TrackedFieldSpec,
+};
+use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TrackedFieldSetSpec};
+use qm_api::{TrackedField, TrackedFieldSet};
+use qm_notify::history::{Now, waited};
+use qm_runtime::ObjectKey;
+use qm_runtime::ownership::Owner;
+use qm_runtime::watch::ResourceName;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+/// Maximum length of namespace, name and field in the name of a child.
+const MAX_READABLE_LENGTH: usize = 165;
+
+/// Number of base32 characters of the digest in the name of a child: 100 bits.
+const DIGEST_LENGTH: usize = 20;
+
+/// Time for which Pending entries keep a child that is no longer needed. A contact point that is missing would hold the
+/// child's place for ever.
+const MAX_WAIT: Duration = Duration::from_hours(24);
+
+/// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
+pub type Identity = u64;
+
+/// Returns the identity of a `TrackedField`.
+pub fn identity(field: &TrackedField) -> Identity {
+    let namespace = field.metadata.namespace.as_deref().unwrap_or_default();
+    identity_of(namespace, &field.spec.target, &field.spec.field)
+}
+
+/// Returns the identity of a `TrackedField` in `namespace` with this spec.
+pub fn identity_of(namespace: &str, target: &TargetReference, field: &str) -> Identity {
+    let built_in = BUILT_IN_KINDS.iter().find(|it| it.kind == target.kind);
+    // A built-in kind may be written with its API version and resource as well.
+    let resource = match (&target.api_version, &target.resource) {
+        (Some(api_version), Some(plural)) => {
+            let group = api_version.split_once('/').map_or("", |(group, _)| group);
+            Some((group, plural.as_str()))
+        }
+        _ => built_in.map(|it| (it.group, it.plural)),
+    };
+    let mut hash = DefaultHasher::new();
+    let target = (resource, &target.namespace, &target.name);
+    (namespace, target, field).hash(&mut hash);
+    hash.finish()
+}
+
+/// Returns the name of the child for a field of `target`: at most 250 characters, and the same after a restore.
+pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str) -> String {
+    let group = resource.api_version.split_once('/').map_or("", |it| it.0);
+    let ObjectKey { namespace, name } = target;
+    let identity = json!([set, group, resource.plural, namespace, name, field]).to_string();
+    let digest = BASE32_NOPAD
+        .encode(&Sha256::digest(identity))
+        .to_ascii_lowercase();
+    let word = if field.starts_with('{') {
+        "path"
+    } else {
+        field
+    };
+    let readable = [namespace, name, word]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join("-");
+    let is_kept = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let readable: String = readable
+        .chars()
+        .take(MAX_READABLE_LENGTH)
+        .map(|c| if is_kept(c) { c } else { '-' })
+        .collect();
+    format!("{set}-{readable}-{}", &digest[..DIGEST_LENGTH])
+}
+
+/// Value of `spec.initial`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    Notify,
+    Quiet,
+}
+
+impl Initial {
+    /// Reads the value; any other counts as the default.
+    pub fn of(field: &TrackedField) -> Self {
+        if field.spec.initial.as_deref() == Some("Quiet") {
+            Self::Quiet
+        } else {
+            Self::Notify
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Notify => "Notify",
+            Self::Quiet => "Quiet",
+        }
+    }
+}
+
+/// Returns the spec of the child for a field of a target.
+pub fn spec(
+    spec: &TrackedFieldSetSpec,
+    target: &ObjectKey,
+    field: &str,
+    initial: Initial,
+) -> TrackedFieldSpec {
+    let mut notification = spec.template.clone();
+    notification.history_limit.get_or_insert(HISTORY_LIMIT);
+    TrackedFieldSpec {
+        target: spec.target.reference(&target.namespace, &target.name),
+        field: field.to_owned(),
+        notification,
+        initial: Some(initial.as_str().to_owned()),
+        oversized: None,
+    }
+}
+
+/// Returns a child of `set` without its ownership.
+pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> TrackedField {
+    let label = (
+        SET.to_owned(),
+        set.metadata.name.clone().unwrap_or_default(),
+    );
+    TrackedField {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            labels: Some([label].into()),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    }
+}
+
+/// What the set keeps of a live child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChildSummary {
+    pub initial: Initial,
+    /// Digest of what the set writes.
+    pub content: u64,
+}
+
+impl ChildSummary {
+    pub fn of(child: &TrackedField) -> Self {
+        let owners = child.metadata.owner_references.iter().flatten();
+        let owners: Vec<_> = owners.map(|owner| owner.uid.as_str()).collect();
+        Self {
+            initial: Initial::of(child),
+            content: content(child, child.annotations().get(OWNER), &owners),
+        }
+    }
+}
+
+/// Returns a digest of what `owner` writes: a live child with the same one needs no read.
+pub fn content_of(child: &TrackedField, owner: &Owner) -> u64 {
+    content(child, Some(&owner.path()), &[owner.uid()])
+}
+
+fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64 {
+    let labels = child.metadata.labels.as_ref();
+    let set = labels.and_then(|labels| labels.get(SET));
+    let spec = serde_json::to_string(&child.spec).unwrap_or_default();
+    let mut hash = DefaultHasher::new();
+    (set, owner, owners, spec).hash(&mut hash);
+    hash.finish()
+}
+
+/// Why a child leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DepartureReason {
+    /// Another `TrackedField` tracks the field with the same contact point, or the set no longer asks for it.
+    Unneeded,
+    /// The set selects no target of that name.
+    Unselected {
+        /// Whether a target exists that the set does not select, as a read has shown; `None` without such evidence.
+        exists: Option<bool>,
+    },
+}
+
+/// When a child may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    Now,
+    /// After this time, unless it changes before.
+    After(Duration),
+    /// Once more is known about its target.
+    Unknown,
+}
+
+impl Departure {
+    fn once(left: Duration) -> Self {
+        if left.is_zero() {
+            Self::Now
+        } else {
+            Self::After(left)
+        }
+    }
+}
+
+/// Returns when a child with this history may be deleted. `keep` is the time for which the child of a deleted target
+/// stays; `age` returns the age of a Pending entry.
+pub fn departure(
+    history: &[Entry],
+    reason: DepartureReason,
+    keep: Duration,
+    age: impl FnOnce(&Entry) -> Duration,
+    now: Now,
+) -> Departure {
+    let mut pending = history.iter().filter(|entry| entry.is_pending());
+    if let Some(oldest) = pending.next() {
+        return Departure::once(MAX_WAIT.saturating_sub(age(oldest)));
+    }
+    let DepartureReason::Unselected { exists } = reason else {
+        return Departure::Now;
+    };
+    let deleted = history
+        .last()
+        .filter(|last| last.action == ChangeAction::Deleted);
+    match (deleted, exists) {
+        (Some(deleted), _) => Departure::once(keep.saturating_sub(waited(deleted, now))),
+        // The deletion of the target is recorded first.
+        (None, Some(false)) if !history.is_empty() => Departure::Unknown,
+        (None, Some(_)) => Departure::Now,
+        (None, None) => Departure::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::collections::HashSet;
+
+    use rstest::rstest;
+
+    use super::*;
+
+    fn deployments() -> ResourceName {
+        ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        }
+    }
+
+    #[test]
+    fn name_is_readable_and_stable() {
+        let target = ObjectKey::new("shop", "web.v1");
+        let name = name("prod-images", &deployments(), &target, "image:web");
+        assert_eq!(
+            name,
+            "prod-images-shop-web-v1-image-web-gnwou23hmgqd6k7ouoxm"
+        );
+    }
+
+    #[test]
+    fn names_differ_and_are_valid() {
+        let set = "s".repeat(63);
+        let long = "a".repeat(253);
+        let mut names = HashSet::new();
+        for namespace in ["", "a", "a-b", &long[..63]] {
+            for name_of in ["b", "b-c", "B_c:d", &long] {
+                for field in ["replicas", "image", "image:a", "{.a}", "{.b}"] {
+                    for resource in ["v1", "apps/v1", "batch/v1"] {
+                        let resource = ResourceName {
+                            api_version: resource.into(),
+                            plural: "things".into(),
+                        };
+                        let target = ObjectKey::new(namespace, name_of);
+                        let name = name(&set, &resource, &target, field);
+                        assert!(name.len() <= 250, "{name}");
+                        let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+                        assert!(name.chars().all(|c| is_valid(c) || c == '-'), "{name}");
+                        assert!(name.ends_with(is_valid), "{name}");
+                        assert!(names.insert(name));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A beta version and the stable one are the same resource.
+    #[test]
+    fn version_of_the_api_does_not_change_the_name() {
+        let beta = ResourceName {
+            api_version: "apps/v1beta1".into(),
+            ..deployments()
+        };
+        let target = ObjectKey::new("a", "b");
+        assert_eq!(
+            name("s", &beta, &target, "replicas"),
+            name("s", &deployments(), &target, "replicas")
+        );
+    }
+
+    fn entry(action: &str, delivery: &str, age: i64) -> Entry {
+        let time = jiff::Timestamp::from_second(1_000_000 - age).unwrap();
+        let entry = json!({ "action": action, "time": time, "value": "1", "id": "x", "delivery": delivery });
+        serde_json::from_value(entry).unwrap()
+    }
+
+    fn now() -> Now {
+        Now {
+            wall: jiff::Timestamp::from_second(1_000_000).unwrap(),
+            monotonic: std::time::Instant::now(),
+        }
+    }
+
+    const DAY: i64 = 24 * 3600;
+
+    #[rstest]
+    #[case::nothing_recorded_and_gone(&[], Some(false), Departure::Now)]
+    #[case::nothing_recorded_and_unknown(&[], None, Departure::Unknown)]
+    #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), Departure::Now)]
+    #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), Departure::Unknown)]
+    #[case::unknown(&[("Created", "Delivered", 5)], None, Departure::Unknown)]
+    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::After(Duration::from_secs(95)))]
+    #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), Departure::Now)]
+    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::After(Duration::from_secs(24 * 3600 - 400)))]
+    #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), Departure::Now)]
+    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::After(Duration::from_secs(24 * 3600 - 5)))]
+    fn child_of_an_unselected_target_leaves(
+        #[case] entries: &[(&str, &str, i64)],
+        #[case] exists: Option<bool>,
+        #[case] expected: Departure,
+    ) {
+        let history: Vec<_> = entries
+            .iter()
+            .map(|(action, delivery, age)| entry(action, delivery, *age))
+            .collect();
+        let keep = Duration::from_secs(100);
+        let reason = DepartureReason::Unselected { exists };
+        assert_eq!(
+            departure(&history, reason, keep, |entry| waited(entry, now()), now()),
+            expected
+        );
+    }
+
+    #[test]
+    fn unneeded_child_leaves_once_everything_is_sent() {
+        let keep = Duration::from_hours(1);
+        let departure = |delivery: &str, age: i64| {
+            let history = [entry("Updated", delivery, age)];
+            departure(
+                &history,
+                DepartureReason::Unneeded,
+                keep,
+                |entry| waited(entry, now()),
+                now(),
+            )
+        };
+        assert_eq!(departure("Delivered", 5), Departure::Now);
+        assert_eq!(departure("Failed", 5), Departure::Now);
+        assert_eq!(departure("Pending", DAY), Departure::Now);
+        assert!(matches!(departure("Pending", 5), Departure::After(_)));
+    }
+}

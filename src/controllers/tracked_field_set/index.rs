@@ -1,0 +1,819 @@
+//! Index of the resources that sets select, of the namespaces, and of all `TrackedField`s. Of a resource, the index
+//! keeps only the name and the age, and only while a set selects it.
+//!
+//! Only a reconcile registers a selection, so a standby keeps no resources. A watch that runs already shows no unchanged
+//! resource again: the reconcile lists what the watch may have shown before ([`SetIndex::unlisted`]).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use qm_api::common::{ADOPT_BY, NAMES};
+use qm_api::{TrackedField, TrackedFieldSet};
+use qm_runtime::ownership::owner_of;
+use qm_runtime::raw_object::RawObject;
+use qm_runtime::trigger::Trigger;
+use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
+use qm_runtime::{ObjectKey, WatchScope, version};
+
+use super::child::{self, Identity};
+use super::selection::{Places, Selection};
+
+/// Index of the resources that sets select.
+pub struct SetIndex {
+    scope: WatchScope,
+    /// State of the list of namespaces; `None` if the operator does not watch them.
+    pub namespaces_sync: Option<SyncState>,
+    state: Mutex<IndexState>,
+    trigger: Trigger<TrackedFieldSet>,
+}
+
+#[derive(Default)]
+struct IndexState {
+    sets: BTreeMap<ObjectKey, Selected>,
+    /// Labels of each namespace.
+    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    /// Watches by resource and watched namespace.
+    watches: HashMap<(ResourceName, Option<String>), Watch>,
+    fields: HashMap<ObjectKey, Tracking>,
+    /// The keys of `fields` by identity.
+    identities: HashMap<Identity, Vec<ObjectKey>>,
+}
+
+/// What a set selects.
+struct Selected {
+    selection: Arc<Selection>,
+    /// Digest of the selection.
+    digest: String,
+    targets: BTreeMap<ObjectKey, Target>,
+    unlisted: Unlisted,
+    /// Resources that the watch has shown since the reconcile began to list.
+    seen_since_list: Option<HashSet<ObjectKey>>,
+}
+
+/// Resources that the watch may have shown before the set selected them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unlisted {
+    /// True if everything has to be listed.
+    pub all: bool,
+    /// Namespaces that begin to match.
+    pub namespaces: BTreeSet<String>,
+}
+
+/// A selected resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    version: u64,
+    pub created: Option<Timestamp>,
+    /// True if the resource was selected because its namespace began to match.
+    pub from_namespace_change: bool,
+    /// Identities of the fields for which the set has had a child.
+    pub had_children: Vec<Identity>,
+}
+
+#[derive(Default)]
+struct Watch {
+    is_listed: bool,
+    problem: Option<WatchProblem>,
+}
+
+/// A `TrackedField`, as far as sets need it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracking {
+    identity: Identity,
+    pub contact_point: String,
+    /// Owner that the annotation names: caches keep no owner references.
+    pub owner: Option<ObjectKey>,
+    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
+    pub adopt_by: Option<String>,
+}
+
+impl SetIndex {
+    /// Creates an empty index. `trigger` wakes the sets that a change concerns.
+    pub fn new(scope: WatchScope, trigger: Trigger<TrackedFieldSet>) -> Self {
+        Self {
+            namespaces_sync: (scope == WatchScope::Cluster).then(SyncState::default),
+            scope,
+            state: Mutex::default(),
+            trigger,
+        }
+    }
+
+    /// Returns the function that creates the index of a resource's selected objects, which passes each object on to the
+    /// index that `then` creates.
+    pub fn new_index(self: &Arc<Self>, then: NewIndex) -> NewIndex {
+        let sets = Arc::clone(self);
+        Box::new(move |resource| {
+            Arc::new(SelectedIndex {
+                sets: Arc::clone(&sets),
+                then: then(resource.clone()),
+                resource,
+            })
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, IndexState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake<'a>(&self, sets: impl IntoIterator<Item = &'a ObjectKey>) {
+        for set in sets {
+            self.trigger.wake(set);
+        }
+    }
+
+    /// Selects resources for the set, unless it already has the selection of this digest.
+    pub fn select(&self, set: &ObjectKey, selection: Selection, digest: &str) {
+        let mut state = self.state();
+        if state
+            .sets
+            .get(set)
+            .is_some_and(|known| known.digest == digest)
+        {
+            return;
+        }
+        let mut watches = state.watches.keys();
+        let all = watches.any(|(resource, _)| *resource == selection.resource);
+        let unlisted = Unlisted {
+            all,
+            ..Unlisted::default()
+        };
+        let selected = Selected {
+            selection: Arc::new(selection),
+            digest: digest.to_owned(),
+            targets: BTreeMap::new(),
+            unlisted,
+            seen_since_list: None,
+        };
+        state.sets.insert(set.clone(), selected);
+    }
+
+    /// Forgets the selection of the set. Returns whether there was one.
+    pub fn forget(&self, set: &ObjectKey) -> bool {
+        self.state().sets.remove(set).is_some()
+    }
+
+    /// Returns whether a set selects objects of `resource`.
+    pub fn selects(&self, resource: &ResourceName) -> bool {
+        let state = self.state();
+        let mut sets = state.sets.values();
+        sets.any(|set| set.selection.resource == *resource)
+    }
+
+    /// Forgets the watch of `resource`, which has stopped.
+    pub fn forget_watch(&self, resource: &ResourceName) {
+        self.state().watches.retain(|(of, _), _| of != resource);
+    }
+
+    /// Returns the problem of a watch that shows resources of the set.
+    pub fn watch_problem(&self, set: &ObjectKey) -> Option<WatchProblem> {
+        let state = self.state();
+        let watches = self.watches_of(&state, set).into_iter().flatten();
+        watches.flatten().find_map(|watch| watch.problem.clone())
+    }
+
+    /// Returns whether every watch that shows resources of the set has listed them.
+    pub fn is_listed(&self, set: &ObjectKey) -> bool {
+        let state = self.state();
+        self.watches_of(&state, set).is_some_and(|mut watches| {
+            watches.all(|watch| watch.is_some_and(|it| it.is_listed && it.problem.is_none()))
+        })
+    }
+
+    fn watches_of<'a>(
+        &'a self,
+        state: &'a IndexState,
+        set: &ObjectKey,
+    ) -> Option<impl Iterator<Item = Option<&'a Watch>>> {
+        let selection = &state.sets.get(set)?.selection;
+        let namespaces = match (&selection.places, &self.scope) {
+            (Places::Named(names), WatchScope::Namespaces(_)) => {
+                names.iter().cloned().map(Some).collect()
+            }
+            (Places::Cluster, _) => vec![None],
+            _ => self.scope.namespaces(),
+        };
+        let watch = |namespace| state.watches.get(&(selection.resource.clone(), namespace));
+        Some(namespaces.into_iter().map(watch))
+    }
+
+    /// Returns what the set's reconcile has to list, and collects from now on what the watch shows meanwhile.
+    pub fn unlisted(&self, set: &ObjectKey) -> Unlisted {
+        let mut state = self.state();
+        let Some(selected) = state.sets.get_mut(set) else {
+            return Unlisted::default();
+        };
+        if selected.unlisted != Unlisted::default() {
+            selected.seen_since_list = Some(HashSet::new());
+        }
+        selected.unlisted.clone()
+    }
+
+    /// Returns whether the set selects an object with this metadata. A namespace whose labels are unknown counts as not
+    /// selected, except by a selector of all.
+    pub fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
+        let state = self.state();
+        let selected = state.sets.get(set);
+        selected.is_some_and(|selected| state.is_selected(&selected.selection, metadata))
+    }
+
+    /// Returns whether the namespace of a target is known to exist, so that its labels are known.
+    pub fn knows_namespace(&self, name: &str) -> bool {
+        self.namespaces_sync.is_none()
+            || name.is_empty()
+            || self.state().namespaces.contains_key(name)
+    }
+
+    /// Ends a list that failed.
+    pub fn list_failed(&self, set: &ObjectKey) {
+        if let Some(selected) = self.state().sets.get_mut(set) {
+            selected.seen_since_list = None;
+        }
+    }
+
+    /// Adds selected resources that a reconcile has listed. What the watch has shown meanwhile is newer.
+    pub fn listed(&self, set: &ObjectKey, unlisted: &Unlisted, listed: Vec<(ObjectKey, Target)>) {
+        let mut state = self.state();
+        let Some(selected) = state.sets.get_mut(set) else {
+            return;
+        };
+        let seen = selected.seen_since_list.take().unwrap_or_default();
+        for (key, target) in listed {
+            if !seen.contains(&key) {
+                selected.targets.entry(key).or_insert(Target {
+                    from_namespace_change: !unlisted.all,
+                    ..target
+                });
+            }
+        }
+        selected.unlisted.all &= !unlisted.all;
+        for namespace in &unlisted.namespaces {
+            selected.unlisted.namespaces.remove(namespace);
+        }
+    }
+
+    /// Returns the selected resources, in order.
+    pub fn targets(&self, set: &ObjectKey) -> BTreeMap<ObjectKey, Target> {
+        let state = self.state();
+        let selected = state.sets.get(set);
+        selected.map(|it| it.targets.clone()).unwrap_or_default()
+    }
+
+    /// Records that the set has children for these fields of targets.
+    pub fn record_children<'a>(
+        &self,
+        set: &ObjectKey,
+        children: impl IntoIterator<Item = (&'a ObjectKey, Identity)>,
+    ) {
+        let mut state = self.state();
+        let Some(selected) = state.sets.get_mut(set) else {
+            return;
+        };
+        for (target, identity) in children {
+            if let Some(target) = selected.targets.get_mut(target)
+                && !target.had_children.contains(&identity)
+            {
+                target.had_children.push(identity);
+            }
+        }
+    }
+
+    /// Returns whether a namespace is known not to exist.
+    pub fn lacks_namespace(&self, name: &str) -> bool {
+        let is_listed = self
+            .namespaces_sync
+            .as_ref()
+            .is_some_and(SyncState::is_listed);
+        is_listed && !self.state().namespaces.contains_key(name)
+    }
+
+    /// Returns the `TrackedField`s with this identity.
+    pub fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
+        let state = self.state();
+        let keys = state.identities.get(&identity).into_iter().flatten();
+        keys.filter_map(|key| Some((key.clone(), state.fields.get(key)?.clone())))
+            .collect()
+    }
+
+    /// Records a `TrackedField`, and wakes the sets of its namespace if it tracks something else now.
+    pub fn field_changed(&self, field: &TrackedField) {
+        let key = ObjectKey::of(field);
+        let tracking = Tracking {
+            identity: child::identity(field),
+            contact_point: field.spec.notification.contact_point.clone(),
+            adopt_by: field.annotations().get(ADOPT_BY).cloned(),
+            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
+        };
+        let mut state = self.state();
+        if state.fields.get(&key) == Some(&tracking) {
+            return;
+        }
+        state.forget_field(&key);
+        state
+            .identities
+            .entry(tracking.identity)
+            .or_default()
+            .push(key.clone());
+        let owner = tracking.owner.clone();
+        state.fields.insert(key.clone(), tracking);
+        // The owner knows.
+        let others = state.sets_in(&key.namespace);
+        self.wake(others.filter(|set| Some(*set) != owner.as_ref()));
+    }
+
+    /// Forgets a deleted `TrackedField`.
+    pub fn field_deleted(&self, key: &ObjectKey) {
+        let mut state = self.state();
+        if state.forget_field(key) {
+            self.wake(state.sets_in(&key.namespace));
+        }
+    }
+
+    /// Applies the state of an object. Returns whether a set selects it.
+    fn apply(&self, resource: &ResourceName, seen: SeenObject) -> bool {
+        let SeenObject {
+            key,
+            version,
+            created,
+            labels,
+        } = seen;
+        let namespace = key.namespace.to_string();
+        let (mut is_kept, mut changed) = (false, Vec::new());
+        let mut state = self.state();
+        let IndexState {
+            sets, namespaces, ..
+        } = &mut *state;
+        for (set, selected) in sets {
+            let selection = &selected.selection;
+            if selection.resource != *resource {
+                continue;
+            }
+            if let Some(seen) = &mut selected.seen_since_list {
+                seen.insert(key.clone());
+            }
+            let known = selected.targets.get(&key);
+            // A list that a reconcile has read was newer.
+            if known.is_some_and(|known| version < known.version) {
+                is_kept = true;
+                continue;
+            }
+            let is_selected = selection.reaches(&namespace, namespaces.get(&namespace))
+                && selection.matches(&key.name, &labels);
+            if is_selected {
+                is_kept = true;
+                let same = known.filter(|known| known.created == created);
+                let is_unlisted = selected.unlisted.namespaces.contains(&namespace);
+                let target = Target {
+                    version,
+                    created,
+                    from_namespace_change: same.map_or(is_unlisted, |it| it.from_namespace_change),
+                    had_children: same.map(|it| it.had_children.clone()).unwrap_or_default(),
+                };
+                if known.is_none_or(|known| known.created != created) {
+                    changed.push(set.clone());
+                }
+                selected.targets.insert(key.clone(), target);
+            } else if selected.targets.remove(&key).is_some() {
+                changed.push(set.clone());
+            }
+        }
+        drop(state);
+        self.wake(&changed);
+        is_kept
+    }
+
+    fn delete(&self, resource: &ResourceName, key: &ObjectKey, last: Option<u64>) {
+        let mut changed = Vec::new();
+        let mut state = self.state();
+        for (set, selected) in &mut state.sets {
+            if selected.selection.resource != *resource {
+                continue;
+            }
+            if let Some(seen) = &mut selected.seen_since_list {
+                seen.insert(key.clone());
+            }
+            // The event may be older than a list that a reconcile has read.
+            let known = selected.targets.get(key);
+            if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
+                selected.targets.remove(key);
+                changed.push(set.clone());
+            }
+        }
+        drop(state);
+        self.wake(&changed);
+    }
+
+    fn phase(&self, resource: &ResourceName, namespace: Option<&str>, phase: &WatchPhase) {
+        let mut state = self.state();
+        let watch = (resource.clone(), namespace.map(str::to_owned));
+        let watch = state.watches.entry(watch).or_default();
+        match phase {
+            WatchPhase::Listing { .. } => watch.is_listed = false,
+            WatchPhase::Listed => watch.is_listed = true,
+            WatchPhase::Healthy => watch.problem = None,
+            WatchPhase::Failed(problem) => watch.problem = Some(problem.clone()),
+            WatchPhase::Stopped(_) => *watch = Watch::default(),
+        }
+        let mut sets = Vec::new();
+        for (set, selected) in &mut state.sets {
+            if selected.selection.resource != *resource {
+                continue;
+            }
+            sets.push(set.clone());
+            // A list wins even with lower versions, which a restored etcd has.
+            if let WatchPhase::Listing { .. } = phase {
+                let targets = selected.targets.iter_mut();
+                for (_, target) in targets.filter(|(key, _)| key.is_in(namespace)) {
+                    target.version = 0;
+                }
+            }
+        }
+        drop(state);
+        if !matches!(phase, WatchPhase::Listing { .. }) {
+            self.wake(&sets);
+        }
+    }
+
+    /// Records the labels of a namespace, `None` after its deletion.
+    fn set_namespace(&self, name: &str, labels: Option<&BTreeMap<String, String>>) {
+        let mut state = self.state();
+        let before = match labels {
+            Some(labels) => state.namespaces.insert(name.to_owned(), labels.clone()),
+            None => state.namespaces.remove(name),
+        };
+        if before.as_ref() == labels {
+            return;
+        }
+        let mut changed = Vec::new();
+        for (set, selected) in &mut state.sets {
+            let reaches = |labels| selected.selection.reaches(name, labels);
+            match (reaches(before.as_ref()), reaches(labels)) {
+                (false, true) => {
+                    selected.unlisted.namespaces.insert(name.to_owned());
+                }
+                // The watch of the resource shows what becomes of the resources of a deleted namespace.
+                (true, false) if labels.is_none() => {}
+                (true, false) => {
+                    selected.unlisted.namespaces.remove(name);
+                    selected.targets.retain(|key, _| *key.namespace != *name);
+                }
+                // A named namespace begins or ceases to exist.
+                _ if !matches!(selected.selection.places, Places::Named(_)) => continue,
+                _ => {}
+            }
+            changed.push(set.clone());
+        }
+        drop(state);
+        self.wake(&changed);
+    }
+}
+
+impl Target {
+    /// Returns the target with this metadata.
+    pub fn of(metadata: &ObjectMeta) -> (ObjectKey, Self) {
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default());
+        let target = Self {
+            version: version(metadata.resource_version.as_deref()),
+            created: metadata.creation_timestamp.as_ref().map(|time| time.0),
+            from_namespace_change: false,
+            had_children: Vec::new(),
+        };
+        (key, target)
+    }
+}
+
+impl IndexState {
+    fn is_selected(&self, selection: &Selection, metadata: &ObjectMeta) -> bool {
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let none = BTreeMap::new();
+        let labels = metadata.labels.as_ref().unwrap_or(&none);
+        selection.reaches(namespace, self.namespaces.get(namespace))
+            && selection.matches(metadata.name.as_deref().unwrap_or_default(), labels)
+    }
+
+    fn sets_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+        self.sets
+            .keys()
+            .filter(move |set| *set.namespace == *namespace)
+    }
+
+    fn forget_field(&mut self, key: &ObjectKey) -> bool {
+        let Some(Tracking { identity, .. }) = self.fields.remove(key) else {
+            return false;
+        };
+        if let Some(keys) = self.identities.get_mut(&identity) {
+            keys.retain(|other| other != key);
+            if keys.is_empty() {
+                self.identities.remove(&identity);
+            }
+        }
+        true
+    }
+}
+
+/// What sets need of an object that a watch shows.
+struct SeenObject {
+    key: ObjectKey,
+    version: u64,
+    created: Option<Timestamp>,
+    labels: BTreeMap<String, String>,
+}
+
+impl SeenObject {
+    fn of(object: &RawObject) -> Self {
+        Self {
+            key: ObjectKey::new(&object.namespace().unwrap_or_default(), &object.name_any()),
+            version: version(object.resource_version().as_deref()),
+            created: object.creation_timestamp().map(|time| time.0),
+            labels: object.labels(),
+        }
+    }
+}
+
+/// Index of the selected objects of one resource, before another index.
+struct SelectedIndex {
+    sets: Arc<SetIndex>,
+    then: Arc<dyn watch::Index<RawObject>>,
+    resource: ResourceName,
+}
+
+impl watch::Index<RawObject> for SelectedIndex {
+    fn apply(&self, object: RawObject) -> bool {
+        let is_needed = self.sets.selects(&self.resource);
+        // The text may be long, and everything else waits for the lock.
+        let seen = is_needed.then(|| SeenObject::of(&object));
+        // A set that is woken asks what the other index has observed.
+        let is_kept = self.then.apply(object);
+        seen.is_some_and(|seen| self.sets.apply(&self.resource, seen)) || is_kept
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<RawObject>) {
+        let seen = last
+            .as_ref()
+            .map(|last| version(last.resource_version().as_deref()));
+        self.then.delete(key, last);
+        self.sets.delete(&self.resource, key, seen);
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        let mut keys: HashSet<_> = self.then.keys(namespace).into_iter().collect();
+        let state = self.sets.state();
+        for selected in state.sets.values() {
+            if selected.selection.resource == self.resource {
+                let targets = selected.targets.keys();
+                keys.extend(targets.filter(|key| key.is_in(namespace)).cloned());
+            }
+        }
+        keys.into_iter().collect()
+    }
+
+    fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
+        self.then.phase(namespace, phase);
+        self.sets.phase(&self.resource, namespace, phase);
+    }
+}
+
+impl watch::Index<PartialObjectMeta<Namespace>> for SetIndex {
+    fn apply(&self, namespace: PartialObjectMeta<Namespace>) -> bool {
+        let name = namespace.name_any();
+        self.set_namespace(&name, Some(&namespace.metadata.labels.unwrap_or_default()));
+        true
+    }
+
+    fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Namespace>>) {
+        self.set_namespace(&key.name, None);
+    }
+
+    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let names = state.namespaces.keys();
+        names.map(|name| ObjectKey::new("", name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use qm_api::tracked_field_set::TargetSelector;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn deployments() -> ResourceName {
+        ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        }
+    }
+
+    fn set() -> ObjectKey {
+        ObjectKey::new("ops", "all")
+    }
+
+    /// An index with one set, and the index of its resource.
+    struct Fixture {
+        sets: Arc<SetIndex>,
+        watched: Arc<dyn watch::Index<RawObject>>,
+    }
+
+    impl Fixture {
+        fn new(target: Value) -> Self {
+            let sets = Arc::new(SetIndex::new(WatchScope::Cluster, Trigger::default()));
+            let then: NewIndex = Box::new(|_| Arc::new(Nothing));
+            let watched = sets.new_index(then)(deployments());
+            let fixture = Self { sets, watched };
+            fixture.select(target, "1");
+            fixture
+        }
+
+        fn select(&self, target: Value, digest: &str) {
+            let target: TargetSelector = serde_json::from_value(target).unwrap();
+            let selection = Selection::new(&target, deployments(), true, "ops").unwrap();
+            self.sets.select(&set(), selection, digest);
+        }
+
+        fn show(&self, name: &str, version: u64, labels: &Value) -> bool {
+            self.watched.apply(object(name, version, labels))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let targets = self.sets.targets(&set());
+            targets.keys().map(ToString::to_string).collect()
+        }
+    }
+
+    struct Nothing;
+
+    impl watch::Index<RawObject> for Nothing {
+        fn apply(&self, _: RawObject) -> bool {
+            false
+        }
+
+        fn delete(&self, _: &ObjectKey, _: Option<RawObject>) {}
+
+        fn keys(&self, _: Option<&str>) -> Vec<ObjectKey> {
+            Vec::new()
+        }
+    }
+
+    fn metadata(path: &str, version: u64, labels: &Value) -> ObjectMeta {
+        let (namespace, name) = path.split_once('/').unwrap();
+        let metadata = json!({
+            "namespace": namespace, "name": name, "labels": labels, "resourceVersion": version.to_string(),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        });
+        serde_json::from_value(metadata).unwrap()
+    }
+
+    fn object(path: &str, version: u64, labels: &Value) -> RawObject {
+        let metadata = metadata(path, version, labels);
+        serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+    }
+
+    fn web() -> Value {
+        json!({ "tier": "web" })
+    }
+
+    fn of_web() -> Value {
+        json!({ "kind": "Deployment", "selector": { "matchLabels": web() }, "namespaces": { "names": ["shop"] } })
+    }
+
+    #[test]
+    fn index_keeps_only_selected_objects() {
+        let fixture = Fixture::new(of_web());
+        assert!(fixture.show("shop/a", 1, &web()));
+        assert!(!fixture.show("shop/b", 2, &json!({})));
+        assert!(!fixture.show("ops/a", 3, &web()));
+        assert_eq!(fixture.names(), ["shop/a"]);
+        assert_eq!(fixture.watched.keys(None), [ObjectKey::new("shop", "a")]);
+        assert_eq!(fixture.watched.keys(Some("ops")), []);
+        assert!(!fixture.show("shop/a", 4, &json!({})));
+        assert_eq!(fixture.names(), [""; 0]);
+        fixture.show("shop/a", 5, &web());
+        fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
+        assert_eq!(fixture.names(), [""; 0]);
+    }
+
+    /// The watch may lag behind the list of a reconcile.
+    #[test]
+    fn stale_event_does_not_undo_a_list() {
+        let fixture = Fixture::new(of_web());
+        fixture
+            .watched
+            .phase(None, &WatchPhase::Listing { relist: 0 });
+        fixture.watched.phase(None, &WatchPhase::Listed);
+        fixture.select(of_web(), "2");
+        let unlisted = fixture.sets.unlisted(&set());
+        assert!(unlisted.all, "the watch has already shown everything");
+        // The watch shows `b` without its label while the reconcile lists.
+        fixture.show("shop/b", 9, &json!({}));
+        let listed =
+            ["shop/a", "shop/b", "shop/c"].map(|path| Target::of(&metadata(path, 5, &web())));
+        fixture.sets.listed(&set(), &unlisted, listed.into());
+        assert_eq!(fixture.names(), ["shop/a", "shop/c"]);
+        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+        fixture.show("shop/a", 4, &json!({}));
+        assert_eq!(fixture.names(), ["shop/a", "shop/c"], "an older version");
+        fixture.show("shop/a", 6, &json!({}));
+        assert_eq!(fixture.names(), ["shop/c"]);
+    }
+
+    #[test]
+    fn namespace_that_begins_to_match_is_listed_and_its_resources_are_late() {
+        let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
+        let fixture = Fixture::new(target);
+        let label = |env: &str| {
+            let labels = [("env".to_owned(), env.to_owned())].into();
+            fixture.sets.set_namespace("shop", Some(&labels));
+        };
+        label("test");
+        assert!(!fixture.show("shop/a", 1, &json!({})));
+        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+        label("prod");
+        let unlisted = fixture.sets.unlisted(&set());
+        assert_eq!(unlisted.namespaces, ["shop".to_owned()].into());
+        let listed = vec![Target::of(&metadata("shop/a", 1, &json!({})))];
+        fixture.sets.listed(&set(), &unlisted, listed);
+        fixture.show("shop/b", 2, &json!({}));
+        let late: Vec<_> = fixture.sets.targets(&set()).into_values().collect();
+        assert_eq!(
+            late.iter()
+                .map(|it| it.from_namespace_change)
+                .collect::<Vec<_>>(),
+            [true, false]
+        );
+        label("test");
+        assert_eq!(fixture.names(), [""; 0]);
+        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+    }
+
+    #[test]
+    fn resource_is_listed_while_every_watch_is_healthy() {
+        let fixture = Fixture::new(of_web());
+        let phase = |phase: WatchPhase| fixture.watched.phase(None, &phase);
+        let is_listed = || fixture.sets.is_listed(&set());
+        assert!(!is_listed());
+        phase(WatchPhase::Listing { relist: 0 });
+        assert!(!is_listed());
+        phase(WatchPhase::Listed);
+        assert!(is_listed());
+        phase(WatchPhase::Failed(WatchProblem::NotServed));
+        assert!(!is_listed());
+        assert_eq!(
+            fixture.sets.watch_problem(&set()),
+            Some(WatchProblem::NotServed)
+        );
+        phase(WatchPhase::Healthy);
+        assert!(is_listed());
+        fixture.sets.forget_watch(&deployments());
+        assert!(!is_listed());
+    }
+
+    #[test]
+    fn tracked_fields_are_found_by_what_they_track() {
+        let fixture = Fixture::new(of_web());
+        let field = |name: &str, target: &str, annotations: Value| -> TrackedField {
+            let target = json!({ "kind": "Deployment", "namespace": "shop", "name": target });
+            let field = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+                "metadata": { "namespace": "ops", "name": name, "annotations": annotations },
+                "spec": { "target": target, "field": "replicas", "contactPoint": "hook" },
+            });
+            serde_json::from_value(field).unwrap()
+        };
+        let mine = field("mine", "web", json!({}));
+        let owned = field(
+            "owned",
+            "web",
+            json!({ "quartermaster.dev/owner": "ops/all" }),
+        );
+        for field in [&mine, &owned, &field("other", "api", json!({}))] {
+            fixture.sets.field_changed(field);
+        }
+        let found = || {
+            let found = fixture.sets.tracking(child::identity(&mine)).into_iter();
+            found
+                .map(|(key, it)| {
+                    (
+                        key.name.to_string(),
+                        it.owner.map(|owner| owner.to_string()),
+                    )
+                })
+                .collect::<Vec<_>>()
+        };
+        let expected = [
+            ("mine".to_owned(), None),
+            ("owned".to_owned(), Some("ops/all".to_owned())),
+        ];
+        assert_eq!(found(), expected);
+        fixture.sets.field_changed(&field("mine", "api", json!({})));
+        assert_eq!(found(), expected[1..]);
+        fixture.sets.field_deleted(&ObjectKey::of(&owned));
+        assert_eq!(found(), []);
+    }
+}

@@ -1,0 +1,1102 @@
+//! `TrackedFieldSet`: one `TrackedField` for each field of each selected resource.
+//!
+//! The [`index`] keeps what the watches show of the selected resources. A reconcile compares it with the set's children,
+//! creates and changes `TrackedField`s, and deletes those that nothing needs any more ([`child`] decides when). Absence
+//! is no evidence: while a watch of the resource is not healthy or has not listed it, the set deletes nothing.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ListParams;
+use kube::core::DynamicObject;
+use kube::runtime::reflector::Store;
+use kube::{Api, ResourceExt};
+use qm_api::spec_size::StoredSpec as _;
+use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
+use qm_api::tracked_field_set::{KEEP_SECONDS, MAX_TARGETS, TrackedFieldSetSpec};
+use qm_api::{TrackedField, TrackedFieldSet};
+use qm_core::conditions::READY;
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_notify::history::Now;
+use qm_notify::when::When;
+use qm_notify::{Transport, message};
+use qm_runtime::backoff::{Backoff, BackoffPolicy};
+use qm_runtime::child_cache::KnownChild;
+use qm_runtime::children::{Children, Ensured, Quirks};
+use qm_runtime::controller::{Context, Controller};
+use qm_runtime::drift::CONTESTED;
+use qm_runtime::error::{
+    CHILD_TERMINATING, CONFLICT, Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED,
+    Result, WRITE_FAILED, WRITE_REJECTED,
+};
+use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::watch::{ResourceName, WatchProblem};
+use qm_runtime::{ObjectKey, WatchScope, short_digest};
+
+use self::child::{ChildSummary, Departure, DepartureReason, Initial};
+use self::index::{SetIndex, Target, Unlisted};
+use self::metrics::{ChildCounts, SetMetrics};
+use self::selection::{Places, Selection, SelectionError};
+use super::tracked_field::field::Selectors;
+use super::tracked_field::follow::Targets;
+use super::tracked_field::follower::FollowIdentity;
+use super::tracked_field::grants::Grant;
+use super::tracked_field::reads::TrackError;
+use super::tracked_field::target::Resolved;
+use super::tracked_field::waiting::{Receivers, WaitingReason};
+use crate::cli::NO_CROSS_NAMESPACE_REFS;
+
+pub mod child;
+pub mod index;
+pub mod metrics;
+pub mod selection;
+
+/// Name of the controller in logs and metrics.
+pub const NAME: &str = "trackedfieldset";
+pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
+    NAME,
+    &["25a9fa6b37fde637"],
+    DelegatedAccess::SelectedTargets,
+    &[
+        Permission::namespaced(GROUP, &["trackedfieldsets"], &["get", "list", "watch"]),
+        Permission::namespaced(GROUP, &["trackedfieldsets/status"], &["patch"]),
+        // Required where admission checks owner references that block the owner's deletion.
+        Permission::namespaced(GROUP, &["trackedfieldsets/finalizers"], &["update"]),
+        Permission::namespaced(
+            GROUP,
+            &["trackedfields"],
+            &["create", "delete", "get", "list", "patch", "watch"],
+        ),
+        Permission::cluster_scoped("", &["namespaces"], &["list", "watch"]),
+        EVENTS,
+    ],
+)
+// The sets would create their TrackedFields again.
+.with_uninstall_rank(5);
+/// Field manager of the controller's writes.
+pub const MANAGER: &str = "quartermaster/trackedfieldset";
+
+/// Reason of a set for which nothing matches.
+pub const NOTHING_MATCHES: &str = "NothingMatches";
+/// Reason of a set whose resources are not listed yet, or whose children are being created.
+pub const PROGRESSING: &str = "Progressing";
+/// Reason of a set that selects more resources than it may track.
+pub const TOO_MANY_TARGETS: &str = "TooManyTargets";
+/// Reason of a set that names a namespace that does not exist.
+pub const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
+const RESOURCE_MISMATCH: &str = "ResourceMismatch";
+const OUT_OF_SCOPE: &str = "OutOfScope";
+const TEMPLATE_INVALID: &str = "TemplateInvalid";
+const WHEN_INVALID: &str = "WhenInvalid";
+
+pub const REASONS: [&str; 26] = [
+    READY,
+    NOTHING_MATCHES,
+    PROGRESSING,
+    SUSPENDED,
+    SPEC_INVALID,
+    "FieldNotFound",
+    "PathInvalid",
+    TEMPLATE_INVALID,
+    WHEN_INVALID,
+    RESOURCE_MISMATCH,
+    FORBIDDEN,
+    "TargetUnreadable",
+    OUT_OF_SCOPE,
+    NAMESPACE_NOT_FOUND,
+    TOO_MANY_TARGETS,
+    QUOTA_EXCEEDED,
+    CONFLICT,
+    CHILD_TERMINATING,
+    NAMESPACE_TERMINATING,
+    CONTESTED,
+    WRITE_REJECTED,
+    WRITE_FAILED,
+    "ContactPointNotFound",
+    "ContactPointNotReady",
+    "BodyInvalid",
+    "DeliveryFailing",
+];
+
+/// Writes of one reconcile: other sets and other kinds wait for their turn.
+const MAX_WRITES: usize = 256;
+/// Concurrent requests of one reconcile.
+const MAX_CONCURRENT_REQUESTS: usize = 8;
+/// Objects in a page of a list.
+const PAGE_SIZE: u32 = 500;
+/// Delay until a rejected write of a child is tried again, after the first and at most.
+const REJECTED: BackoffPolicy = BackoffPolicy {
+    min: Duration::from_secs(5),
+    max: Duration::from_mins(5),
+};
+/// Interval of the checks whether a leaving child may be deleted.
+const LEAVING_CHECK: Duration = Duration::from_secs(5);
+/// Age up to which a resource that was created while no operator ran is reported.
+const REPORTED_AGE: Duration = Duration::from_hours(24);
+/// Minimum interval between two Events about created and deleted children.
+const STAMPED_INTERVAL: Duration = Duration::from_mins(1);
+
+pub struct TrackedFieldSets<T> {
+    pub index: Arc<SetIndex>,
+    pub children: Arc<Children<TrackedField, ChildSummary>>,
+    /// All sets.
+    pub sets: Store<TrackedFieldSet>,
+    /// All `TrackedField`s.
+    pub fields: Store<TrackedField>,
+    pub targets: Arc<Targets>,
+    pub receivers: Arc<Receivers<T>>,
+    pub metrics: SetMetrics,
+    /// Time for which a checked child is not compared again unless it changes.
+    pub resync: Duration,
+    pub states: Mutex<HashMap<ObjectKey, SetState>>,
+}
+
+/// What the controller knows of a set between two reconciles.
+#[derive(Default)]
+pub struct SetState {
+    checked: HashMap<ObjectKey, Checked>,
+    /// Children whose writes the apiserver rejects: they must not delay the others.
+    rejected: BTreeMap<ObjectKey, RejectedWrite>,
+    /// Children created and deleted since the last Event about them.
+    created: usize,
+    deleted: usize,
+    reported: Option<Instant>,
+}
+
+/// A write that the apiserver rejects.
+struct RejectedWrite {
+    reason: Cow<'static, str>,
+    message: String,
+    retry_at: Instant,
+    backoff: Backoff,
+}
+
+/// A child that matched its desired state.
+#[derive(Clone, Copy)]
+struct Checked {
+    template: u64,
+    fingerprint: u64,
+    at: Instant,
+}
+
+/// Children that the set owns.
+type OwnedChildren = HashMap<ObjectKey, KnownChild<ChildSummary>>;
+
+/// What the set's children should be.
+#[derive(Default)]
+struct Plan {
+    /// Desired children: the target, the field, and whether the child's first entry is sent.
+    desired: HashMap<ObjectKey, (ObjectKey, String, Initial)>,
+    /// Number of fields that other `TrackedField`s track.
+    covered: usize,
+    /// Number of resources without a place.
+    left_out: usize,
+}
+
+/// Children that the set no longer needs.
+#[derive(Default)]
+struct Departures {
+    /// Children to delete, at the version that the decision is about.
+    due: Vec<KnownDeparture>,
+    /// Number of children that stay for now.
+    waiting: usize,
+    /// When to check those again.
+    check_after: Option<Duration>,
+}
+
+struct KnownDeparture {
+    key: ObjectKey,
+    known: KnownChild<ChildSummary>,
+}
+
+/// Results of the writes.
+#[derive(Default)]
+struct Written {
+    created: usize,
+    deleted: usize,
+    /// Number of writes that a later reconcile makes.
+    remaining: usize,
+    /// Reason and message of a child that other clients keep changing, and the delay until it is corrected.
+    contested: Option<(String, Duration)>,
+    /// Failure that ends the reconcile; the runtime retries.
+    error: Option<Error>,
+}
+
+/// A write of one child.
+enum ChildWrite {
+    Ensure {
+        target: ObjectKey,
+        child: Box<TrackedField>,
+    },
+    Delete(KnownDeparture),
+}
+
+/// Result of a write of one child.
+enum WriteResult {
+    Matches,
+    /// The write waits for a rate limit, which wakes the set.
+    Waits,
+    Deleted,
+}
+
+impl<T: Transport> Controller for TrackedFieldSets<T> {
+    type Kind = TrackedFieldSet;
+    const KIND: &'static KindInfo = &KIND;
+    const FIELD_MANAGER: &'static str = MANAGER;
+
+    async fn reconcile(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Outcome> {
+        let set = Arc::clone(&cx.object);
+        if let Err(message) = set.spec.check_size() {
+            return Ok(Outcome::failed(SPEC_INVALID, message));
+        }
+        if let Err(outcome) = check(&set.spec).and_then(|()| self.check_scope(&set)) {
+            return Ok(outcome);
+        }
+        let resolved = match self.resolve(&set).await {
+            Ok(resolved) => resolved,
+            Err(TrackError { waiting, error }) => return blocked(&waiting, error),
+        };
+        let resource = ResourceName::from(&resolved.resource);
+        if let Grant::Missing(message) = self.targets.grants.of(&resource) {
+            return Ok(Outcome::failed(FORBIDDEN, message));
+        }
+        let selection = match Selection::new(
+            &set.spec.target,
+            resource.clone(),
+            resolved.namespaced,
+            &cx.key.namespace,
+        ) {
+            Ok(selection) => selection,
+            Err(error @ SelectionError::SelectorInvalid(_)) => {
+                return Ok(Outcome::failed(SPEC_INVALID, error.to_string()));
+            }
+            Err(error @ SelectionError::ClusterScoped(_)) => {
+                // The resource may be recreated with the other scope.
+                self.targets
+                    .resolver
+                    .forget(&set.spec.target.reference("", ""));
+                let outcome = Outcome::failed(RESOURCE_MISMATCH, error.to_string());
+                return Ok(outcome.requeue(Requeue::Poll));
+            }
+        };
+        if matches!(selection.places, Places::Labelled(_))
+            && let Some(sync) = &self.index.namespaces_sync
+        {
+            sync.synced().await;
+            if let Some(why) = sync.denied() {
+                let message = format!("the selected namespaces are unknown: {why}");
+                return Ok(Outcome::failed(FORBIDDEN, message).requeue(Requeue::Poll));
+            }
+        }
+        self.record_selection(cx).await?;
+        let digest = format!("{:?} {selection:?}", resolved.resource);
+        self.index.select(&cx.key, selection, &short_digest(digest));
+        self.targets.end_idle_watches();
+        self.targets.ensure_watch(&resolved);
+        if let Some(problem) = self.index.watch_problem(&cx.key) {
+            return Ok(of_watch(&resource, problem).requeue(Requeue::Poll));
+        }
+        if !self.index.is_listed(&cx.key) {
+            let message = format!("the operator lists {}", resource.plural);
+            return Ok(Outcome::in_progress(PROGRESSING, message));
+        }
+        self.list(&cx.key, &set.spec, &resolved).await?;
+        self.children.synced().await;
+
+        let targets = self.index.targets(&cx.key);
+        let owned = self.children.owned(cx);
+        let plan = self.plan(cx, &resource, &targets, &owned);
+        let departures = self
+            .departures(cx, &resolved, &targets, &owned, &plan)
+            .await;
+        let leaving = departures.due.len() + departures.waiting;
+        let check_after = departures.check_after;
+        let written = self.write(cx, &owned, &plan, departures).await;
+        let counts = ChildCounts {
+            current: plan.desired.len(),
+            leaving: leaving.saturating_sub(written.deleted),
+            covered: plan.covered,
+            left_out: plan.left_out * set.spec.fields.len(),
+        };
+        self.metrics.set(&cx.key, counts);
+        let status = &mut cx.status;
+        let count = |number: usize| i64::try_from(number).ok();
+        status.targets = count(targets.len());
+        status.children = count((owned.len() + written.created).saturating_sub(written.deleted));
+        status.covered = count(plan.covered);
+        status.leaving = count(counts.leaving);
+        status.left_out = count(plan.left_out);
+        let report_after = self.report(cx, &written);
+        let (outcome, retry_after) = self.outcome(cx, &targets, &plan, &written);
+        let requeue = if written.remaining > 0 {
+            Requeue::After(Duration::ZERO)
+        } else {
+            [check_after, report_after, retry_after]
+                .into_iter()
+                .flatten()
+                .min()
+                .map_or(Requeue::OnChange, Requeue::After)
+        };
+        let outcome = outcome.requeue(requeue);
+        match written.error {
+            Some(error) => Err(error.with_outcome(outcome)),
+            None => Ok(outcome),
+        }
+    }
+
+    async fn synced(&self) {
+        self.children.synced().await;
+    }
+
+    fn forget(&self, key: &ObjectKey) {
+        let state = self.states().remove(key);
+        for child in state.iter().flat_map(|state| state.checked.keys()) {
+            self.children.forget(child);
+        }
+        self.metrics.forget(key);
+        if self.index.forget(key) {
+            self.targets.end_idle_watches();
+        }
+    }
+}
+
+impl<T: Transport> TrackedFieldSets<T> {
+    fn states(&self) -> MutexGuard<'_, HashMap<ObjectKey, SetState>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that the operator watches the namespaces that the set names.
+    fn check_scope(&self, set: &TrackedFieldSet) -> Result<(), Outcome> {
+        let own = set.namespace().unwrap_or_default();
+        let namespaces = set.spec.target.namespaces.clone().unwrap_or_default();
+        let Targets {
+            scope,
+            no_cross_namespace_refs,
+            ..
+        } = &*self.targets;
+        if namespaces.selector.is_some() {
+            let advice = match scope {
+                WatchScope::Namespaces(_) => {
+                    "name the namespaces in spec.target.namespaces.names, because the operator watches only some \
+                     (--watch-namespace)"
+                        .to_owned()
+                }
+                WatchScope::Cluster if *no_cross_namespace_refs => {
+                    format!("remove spec.target.namespaces, or run the operator without {NO_CROSS_NAMESPACE_REFS}")
+                }
+                WatchScope::Cluster => return Ok(()),
+            };
+            let message =
+                format!("spec.target.namespaces.selector selects other namespaces: {advice}");
+            return Err(Outcome::failed(OUT_OF_SCOPE, message));
+        }
+        let mut named = namespaces.names;
+        if named.is_empty() {
+            named.push(own.clone());
+        }
+        for namespace in named {
+            let waiting = if !scope.covers(&namespace) {
+                WaitingReason::OutOfScope { namespace }
+            } else if *no_cross_namespace_refs && namespace != own {
+                WaitingReason::CrossNamespace { namespace }
+            } else {
+                continue;
+            };
+            return Err(Outcome::failed(waiting.reason(), waiting.message()));
+        }
+        Ok(())
+    }
+
+    async fn resolve(&self, set: &TrackedFieldSet) -> Result<Resolved, TrackError> {
+        let reference = set.spec.target.reference("", "");
+        let Targets {
+            resolver,
+            client,
+            timeout,
+            ..
+        } = &*self.targets;
+        let epoch = self.targets.epoch(&reference);
+        let resolved = resolver.resolve(client, &reference, epoch);
+        match tokio::time::timeout(*timeout, resolved).await {
+            Ok(resolved) => Ok(resolved?),
+            Err(_) => Err(WaitingReason::TargetUnreadable(
+                "the apiserver's list of resources could not be read in time".into(),
+            )
+            .into()),
+        }
+    }
+
+    /// Records the selection, and since when it applies. A crash must not report resources that were selected before.
+    async fn record_selection(&self, cx: &mut Context<TrackedFieldSet>) -> Result<()> {
+        let TrackedFieldSetSpec { target, fields, .. } = &cx.object.spec;
+        let text = serde_json::to_string(&(target, fields)).unwrap_or_default();
+        let digest = short_digest(text);
+        if cx.status.selection.as_ref() == Some(&digest) {
+            return Ok(());
+        }
+        let created = cx.object.metadata.creation_timestamp.clone();
+        cx.status.since = match cx.status.selection.replace(digest) {
+            None => created,
+            Some(_) => Some(now()),
+        };
+        cx.write_status().await
+    }
+
+    /// Lists the resources that the watch may have shown before the set selected them.
+    async fn list(
+        &self,
+        key: &ObjectKey,
+        spec: &TrackedFieldSetSpec,
+        resolved: &Resolved,
+    ) -> Result<()> {
+        let unlisted = self.index.unlisted(key);
+        if unlisted == Unlisted::default() {
+            return Ok(());
+        }
+        let listed = self.list_pages(key, spec, resolved, &unlisted).await;
+        let listed = listed.inspect_err(|_| self.index.list_failed(key))?;
+        self.index.listed(key, &unlisted, listed);
+        Ok(())
+    }
+
+    async fn list_pages(
+        &self,
+        key: &ObjectKey,
+        spec: &TrackedFieldSetSpec,
+        resolved: &Resolved,
+        unlisted: &Unlisted,
+    ) -> Result<Vec<(ObjectKey, Target)>> {
+        let (client, resource) = (self.targets.client.clone(), &resolved.resource);
+        let in_namespace =
+            |name: &str| Api::<DynamicObject>::namespaced_with(client.clone(), name, resource);
+        let namespaces = spec.target.namespaces.clone().unwrap_or_default();
+        let named = match &namespaces.selector {
+            _ if !resolved.namespaced => None,
+            Some(_) => None,
+            None if namespaces.names.is_empty() => Some(vec![key.namespace.to_string()]),
+            None => Some(namespaces.names),
+        };
+        let apis: Vec<_> = match named {
+            _ if !unlisted.all => unlisted
+                .namespaces
+                .iter()
+                .map(|it| in_namespace(it))
+                .collect(),
+            Some(names) => names.iter().map(|it| in_namespace(it)).collect(),
+            None => vec![Api::all_with(client.clone(), resource)],
+        };
+        let selector = spec.target.selector.clone().unwrap_or_default();
+        let selector = kube::core::Selector::try_from(selector).unwrap_or_default();
+        let mut listed = Vec::new();
+        for api in apis {
+            let mut params = ListParams::default()
+                .limit(PAGE_SIZE)
+                .labels_from(&selector);
+            loop {
+                let page = api.list_metadata(&params).await;
+                let page = page.map_err(Error::api("the resources could not be listed"))?;
+                // Most objects of a large cluster are not selected, and their metadata is large.
+                let objects = page.items.iter().map(|object| &object.metadata);
+                let selected = objects.filter(|it| self.index.selects_object(key, it));
+                listed.extend(selected.map(Target::of));
+                match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                    Some(token) => params = params.continue_token(&token),
+                    None => break,
+                }
+            }
+        }
+        Ok(listed)
+    }
+
+    fn plan(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resource: &ResourceName,
+        targets: &BTreeMap<ObjectKey, Target>,
+        owned: &OwnedChildren,
+    ) -> Plan {
+        let spec = &cx.object.spec;
+        let mut plan = Plan::default();
+        let (mut kept, mut new) = (Vec::new(), Vec::new());
+        for (target, known) in targets {
+            let mut children = Vec::new();
+            for field in &spec.fields {
+                let derived = child::name(&cx.key.name, resource, target, field);
+                let derived = ObjectKey::new(&cx.key.namespace, &derived);
+                match self.existing(cx, target, field, &derived, owned) {
+                    Existing::Covered => plan.covered += 1,
+                    Existing::Own(key) => children.push((key, field)),
+                    Existing::None => children.push((derived, field)),
+                }
+            }
+            if children.is_empty() {
+                continue;
+            }
+            let has_child = children.iter().any(|(key, _)| owned.contains_key(key));
+            let list = if has_child { &mut kept } else { &mut new };
+            list.push((target, known, children));
+        }
+        let free = max_targets(spec).saturating_sub(kept.len());
+        plan.left_out = new.len().saturating_sub(free);
+        for (target, known, children) in kept.into_iter().chain(new.into_iter().take(free)) {
+            for (key, field) in children {
+                let initial = match owned.get(&key) {
+                    // The value of an existing child never changes.
+                    Some(child) => child.summary.initial,
+                    None => initial(cx, target, known, field),
+                };
+                plan.desired
+                    .insert(key, (target.clone(), field.clone(), initial));
+            }
+        }
+        let with_child = plan
+            .desired
+            .iter()
+            .filter(|(key, _)| owned.contains_key(*key));
+        let with_child = with_child.map(|(_, (target, field, _))| {
+            let reference = spec.target.reference(&target.namespace, &target.name);
+            let identity = child::identity_of(&cx.key.namespace, &reference, field);
+            (target, identity)
+        });
+        self.index.record_children(&cx.key, with_child);
+        plan
+    }
+
+    /// Returns the `TrackedField` that already tracks a field for this set, or instead of it. `derived` is the key of a child
+    /// that the set creates.
+    fn existing(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        target: &ObjectKey,
+        field: &str,
+        derived: &ObjectKey,
+        owned: &OwnedChildren,
+    ) -> Existing {
+        let spec = &cx.object.spec;
+        let reference = spec.target.reference(&target.namespace, &target.name);
+        let identity = child::identity_of(&cx.key.namespace, &reference, field);
+        let mut own = None;
+        for (key, tracking) in self.index.tracking(identity) {
+            if owned.contains_key(&key) || tracking.adopt_by == Some(cx.owner.path()) {
+                // An adopted one keeps its history.
+                if own.is_none() || key != *derived {
+                    own = Some(key);
+                }
+            } else if tracking.contact_point == spec.template.contact_point
+                && tracking
+                    .owner
+                    .is_none_or(|owner| self.has_precedence(cx, &owner))
+            {
+                return Existing::Covered;
+            }
+        }
+        own.map_or(Existing::None, Existing::Own)
+    }
+
+    /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
+    fn has_precedence(&self, cx: &Context<TrackedFieldSet>, owner: &ObjectKey) -> bool {
+        let age = |set: &TrackedFieldSet| (set.metadata.creation_timestamp.clone(), set.uid());
+        let other = self.sets.get(&owner.object_ref());
+        // Any client may write the annotation that names the owner.
+        *owner == cx.key || other.is_none_or(|other| age(&other) < age(&cx.object))
+    }
+
+    /// Decides which children leave.
+    async fn departures(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resolved: &Resolved,
+        targets: &BTreeMap<ObjectKey, Target>,
+        owned: &OwnedChildren,
+        plan: &Plan,
+    ) -> Departures {
+        let spec = &cx.object.spec;
+        let keep = spec.keep_seconds.unwrap_or(KEEP_SECONDS);
+        let keep = Duration::from_secs(u64::try_from(keep).unwrap_or_default());
+        let leaving: Vec<_> = owned
+            .iter()
+            .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
+            .map(|(key, child)| (key.clone(), child.clone()))
+            .collect();
+        let decisions = leaving.into_iter().map(|(key, known)| async move {
+            let decided = self.departure(cx, resolved, targets, keep, &key, &known);
+            (decided.await, KnownDeparture { key, known })
+        });
+        let decisions: Vec<_> = stream::iter(decisions)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .collect()
+            .await;
+        let (mut departures, mut waiting) = (Departures::default(), Vec::new());
+        for (decided, child) in decisions {
+            let next = match decided {
+                Decided::Now => {
+                    departures.due.push(child);
+                    continue;
+                }
+                Decided::Later { after, last } => {
+                    waiting.push((last, child));
+                    after
+                }
+                Decided::Unknown => {
+                    departures.waiting += 1;
+                    LEAVING_CHECK
+                }
+            };
+            let check_after = departures.check_after.get_or_insert(next);
+            *check_after = next.min(*check_after);
+        }
+        // The oldest make room.
+        waiting.sort_by_key(|(last, _)| *last);
+        let places = max_targets(spec) * spec.fields.len();
+        let children = plan.desired.len() + departures.waiting + waiting.len();
+        let excess = children.saturating_sub(places).min(waiting.len());
+        departures.waiting += waiting.len() - excess;
+        let excess = waiting.into_iter().take(excess);
+        departures.due.extend(excess.map(|(_, child)| child));
+        departures
+    }
+
+    async fn departure(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resolved: &Resolved,
+        targets: &BTreeMap<ObjectKey, Target>,
+        keep: Duration,
+        key: &ObjectKey,
+        known: &KnownChild<ChildSummary>,
+    ) -> Decided {
+        // The history must be that of the version that is deleted.
+        let field = self.fields.get(&key.object_ref()).filter(|field| {
+            qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
+        });
+        let history = field.as_ref().and_then(|field| field.history().ok());
+        let (Some(field), Some(history)) = (field, history) else {
+            return Decided::Unknown;
+        };
+        let target = &field.spec.target;
+        let target_key = ObjectKey::new(&target.namespace, &target.name);
+        let is_of_kind = *target
+            == cx
+                .object
+                .spec
+                .target
+                .reference(&target.namespace, &target.name);
+        let reason = if is_of_kind && !targets.contains_key(&target_key) {
+            let needs_read = !history.iter().any(Entry::is_pending)
+                && history
+                    .last()
+                    .is_none_or(|last| last.action != ChangeAction::Deleted);
+            let exists = if needs_read {
+                self.exists_unselected(cx, resolved, &target_key).await
+            } else {
+                None
+            };
+            DepartureReason::Unselected { exists }
+        } else {
+            DepartureReason::Unneeded
+        };
+        // The tracker may have observed a change meanwhile.
+        let identity = FollowIdentity::of(&field);
+        if self.targets.tracker.has_unrecorded(key, &identity) {
+            return Decided::Unknown;
+        }
+        let age = |entry: &Entry| {
+            let id = entry.id.as_deref().unwrap_or_default();
+            self.receivers.outbox.waited(key, id)
+        };
+        let is_pending = history.iter().any(Entry::is_pending);
+        match child::departure(&history, reason, keep, age, Now::read()) {
+            Departure::Now => Decided::Now,
+            Departure::After(left) => Decided::Later {
+                after: if is_pending {
+                    left.min(LEAVING_CHECK)
+                } else {
+                    left
+                },
+                last: history
+                    .last()
+                    .and_then(|last| last.time.as_ref())
+                    .map(|time| time.0),
+            },
+            Departure::Unknown => Decided::Unknown,
+        }
+    }
+
+    /// Returns whether a target exists that the set does not select, from a read: the watch may lag, or have missed an event.
+    /// Returns `None` if the answer proves neither.
+    async fn exists_unselected(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resolved: &Resolved,
+        target: &ObjectKey,
+    ) -> Option<bool> {
+        let (client, resource) = (self.targets.client.clone(), &resolved.resource);
+        let api: Api<DynamicObject> = if resolved.namespaced {
+            Api::namespaced_with(client, &target.namespace, resource)
+        } else {
+            Api::all_with(client, resource)
+        };
+        match api.get_metadata_opt(&target.name).await {
+            Ok(None) => Some(false),
+            Ok(Some(found)) => {
+                let is_selected = self.index.selects_object(&cx.key, &found.metadata);
+                (!is_selected && self.index.knows_namespace(&target.namespace)).then_some(true)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Creates, changes and deletes children, up to the limit of one reconcile.
+    async fn write(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        owned: &OwnedChildren,
+        plan: &Plan,
+        departures: Departures,
+    ) -> Written {
+        let mut hash = DefaultHasher::new();
+        let template = serde_json::to_string(&cx.object.spec.template).unwrap_or_default();
+        (template, &cx.key.name).hash(&mut hash);
+        let template = hash.finish();
+        // Deletions first: a quota may forbid creations until then.
+        let mut writes: Vec<_> = departures.due.into_iter().map(ChildWrite::Delete).collect();
+        {
+            let mut states = self.states();
+            let SetState {
+                checked, rejected, ..
+            } = states.entry(cx.key.clone()).or_default();
+            checked.retain(|key, _| plan.desired.contains_key(key));
+            rejected.retain(|key, _| plan.desired.contains_key(key));
+            for (key, (target, field, initial)) in &plan.desired {
+                let live = owned.get(key).filter(|live| !live.terminating);
+                let is_checked = checked.get(key).is_some_and(|checked| {
+                    checked.template == template
+                        && checked.at.elapsed() < self.resync
+                        && live.is_some_and(|it| it.fingerprint == checked.fingerprint)
+                });
+                let is_delayed = || {
+                    let rejected = rejected.get(key);
+                    rejected.is_some_and(|rejected| Instant::now() < rejected.retry_at)
+                };
+                if is_checked || is_delayed() {
+                    continue;
+                }
+                let spec = child::spec(&cx.object.spec, target, field, *initial);
+                let child = child::build(&cx.object, key, spec);
+                let content = child::content_of(&child, &cx.owner);
+                match live.filter(|live| live.summary.content == content) {
+                    Some(live) => {
+                        checked.insert(key.clone(), Checked::new(template, live.fingerprint));
+                        rejected.remove(key);
+                    }
+                    None => writes.push(ChildWrite::Ensure {
+                        target: target.clone(),
+                        child: Box::new(child),
+                    }),
+                }
+            }
+        }
+        let mut written = Written {
+            remaining: writes.len().saturating_sub(MAX_WRITES),
+            ..Written::default()
+        };
+        writes.truncate(MAX_WRITES);
+        let is_quota_exceeded = &AtomicBool::new(false);
+        let results = writes.into_iter().map(|write| async move {
+            match write {
+                ChildWrite::Ensure { target, child } => {
+                    let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
+                    if is_quota_exceeded.load(Ordering::Relaxed) && !owned.contains_key(&key) {
+                        return (key, Ok(WriteResult::Waits));
+                    }
+                    let applied = self.children.apply(cx, *child, Quirks::default()).await;
+                    if let Err(error) = &applied {
+                        let is_quota = error.classify().1 == QUOTA_EXCEEDED;
+                        is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
+                    } else {
+                        self.index.record_children(&cx.key, [(&target, identity)]);
+                    }
+                    let result = applied.map(|ensured| match ensured {
+                        Ensured::Kept(_) => WriteResult::Waits,
+                        _ => WriteResult::Matches,
+                    });
+                    (key, result)
+                }
+                ChildWrite::Delete(KnownDeparture { key, known }) => {
+                    let deleted = self.children.delete(&key, &known).await;
+                    (key, deleted.map(|()| WriteResult::Deleted))
+                }
+            }
+        });
+        let results: Vec<_> = stream::iter(results)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .collect()
+            .await;
+        let mut states = self.states();
+        let state = states.entry(cx.key.clone()).or_default();
+        for (key, result) in results {
+            match result {
+                Ok(WriteResult::Matches) => {
+                    written.created += usize::from(!owned.contains_key(&key));
+                    state.rejected.remove(&key);
+                    if let Some(fingerprint) = self.children.cached_fingerprint(&key) {
+                        let checked = Checked::new(template, fingerprint);
+                        state.checked.insert(key, checked);
+                    }
+                }
+                Ok(WriteResult::Waits) => {
+                    if let Some(contested) = self.children.contested(&key) {
+                        written.contested = Some(contested);
+                    }
+                }
+                Ok(WriteResult::Deleted) => written.deleted += 1,
+                Err(error) if error.is_not_found() => written.deleted += 1,
+                // The next reconcile decides again.
+                Err(error) if error.is_stale() => written.remaining += 1,
+                Err(error) => match error.classify() {
+                    (Class::Transient | Class::Stale, _) => written.error = Some(error),
+                    (_, reason) => state.reject(key, reason, error.to_string()),
+                },
+            }
+        }
+        state.created += written.created;
+        state.deleted += written.deleted;
+        written
+    }
+
+    /// Publishes an Event about created and deleted children, at most one a minute. Returns when the next one is due.
+    fn report(&self, cx: &Context<TrackedFieldSet>, written: &Written) -> Option<Duration> {
+        let mut states = self.states();
+        let state = states.entry(cx.key.clone()).or_default();
+        if state.created + state.deleted == 0 || written.remaining > 0 {
+            return None;
+        }
+        let since = state.reported.map(|reported| reported.elapsed());
+        if let Some(left) = since.and_then(|since| STAMPED_INTERVAL.checked_sub(since)) {
+            return Some(left);
+        }
+        let (created, deleted) = (
+            std::mem::take(&mut state.created),
+            std::mem::take(&mut state.deleted),
+        );
+        state.reported = Some(Instant::now());
+        let note = format!("TrackedFields created: {created}, deleted: {deleted}");
+        cx.event("Stamp", "Stamped", note);
+        None
+    }
+
+    /// Returns the outcome, and when to retry rejected writes.
+    fn outcome(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        targets: &BTreeMap<ObjectKey, Target>,
+        plan: &Plan,
+        written: &Written,
+    ) -> (Outcome, Option<Duration>) {
+        let states = self.states();
+        let rejected = states.get(&cx.key).map(|state| &state.rejected);
+        let retry_at = rejected.and_then(|all| all.values().map(|it| it.retry_at).min());
+        let mut retry_after = retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let spec = &cx.object.spec;
+        let contact_point = &spec.template.contact_point;
+        if let Some(waiting) = self
+            .receivers
+            .problem(&cx.key.namespace, contact_point, true)
+        {
+            let outcome = if waiting.is_warning() {
+                Outcome::failed(waiting.reason(), waiting.message())
+            } else {
+                Outcome::in_progress(waiting.reason(), waiting.message())
+            };
+            return (outcome, retry_after);
+        }
+        if let Some((number, first)) =
+            rejected.and_then(|all| Some((all.len(), all.values().next()?)))
+        {
+            let others = match number {
+                1 => String::new(),
+                number => format!(" (and {} more)", number - 1),
+            };
+            let message = format!("{}{others}", first.message);
+            return (Outcome::failed(first.reason.clone(), message), retry_after);
+        }
+        if let Some((message, delay)) = &written.contested {
+            retry_after = Some(*delay);
+            return (Outcome::failed(CONTESTED, message), retry_after);
+        }
+        if let Some(error) = &written.error {
+            return (
+                Outcome::failed(error.classify().1, error.to_string()),
+                retry_after,
+            );
+        }
+        let named = spec.target.namespaces.iter().flat_map(|it| &it.names);
+        let missing: Vec<_> = named
+            .filter(|name| self.index.lacks_namespace(name))
+            .map(String::as_str)
+            .collect();
+        let outcome = if !missing.is_empty() {
+            let message = format!(
+                "namespaces not found: {}; create them, or correct spec.target.namespaces.names",
+                missing.join(", ")
+            );
+            Outcome::failed(NAMESPACE_NOT_FOUND, message)
+        } else if plan.left_out > 0 {
+            let message = format!(
+                "{} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
+                targets.len(),
+                plan.left_out
+            );
+            Outcome::failed(TOO_MANY_TARGETS, message)
+        } else if written.remaining > 0 {
+            let done = plan.desired.len().saturating_sub(written.remaining);
+            let message = format!(
+                "{done} of {} TrackedFields are up to date",
+                plan.desired.len()
+            );
+            Outcome::in_progress(PROGRESSING, message)
+        } else if targets.is_empty() {
+            let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
+            Outcome {
+                reason: NOTHING_MATCHES.into(),
+                ..Outcome::ready(message)
+            }
+        } else {
+            let by_others = match plan.covered {
+                0 => String::new(),
+                covered => format!(", covered by other TrackedFields: {covered}"),
+            };
+            Outcome::ready(format!(
+                "resources: {}, TrackedFields: {}{by_others}",
+                targets.len(),
+                plan.desired.len()
+            ))
+        };
+        (outcome, retry_after)
+    }
+}
+
+impl SetState {
+    fn reject(&mut self, key: ObjectKey, reason: Cow<'static, str>, message: String) {
+        let mut backoff = match self.rejected.remove(&key) {
+            Some(before) => before.backoff,
+            None => REJECTED.start(),
+        };
+        let rejected = RejectedWrite {
+            reason,
+            message,
+            retry_at: Instant::now() + backoff.next_delay(),
+            backoff,
+        };
+        self.rejected.insert(key, rejected);
+    }
+}
+
+impl Checked {
+    fn new(template: u64, fingerprint: u64) -> Self {
+        Self {
+            template,
+            fingerprint,
+            at: Instant::now(),
+        }
+    }
+}
+
+/// Decision about a child that the set no longer needs.
+enum Decided {
+    Now,
+    Later {
+        after: Duration,
+        /// Time of the last entry.
+        last: Option<Timestamp>,
+    },
+    /// More must be known first.
+    Unknown,
+}
+
+fn max_targets(spec: &TrackedFieldSetSpec) -> usize {
+    let max = spec.max_targets.and_then(|it| usize::try_from(it).ok());
+    max.unwrap_or(MAX_TARGETS)
+}
+
+/// The `TrackedField` for a field of a target.
+enum Existing {
+    None,
+    Own(ObjectKey),
+    /// Another one sends the same messages.
+    Covered,
+}
+
+/// Checks what does not depend on the cluster.
+pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
+    let mut names = HashSet::new();
+    for field in spec.fields.iter().filter(|field| names.insert(*field)) {
+        let child = child::spec(spec, &ObjectKey::new("", ""), field, Initial::Quiet);
+        Selectors::compile(&child)
+            .map_err(|error| Outcome::failed(error.reason(), error.to_string()))?;
+    }
+    if let Some(template) = &spec.template.template {
+        message::check_template(template).map_err(|error| {
+            Outcome::failed(TEMPLATE_INVALID, format!("spec.template.template: {error}"))
+        })?;
+    }
+    if let Some(when) = &spec.template.when {
+        When::parse(when).map_err(|error| {
+            Outcome::failed(WHEN_INVALID, format!("spec.template.when: {error}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns whether the first entry of a new child is sent: if the set says so, or the target was created while the set
+/// was watching.
+fn initial(
+    cx: &Context<TrackedFieldSet>,
+    target: &ObjectKey,
+    known: &Target,
+    field: &str,
+) -> Initial {
+    let spec = &cx.object.spec;
+    if spec.initial.as_deref() == Some("Notify") {
+        return Initial::Notify;
+    }
+    let since = cx.status.since.as_ref().map(|since| since.0);
+    let is_new = known.created.is_some_and(|created| {
+        let age = Timestamp::now().duration_since(created);
+        Some(created) > since && Duration::try_from(age).unwrap_or_default() < REPORTED_AGE
+    });
+    let reference = spec.target.reference(&target.namespace, &target.name);
+    let identity = child::identity_of(&cx.key.namespace, &reference, field);
+    if is_new && !known.from_namespace_change && !known.had_children.contains(&identity) {
+        Initial::Notify
+    } else {
+        Initial::Quiet
+    }
+}
+
+fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
+    let outcome = Outcome::failed(waiting.reason(), waiting.message());
+    match error {
+        Some(error) => Err(error.with_outcome(outcome)),
+        None if waiting.ends_unnoticed() => Ok(outcome.requeue(Requeue::Poll)),
+        None => Ok(outcome),
+    }
+}
+
+fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Outcome {
+    let waiting = WaitingReason::of_watch(resource, problem);
+    Outcome::failed(waiting.reason(), waiting.message())
+}
+
+/// Returns the current time in whole seconds, as the API stores it.
+fn now() -> Time {
+    let now = Timestamp::now();
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}
