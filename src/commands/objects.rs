@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
-use kube::core::{DynamicObject, ObjectList, ObjectMeta, PartialObjectMeta};
+use kube::core::{DynamicObject, ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
 use qm_api::common::NAMES;
 use qm_api::tracked_field::{Delivery, Entry, History, from_waiting, waiting};
@@ -16,6 +16,7 @@ use qm_core::kind::KindInfo;
 use qm_core::readiness::{Readiness, from_condition};
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::ownership::owner_of;
+use qm_runtime::pages::all_pages;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -24,9 +25,6 @@ use super::{RequestError, has_code};
 use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::kinds;
-
-/// Number of objects in a page of a list.
-const PAGE: u32 = 500;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) enum ObjectState {
@@ -305,24 +303,6 @@ where
 {
     let list = async |page: ListParams| api.list(&page).await;
     all_pages(ListParams::default(), list, convert).await
-}
-
-/// Lists all pages by `list`, and returns `convert` of each object.
-pub(crate) async fn all_pages<K: Clone, T>(
-    params: ListParams,
-    list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,
-    mut convert: impl FnMut(K) -> T,
-) -> kube::Result<Vec<T>> {
-    let mut converted = Vec::new();
-    let mut page = params.limit(PAGE);
-    loop {
-        let list = list(page.clone()).await?;
-        converted.extend(list.items.into_iter().map(&mut convert));
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page.continue_token = Some(token),
-            None => return Ok(converted),
-        }
-    }
 }
 
 /// Reads the metadata of a kind's CRD; none if the CRD is not installed.

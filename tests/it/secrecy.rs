@@ -230,7 +230,7 @@ async fn token_of_a_body_never_appears_in_any_output() {
     }
     bed.scale("web", 100).await;
     for name in ["json", "form"] {
-        bed.until(name, "told", |field: &TrackedField| {
+        bed.until(name, "is sent", |field: &TrackedField| {
             let history = field.history().unwrap();
             let last = history.last().unwrap();
             last.value.as_deref() == Some("100") && !last.is_pending()

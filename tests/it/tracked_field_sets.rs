@@ -1,4 +1,4 @@
-//! Sets: which resources they select, what is reported, what leaves, and whose a `TrackedField` is.
+//! Sets: selected resources, messages, departures, and owners of `TrackedField`s.
 
 use std::collections::BTreeMap;
 
@@ -283,7 +283,11 @@ async fn child_of_a_deleted_resource_reports_that_and_leaves() {
         assert!(history.last().unwrap().is_pending());
     }
     bed.set_reads("drop", "DeliveryFailing").await;
-    bed.children_of("drop", &["api", "web"]).await;
+    let children = bed.children_of("drop", &["api", "web"]).await;
+    for child in children.values() {
+        let waiting = child.annotations().get("quartermaster.dev/waiting");
+        assert_eq!(waiting, None, "the set alone reports the receiver");
+    }
     receiver.always(Reply::ok());
     bed.children_of("drop", &["api"]).await;
     bed.children_of("keep", &["api", "web"]).await;
@@ -499,8 +503,8 @@ async fn last_change_of_a_resource_that_is_no_longer_selected_is_sent() {
     }
     bed.patch::<Deployment>("a", labelled(json!(null), 7)).await;
     bed.children_of("web", &["b"]).await;
-    let told = changes(&receiver);
-    assert!(told.iter().any(|change| change["value"] == "7"), "{told:?}");
+    let sent = changes(&receiver);
+    assert!(sent.iter().any(|change| change["value"] == "7"), "{sent:?}");
 
     // Without the annotation that names its owner, a child is still one.
     let child = bed.children("web").await.remove("b").unwrap();
@@ -625,13 +629,13 @@ async fn killed(point: Point, write: u64) -> (bool, Value) {
         bed.delete::<Deployment>("b").await;
         bed.children_of("all", &["a"]).await;
         bed.set_reads("all", "Ready").await;
-        let told = |entry: &Entry| json!([entry.action, entry.value, entry.skipped]);
+        let shown = |entry: &Entry| json!([entry.action, entry.value, entry.skipped]);
         let deleted = changes(&receiver)
             .iter()
             .filter(|change| change["action"] == "Deleted")
             .count();
         assert!(deleted >= 1, "the deletion is sent");
-        Value::Array(history.iter().map(told).collect())
+        Value::Array(history.iter().map(shown).collect())
     };
     // Events are best effort; the contact point is not what is tested.
     let writes = Match::writes()

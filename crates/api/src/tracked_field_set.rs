@@ -20,7 +20,7 @@ pub const SET: &str = "quartermaster.dev/set";
 pub const HISTORY_LIMIT: i64 = 10;
 
 /// Number of targets by default.
-pub const MAX_TARGETS: usize = 500;
+const MAX_TARGETS: usize = 500;
 
 /// Time in seconds for which the child of a deleted target stays by default.
 pub const KEEP_SECONDS: i64 = 3600;
@@ -100,6 +100,14 @@ pub struct TrackedFieldSetSpec {
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.
     #[serde(skip)]
     pub oversized: Option<usize>,
+}
+
+impl TrackedFieldSetSpec {
+    /// Returns the number of resources that the set tracks at most.
+    pub fn places(&self) -> usize {
+        let max = self.max_targets.and_then(|it| usize::try_from(it).ok());
+        max.unwrap_or(MAX_TARGETS)
+    }
 }
 
 /// Selection of resources of one kind.

@@ -8,3 +8,4 @@ pub mod kind;
 pub mod names;
 pub mod readiness;
 pub mod schema;
+pub mod time;

@@ -40,7 +40,7 @@ pub mod outcome;
 mod own_writes;
 pub mod owners;
 pub mod ownership;
-mod pages;
+pub mod pages;
 pub mod prelude;
 pub mod raw_object;
 mod runner;

@@ -7,11 +7,16 @@ use http::request::Parts;
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use kube::Client;
+use kube::api::ListParams;
 use kube::client::Body;
+use kube::core::ObjectList;
 use tower::{BoxError, service_fn};
 use tracing::debug;
 
-/// Maximum number of objects in a page.
+/// Number of objects in a page of [`all_pages`].
+const PAGE_SIZE: u32 = 500;
+
+/// Maximum number of objects in a page of a watch's list.
 pub const MAX_OBJECTS: u32 = 100;
 
 /// Number of objects in a list's first page, while their size is unknown.
@@ -26,6 +31,24 @@ const MAX_BYTES: usize = 1024 * 1024;
 
 /// Maximum number of resources whose page size is remembered. Lists of other resources start with [`FIRST_OBJECTS`].
 const MAX_REMEMBERED: usize = 1000;
+
+/// Lists all pages by `list`, and returns `convert` of each object.
+pub async fn all_pages<K: Clone, T, F: Future<Output = kube::Result<ObjectList<K>>>>(
+    params: ListParams,
+    list: impl Fn(ListParams) -> F,
+    mut convert: impl FnMut(K) -> T,
+) -> kube::Result<Vec<T>> {
+    let mut converted = Vec::new();
+    let mut page = params.limit(PAGE_SIZE);
+    loop {
+        let list = list(page.clone()).await?;
+        converted.extend(list.items.into_iter().map(&mut convert));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page.continue_token = Some(token),
+            None => return Ok(converted),
+        }
+    }
+}
 
 /// Sizes of the next pages, by path.
 #[derive(Clone, Default)]

@@ -11,9 +11,10 @@ use qm_api::tracked_field::{Entry, TargetReference};
 use qm_api::tracked_field_set::SET;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_notify::when::When;
+use qm_runtime::pages::all_pages;
 use serde_json::{Value, json};
 
-use super::super::objects::{all_pages, changes, set_of};
+use super::super::objects::{changes, set_of};
 use super::super::printer::{Cell, Printer, count};
 use super::super::{RequestError, find};
 use super::cells::{action, changed_by, delivery, sends, sends_cell, target_name, time, value};
@@ -35,7 +36,7 @@ struct Recorded {
     order: (Option<Timestamp>, Option<String>),
     child: Rc<Child>,
     entry: Entry,
-    /// Whether `--when` sends a message.
+    /// Result of `--when`: true if it sends a message.
     sends: Option<Result<bool, String>>,
 }
 

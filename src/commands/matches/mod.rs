@@ -12,15 +12,17 @@ use kube::{Api, Client, ResourceExt};
 use qm_api::tracked_field::TargetReference;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
+use qm_runtime::pages::all_pages;
 use qm_runtime::watch::ResourceName;
 use serde_json::json;
 
 use self::plan::{Match, Plan, State, Stored};
-use super::objects::{all_pages, pages};
+use super::objects::pages;
 use super::printer::{Cell, Printer, count};
 use super::{RequestError, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
+use crate::controllers::tracked_field_set::child::{Age, age};
 use crate::controllers::tracked_field_set::selection::{Places, Selection};
 
 mod load;
@@ -77,23 +79,13 @@ async fn targets(
     selection: &Selection,
     resolved: &Resolved,
 ) -> anyhow::Result<BTreeSet<ObjectKey>> {
-    let (resource, plural) = (&resolved.resource, &selection.resource.plural);
-    let (apis, namespaces): (Vec<Api<DynamicObject>>, _) = match &selection.places {
-        Places::Named(names) => {
-            let api = |name: &String| Api::namespaced_with(client.clone(), name, resource);
-            (names.iter().map(api).collect(), BTreeMap::new())
-        }
-        Places::Cluster => (
-            vec![Api::all_with(client.clone(), resource)],
-            BTreeMap::new(),
-        ),
-        Places::Labelled(_) => (
-            vec![Api::all_with(client.clone(), resource)],
-            namespaces(client).await?,
-        ),
+    let plural = &selection.resource.plural;
+    let namespaces = match selection.places {
+        Places::Labelled(_) => namespaces(client).await?,
+        Places::Named(_) | Places::Cluster => BTreeMap::new(),
     };
     let mut targets = BTreeSet::new();
-    for api in apis {
+    for api in selection.apis(client, &resolved.resource) {
         let keep = |object: PartialObjectMeta<DynamicObject>| {
             let key = ObjectKey::of(&object);
             let labels = namespaces.get(&*key.namespace);
@@ -139,11 +131,11 @@ async fn fields(client: &Client, namespace: &str) -> anyhow::Result<Vec<Stored>>
 }
 
 /// Lists the sets of `namespace`, with what decides which of two comes first.
-async fn ages(client: &Client, namespace: &str) -> anyhow::Result<HashMap<ObjectKey, plan::Age>> {
+async fn ages(client: &Client, namespace: &str) -> anyhow::Result<HashMap<ObjectKey, Age>> {
     let api: Api<TrackedFieldSet> = Api::namespaced(client.clone(), namespace);
     let list = async |page| api.list_metadata(&page).await;
     let convert =
-        |set: PartialObjectMeta<TrackedFieldSet>| (ObjectKey::of(&set), plan::age(&set.metadata));
+        |set: PartialObjectMeta<TrackedFieldSet>| (ObjectKey::of(&set), age(&set.metadata));
     match all_pages(ListParams::default(), list, convert).await {
         Err(error) if has_code(&error, 404) => Ok(HashMap::new()),
         listed => Ok(listed

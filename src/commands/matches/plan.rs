@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::ResourceExt;
 use qm_api::common::{ADOPT_BY, NAMES};
-use qm_api::tracked_field_set::MAX_TARGETS;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
 use qm_runtime::ownership::owner_of;
@@ -13,14 +11,7 @@ use qm_runtime::watch::ResourceName;
 use serde::Serialize;
 
 use super::super::printer::Colour;
-use crate::controllers::tracked_field_set::child::{self, Identity};
-
-/// Of two sets the one with the lesser age comes first.
-pub(super) type Age = (Option<Time>, Option<String>);
-
-pub(super) fn age(metadata: &ObjectMeta) -> Age {
-    (metadata.creation_timestamp.clone(), metadata.uid.clone())
-}
+use crate::controllers::tracked_field_set::child::{self, Age, Identity, age};
 
 /// A `TrackedField`, as far as the command needs it.
 #[derive(Debug)]
@@ -141,8 +132,7 @@ pub(super) fn plan(
     fields: &[Stored],
     ages: &HashMap<ObjectKey, Age>,
 ) -> Plan {
-    let places = set.spec.max_targets.and_then(|it| usize::try_from(it).ok());
-    let places = places.unwrap_or(MAX_TARGETS);
+    let places = set.spec.places();
     let known = Known::new(set, resource, fields, ages);
     let mut plan = Plan {
         matches: Vec::new(),
@@ -190,7 +180,7 @@ pub(super) fn plan(
     plan
 }
 
-/// What is known of the namespace of a set.
+/// `TrackedField`s and sets of the namespace of a set.
 struct Known<'a> {
     set: &'a TrackedFieldSet,
     key: ObjectKey,
@@ -276,6 +266,7 @@ impl<'a> Known<'a> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use serde_json::{Value, json};
 
     use super::*;

@@ -17,6 +17,7 @@ use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::config_map_sync::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_core::time::whole_seconds;
 use qm_runtime::children::{Children, Ensured};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::Advice;
@@ -222,7 +223,7 @@ impl Controller for ConfigMapSyncs {
             problems,
         };
         self.record_writes(cx, has_written);
-        let outcome = status::copied(&mut cx.status, &copied, now());
+        let outcome = status::copied(&mut cx.status, &copied, whole_seconds(Timestamp::now()));
         with_error(outcome, is_polled, error)
     }
 
@@ -385,7 +386,7 @@ impl ConfigMapSyncs {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if has_written {
-            unrecorded.insert(cx.key.clone(), now());
+            unrecorded.insert(cx.key.clone(), whole_seconds(Timestamp::now()));
         }
         let written = cx.object.status.as_ref();
         let written = written.and_then(|status| status.last_sync_time.as_ref());
@@ -458,10 +459,4 @@ fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result
         None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
     }
-}
-
-/// Returns the current time in whole seconds, as the API stores it.
-fn now() -> Time {
-    let now = Timestamp::now();
-    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }

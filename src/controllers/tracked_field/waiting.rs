@@ -412,7 +412,7 @@ fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {
     pub points: Store<ContactPoint>,
-    /// Whether the operator serves contact points.
+    /// Phase of the cache of contact points, which may not be served.
     pub phase: Phase,
     pub outbox: Arc<Outbox<T>>,
 }

@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
 use qm_api::common::OWNER;
@@ -31,6 +32,14 @@ const MAX_WAIT: Duration = Duration::from_hours(24);
 
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
 pub type Identity = u64;
+
+/// Age of a set: of two sets, the one with the lesser age comes first.
+pub type Age = (Option<Time>, Option<String>);
+
+/// Returns the age of the set with this metadata.
+pub fn age(metadata: &ObjectMeta) -> Age {
+    (metadata.creation_timestamp.clone(), metadata.uid.clone())
+}
 
 /// Returns the identity of a `TrackedField`.
 pub fn identity(field: &TrackedField) -> Identity {
@@ -143,7 +152,7 @@ pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> 
     }
 }
 
-/// What the set keeps of a live child.
+/// Summary of a live child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildSummary {
     pub initial: Initial,
@@ -183,7 +192,8 @@ pub enum DepartureReason {
     Unneeded,
     /// The set selects no target of that name.
     Unselected {
-        /// Whether a target exists that the set does not select, as a read has shown; `None` without such evidence.
+        /// True if a read has shown a target that the set does not select, false if there is none; `None` without such
+        /// evidence.
         exists: Option<bool>,
     },
 }

@@ -43,7 +43,7 @@ struct IndexState {
     identities: HashMap<Identity, Vec<ObjectKey>>,
 }
 
-/// What a set selects.
+/// Selection of a set and the resources that match.
 struct Selected {
     selection: Arc<Selection>,
     /// Digest of the selection.
@@ -515,7 +515,7 @@ impl IndexState {
     }
 }
 
-/// What sets need of an object that a watch shows.
+/// An object that a watch shows, as far as sets need it.
 struct SeenObject {
     key: ObjectKey,
     version: u64,

@@ -13,17 +13,16 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::ListParams;
-use kube::core::DynamicObject;
+use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
-use qm_api::tracked_field_set::{KEEP_SECONDS, MAX_TARGETS, TrackedFieldSetSpec};
+use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_core::conditions::READY;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_core::time::whole_seconds;
 use qm_notify::history::Now;
 use qm_notify::when::When;
 use qm_notify::{Transport, message};
@@ -37,10 +36,11 @@ use qm_runtime::error::{
     Result, WRITE_FAILED, WRITE_REJECTED,
 };
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, short_digest};
 
-use self::child::{ChildSummary, Departure, DepartureReason, Initial};
+use self::child::{ChildSummary, Departure, DepartureReason, Identity, Initial};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::selection::{Places, Selection, SelectionError};
@@ -129,8 +129,6 @@ pub const REASONS: [&str; 26] = [
 const MAX_WRITES: usize = 256;
 /// Concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
-/// Objects in a page of a list.
-const PAGE_SIZE: u32 = 500;
 /// Delay until a rejected write of a child is tried again, after the first and at most.
 const REJECTED: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(5),
@@ -158,7 +156,7 @@ pub struct TrackedFieldSets<T> {
     pub states: Mutex<HashMap<ObjectKey, SetState>>,
 }
 
-/// What the controller knows of a set between two reconciles.
+/// State of a set between two reconciles.
 #[derive(Default)]
 pub struct SetState {
     checked: HashMap<ObjectKey, Checked>,
@@ -189,7 +187,7 @@ struct Checked {
 /// Children that the set owns.
 type OwnedChildren = HashMap<ObjectKey, KnownChild<ChildSummary>>;
 
-/// What the set's children should be.
+/// Desired children of a set.
 #[derive(Default)]
 struct Plan {
     /// Desired children: the target, the field, and whether the child's first entry is sent.
@@ -211,6 +209,7 @@ struct Departures {
     check_after: Option<Duration>,
 }
 
+/// A child to delete.
 struct KnownDeparture {
     key: ObjectKey,
     known: KnownChild<ChildSummary>,
@@ -296,8 +295,9 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             }
         }
         self.record_selection(cx).await?;
-        let digest = format!("{:?} {selection:?}", resolved.resource);
-        self.index.select(&cx.key, selection, &short_digest(digest));
+        let selected_by = serde_json::to_string(&set.spec.target).unwrap_or_default();
+        let digest = short_digest(format!("{resolved:?} {selected_by}"));
+        self.index.select(&cx.key, selection.clone(), &digest);
         self.targets.end_idle_watches();
         self.targets.ensure_watch(&resolved);
         if let Some(problem) = self.index.watch_problem(&cx.key) {
@@ -307,7 +307,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             let message = format!("the operator lists {}", resource.plural);
             return Ok(Outcome::in_progress(PROGRESSING, message));
         }
-        self.list(&cx.key, &set.spec, &resolved).await?;
+        self.list(&cx.key, &selection, &resolved).await?;
         self.children.synced().await;
 
         let targets = self.index.targets(&cx.key);
@@ -444,7 +444,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let created = cx.object.metadata.creation_timestamp.clone();
         cx.status.since = match cx.status.selection.replace(digest) {
             None => created,
-            Some(_) => Some(now()),
+            Some(_) => Some(whole_seconds(Timestamp::now())),
         };
         cx.write_status().await
     }
@@ -453,66 +453,39 @@ impl<T: Transport> TrackedFieldSets<T> {
     async fn list(
         &self,
         key: &ObjectKey,
-        spec: &TrackedFieldSetSpec,
+        selection: &Selection,
         resolved: &Resolved,
     ) -> Result<()> {
         let unlisted = self.index.unlisted(key);
         if unlisted == Unlisted::default() {
             return Ok(());
         }
-        let listed = self.list_pages(key, spec, resolved, &unlisted).await;
-        let listed = listed.inspect_err(|_| self.index.list_failed(key))?;
-        self.index.listed(key, &unlisted, listed);
-        Ok(())
-    }
-
-    async fn list_pages(
-        &self,
-        key: &ObjectKey,
-        spec: &TrackedFieldSetSpec,
-        resolved: &Resolved,
-        unlisted: &Unlisted,
-    ) -> Result<Vec<(ObjectKey, Target)>> {
-        let (client, resource) = (self.targets.client.clone(), &resolved.resource);
-        let in_namespace =
-            |name: &str| Api::<DynamicObject>::namespaced_with(client.clone(), name, resource);
-        let namespaces = spec.target.namespaces.clone().unwrap_or_default();
-        let named = match &namespaces.selector {
-            _ if !resolved.namespaced => None,
-            Some(_) => None,
-            None if namespaces.names.is_empty() => Some(vec![key.namespace.to_string()]),
-            None => Some(namespaces.names),
+        let (client, resource) = (&self.targets.client, &resolved.resource);
+        let apis = if unlisted.all {
+            selection.apis(client, resource)
+        } else {
+            let names = unlisted.namespaces.iter();
+            names
+                .map(|name| Api::namespaced_with(client.clone(), name, resource))
+                .collect()
         };
-        let apis: Vec<_> = match named {
-            _ if !unlisted.all => unlisted
-                .namespaces
-                .iter()
-                .map(|it| in_namespace(it))
-                .collect(),
-            Some(names) => names.iter().map(|it| in_namespace(it)).collect(),
-            None => vec![Api::all_with(client.clone(), resource)],
-        };
-        let selector = spec.target.selector.clone().unwrap_or_default();
-        let selector = kube::core::Selector::try_from(selector).unwrap_or_default();
         let mut listed = Vec::new();
         for api in apis {
-            let mut params = ListParams::default()
-                .limit(PAGE_SIZE)
-                .labels_from(&selector);
-            loop {
-                let page = api.list_metadata(&params).await;
-                let page = page.map_err(Error::api("the resources could not be listed"))?;
-                // Most objects of a large cluster are not selected, and their metadata is large.
-                let objects = page.items.iter().map(|object| &object.metadata);
-                let selected = objects.filter(|it| self.index.selects_object(key, it));
-                listed.extend(selected.map(Target::of));
-                match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => params = params.continue_token(&token),
-                    None => break,
+            // Most objects of a large cluster are not selected, and their metadata is large.
+            let keep = |object: PartialObjectMeta<DynamicObject>| {
+                if self.index.selects_object(key, &object.metadata) {
+                    listed.push(Target::of(&object.metadata));
                 }
-            }
+            };
+            let api = &api;
+            let list = |page| async move { api.list_metadata(&page).await };
+            all_pages(selection.list_params(), list, keep)
+                .await
+                .map_err(Error::api("the resources could not be listed"))
+                .inspect_err(|_| self.index.list_failed(key))?;
         }
-        Ok(listed)
+        self.index.listed(key, &unlisted, listed);
+        Ok(())
     }
 
     fn plan(
@@ -526,45 +499,42 @@ impl<T: Transport> TrackedFieldSets<T> {
         let mut plan = Plan::default();
         let (mut kept, mut new) = (Vec::new(), Vec::new());
         for (target, known) in targets {
+            let reference = spec.target.reference(&target.namespace, &target.name);
             let mut children = Vec::new();
             for field in &spec.fields {
+                let identity = child::identity_of(&cx.key.namespace, &reference, field);
                 let derived = child::name(&cx.key.name, resource, target, field);
                 let derived = ObjectKey::new(&cx.key.namespace, &derived);
-                match self.existing(cx, target, field, &derived, owned) {
+                match self.existing(cx, identity, &derived, owned) {
                     Existing::Covered => plan.covered += 1,
-                    Existing::Own(key) => children.push((key, field)),
-                    Existing::None => children.push((derived, field)),
+                    Existing::Own(key) => children.push((key, field, identity)),
+                    Existing::None => children.push((derived, field, identity)),
                 }
             }
             if children.is_empty() {
                 continue;
             }
-            let has_child = children.iter().any(|(key, _)| owned.contains_key(key));
+            let has_child = children.iter().any(|(key, ..)| owned.contains_key(key));
             let list = if has_child { &mut kept } else { &mut new };
             list.push((target, known, children));
         }
-        let free = max_targets(spec).saturating_sub(kept.len());
+        let free = spec.places().saturating_sub(kept.len());
         plan.left_out = new.len().saturating_sub(free);
+        let mut with_child = Vec::new();
         for (target, known, children) in kept.into_iter().chain(new.into_iter().take(free)) {
-            for (key, field) in children {
+            for (key, field, identity) in children {
                 let initial = match owned.get(&key) {
                     // The value of an existing child never changes.
-                    Some(child) => child.summary.initial,
-                    None => initial(cx, target, known, field),
+                    Some(child) => {
+                        with_child.push((target, identity));
+                        child.summary.initial
+                    }
+                    None => initial(cx, known, identity),
                 };
                 plan.desired
                     .insert(key, (target.clone(), field.clone(), initial));
             }
         }
-        let with_child = plan
-            .desired
-            .iter()
-            .filter(|(key, _)| owned.contains_key(*key));
-        let with_child = with_child.map(|(_, (target, field, _))| {
-            let reference = spec.target.reference(&target.namespace, &target.name);
-            let identity = child::identity_of(&cx.key.namespace, &reference, field);
-            (target, identity)
-        });
         self.index.record_children(&cx.key, with_child);
         plan
     }
@@ -574,14 +544,11 @@ impl<T: Transport> TrackedFieldSets<T> {
     fn existing(
         &self,
         cx: &Context<TrackedFieldSet>,
-        target: &ObjectKey,
-        field: &str,
+        identity: Identity,
         derived: &ObjectKey,
         owned: &OwnedChildren,
     ) -> Existing {
-        let spec = &cx.object.spec;
-        let reference = spec.target.reference(&target.namespace, &target.name);
-        let identity = child::identity_of(&cx.key.namespace, &reference, field);
+        let contact_point = &cx.object.spec.template.contact_point;
         let mut own = None;
         for (key, tracking) in self.index.tracking(identity) {
             if owned.contains_key(&key) || tracking.adopt_by == Some(cx.owner.path()) {
@@ -589,7 +556,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 if own.is_none() || key != *derived {
                     own = Some(key);
                 }
-            } else if tracking.contact_point == spec.template.contact_point
+            } else if tracking.contact_point == *contact_point
                 && tracking
                     .owner
                     .is_none_or(|owner| self.has_precedence(cx, &owner))
@@ -602,10 +569,11 @@ impl<T: Transport> TrackedFieldSets<T> {
 
     /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
     fn has_precedence(&self, cx: &Context<TrackedFieldSet>, owner: &ObjectKey) -> bool {
-        let age = |set: &TrackedFieldSet| (set.metadata.creation_timestamp.clone(), set.uid());
         let other = self.sets.get(&owner.object_ref());
         // Any client may write the annotation that names the owner.
-        *owner == cx.key || other.is_none_or(|other| age(&other) < age(&cx.object))
+        *owner == cx.key
+            || other
+                .is_none_or(|other| child::age(&other.metadata) < child::age(&cx.object.metadata))
     }
 
     /// Decides which children leave.
@@ -654,7 +622,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         // The oldest make room.
         waiting.sort_by_key(|(last, _)| *last);
-        let places = max_targets(spec) * spec.fields.len();
+        let places = spec.places() * spec.fields.len();
         let children = plan.desired.len() + departures.waiting + waiting.len();
         let excess = children.saturating_sub(places).min(waiting.len());
         departures.waiting += waiting.len() - excess;
@@ -680,6 +648,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let (Some(field), Some(history)) = (field, history) else {
             return Decided::Unknown;
         };
+        let is_pending = history.iter().any(Entry::is_pending);
         let target = &field.spec.target;
         let target_key = ObjectKey::new(&target.namespace, &target.name);
         let is_of_kind = *target
@@ -689,7 +658,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 .target
                 .reference(&target.namespace, &target.name);
         let reason = if is_of_kind && !targets.contains_key(&target_key) {
-            let needs_read = !history.iter().any(Entry::is_pending)
+            let needs_read = !is_pending
                 && history
                     .last()
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
@@ -711,7 +680,6 @@ impl<T: Transport> TrackedFieldSets<T> {
             let id = entry.id.as_deref().unwrap_or_default();
             self.receivers.outbox.waited(key, id)
         };
-        let is_pending = history.iter().any(Entry::is_pending);
         match child::departure(&history, reason, keep, age, Now::read()) {
             Departure::Now => Decided::Now,
             Departure::After(left) => Decided::Later {
@@ -1021,11 +989,6 @@ enum Decided {
     Unknown,
 }
 
-fn max_targets(spec: &TrackedFieldSetSpec) -> usize {
-    let max = spec.max_targets.and_then(|it| usize::try_from(it).ok());
-    max.unwrap_or(MAX_TARGETS)
-}
-
 /// The `TrackedField` for a field of a target.
 enum Existing {
     None,
@@ -1057,14 +1020,8 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
 
 /// Returns whether the first entry of a new child is sent: if the set says so, or the target was created while the set
 /// was watching.
-fn initial(
-    cx: &Context<TrackedFieldSet>,
-    target: &ObjectKey,
-    known: &Target,
-    field: &str,
-) -> Initial {
-    let spec = &cx.object.spec;
-    if spec.initial.as_deref() == Some("Notify") {
+fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) -> Initial {
+    if cx.object.spec.initial.as_deref() == Some("Notify") {
         return Initial::Notify;
     }
     let since = cx.status.since.as_ref().map(|since| since.0);
@@ -1072,8 +1029,6 @@ fn initial(
         let age = Timestamp::now().duration_since(created);
         Some(created) > since && Duration::try_from(age).unwrap_or_default() < REPORTED_AGE
     });
-    let reference = spec.target.reference(&target.namespace, &target.name);
-    let identity = child::identity_of(&cx.key.namespace, &reference, field);
     if is_new && !known.from_namespace_change && !known.had_children.contains(&identity) {
         Initial::Notify
     } else {
@@ -1093,10 +1048,4 @@ fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome
 fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Outcome {
     let waiting = WaitingReason::of_watch(resource, problem);
     Outcome::failed(waiting.reason(), waiting.message())
-}
-
-/// Returns the current time in whole seconds, as the API stores it.
-fn now() -> Time {
-    let now = Timestamp::now();
-    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }

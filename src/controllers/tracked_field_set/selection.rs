@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::ListParams;
-use kube::core::{Selector, SelectorExt};
+use kube::core::{ApiResource, DynamicObject, Selector, SelectorExt};
+use kube::{Api, Client};
 use qm_api::common::LABELS;
 use qm_api::tracked_field_set::{NamePatterns, TargetSelector};
 use qm_runtime::watch::ResourceName;
@@ -64,6 +65,19 @@ impl Selection {
             places: Places::of(target, namespaced, namespace)?,
             resource,
         })
+    }
+
+    /// Returns the APIs that list every resource of the selection.
+    pub fn apis(&self, client: &Client, resource: &ApiResource) -> Vec<Api<DynamicObject>> {
+        match &self.places {
+            Places::Named(names) => names
+                .iter()
+                .map(|name| Api::namespaced_with(client.clone(), name, resource))
+                .collect(),
+            Places::Cluster | Places::Labelled(_) => {
+                vec![Api::all_with(client.clone(), resource)]
+            }
+        }
     }
 
     /// Returns the parameters of a list of the resources with the selected labels.

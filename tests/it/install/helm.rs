@@ -188,7 +188,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
     let kinds = &*kinds.join(",");
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
-    // There is a second contact point, and the set has TrackedFields.
+    // The cluster has a second contact point, and the set has TrackedFields.
     let objects = kinds::KINDS.len() + 1 + SET_CHILDREN;
     assert_eq!(before.lines().count(), objects, "{before}");
     // The permissions are deleted while the operator runs.

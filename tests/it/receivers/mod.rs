@@ -331,7 +331,7 @@ async fn samples_match_the_schema_of_each_receiver() {
         bed.patch::<ContactPoint>(&name, json!({ "spec": { "suspend": false } }))
             .await;
         let path = format!("/{name}");
-        bed.until(&name, "told", |field: &TrackedField| {
+        bed.until(&name, "is sent", |field: &TrackedField| {
             !field
                 .history()
                 .unwrap()

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::tracked_field::{Entry, History};
+use qm_core::time::whole_seconds;
 
 /// An instant on the wall clock and on the monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -186,9 +186,4 @@ fn format_age(age: Duration) -> String {
         seconds if seconds % 3600 == 0 => format!("{} h", seconds / 3600),
         seconds => format!("{seconds} s"),
     }
-}
-
-/// Returns a time as the API stores it, in whole seconds, so that a read time equals the written one.
-pub(super) fn whole_seconds(at: Timestamp) -> Time {
-    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }

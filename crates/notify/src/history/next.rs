@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use qm_api::tracked_field::{ChangeAction, Delivery, Entry, History, Skipped, Subject};
+use qm_core::time::whole_seconds;
 
-use super::expiry::{set_suspended, whole_seconds};
+use super::expiry::set_suspended;
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
 use super::previous::previous;
 use super::size;
@@ -57,7 +58,7 @@ pub struct Changes {
     pub merged: usize,
     /// Number of new entries for which no message is sent because of `spec.when`.
     pub skipped: usize,
-    /// Whether no message is sent for the first value.
+    /// True if the first value is recorded without a message.
     pub quiet: bool,
     /// Number of new entries for which `spec.when` is invalid or has no result: their messages are sent.
     pub when_errors: usize,

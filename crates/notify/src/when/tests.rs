@@ -144,7 +144,7 @@ fn numbers_and_quantities_are_compared(
 )]
 #[case::pattern_is_invalid("value.matches('(')", "the regular expression \"(\": ")]
 #[case::pattern_is_large("value.matches('(a{1000}){1000}')", "the regular expression")]
-// One alone is accepted.
+// Each regular expression alone is accepted.
 #[case::patterns_are_large(
     "value.matches('(a?){200}b') || value.matches('(a?){200}b')",
     "the regular expression \"(a?){200}b\": "
