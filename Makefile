@@ -104,7 +104,7 @@ deploy: ## Install everything into the current cluster: IMG=... is what runs
 
 # The program that does the work, before any of it is done.
 needs-program = @command -v $(firstword $(QUARTERMASTER)) >/dev/null || { printf '%s\n' \
-  "make $@: $(firstword $(QUARTERMASTER)) is not there. Get Rust (https://rustup.rs), or give it the program (docs/commands.md, Getting it):" \
+  "make $@: $(firstword $(QUARTERMASTER)) is not there. Get Rust (https://rustup.rs), or give it the program (docs/operate/cli.md, Getting it):" \
   "  make $@ QUARTERMASTER=/path/to/quartermaster" >&2; exit 1; }
 
 undeploy: ## Remove everything from the current cluster, every object of our kinds first, while the operator still runs

@@ -268,7 +268,7 @@ fn every_column_matches_the_crd() {
 
 #[test]
 fn every_permission_has_a_row() {
-    let page = page("operating.md");
+    let page = page("operate/monitoring.md");
     let check = |pages: &str, permission: &Permission| {
         for resource in permission.resources {
             let row = row(pages, resource).unwrap_or_else(|| {
@@ -356,7 +356,7 @@ fn every_delivery_limit_matches_the_code() {
             seconds(pace.token.window)
         ),
     ];
-    let page = page("delivery.md");
+    let page = page("kinds/delivery.md");
     for row in rows {
         assert!(
             page.lines().any(|line| line == row),

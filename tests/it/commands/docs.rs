@@ -1,11 +1,11 @@
-//! `docs/commands.md` agrees with the code.
+//! `docs/operate/cli.md` agrees with the code.
 
 use std::collections::BTreeSet;
 
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::Cli;
 
-const PAGE: &str = include_str!("../../../docs/commands.md");
+const PAGE: &str = include_str!("../../../docs/operate/cli.md");
 
 /// Returns the section of the page under a heading.
 fn section(name: &str) -> &'static str {

@@ -12,7 +12,7 @@ use super::{page, pages, prose, row};
 /// The generated reference has all flags, and the pages name only existing flags.
 #[test]
 fn every_named_flag_exists() {
-    let page = page("operating.md");
+    let page = page("operate/monitoring.md");
     let (_, section) = page.split_once("\n## Flags\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     let mut program = Cli::command();
@@ -122,5 +122,5 @@ fn named_times_match_the_code() {
     };
     assert_eq!(named, Timings::default());
     let stands_again = (named.watch_timeout + STALL_MARGIN).as_secs();
-    assert!(page("operating.md").contains(&format!("has not failed again for {stands_again} s")));
+    assert!(page("operate/monitoring.md").contains(&format!("has not failed again for {stands_again} s")));
 }

@@ -195,7 +195,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_reason_of_a_contact_point_has_a_row() {
-    let page = page("contact-point.md");
+    let page = page("kinds/contact-point.md");
     let of = |receiver: &ReceiverState| {
         let (mut status, tested) = (ContactPointStatus::default(), LastTest::default());
         let outcome = status::answered(
@@ -224,7 +224,7 @@ fn every_reason_of_a_contact_point_has_a_row() {
 
 #[test]
 fn every_reason_of_a_tracked_field_has_a_row() {
-    let page = page("tracked-field.md");
+    let page = page("kinds/tracked-field.md");
     for reason in waiting() {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -232,7 +232,7 @@ fn every_reason_of_a_tracked_field_has_a_row() {
 
 #[test]
 fn every_reason_of_a_tracked_field_set_has_a_row() {
-    let page = page("tracked-field-set.md");
+    let page = page("kinds/tracked-field-set.md");
     for reason in tracked_field_set::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -240,7 +240,7 @@ fn every_reason_of_a_tracked_field_set_has_a_row() {
 
 #[test]
 fn every_reason_of_a_config_map_sync_has_a_row() {
-    let page = page("config-map-sync.md");
+    let page = page("kinds/config-map-sync.md");
     for reason in config_map_sync::status::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -248,7 +248,7 @@ fn every_reason_of_a_config_map_sync_has_a_row() {
 
 #[test]
 fn every_reason_of_a_my_app_has_a_row() {
-    let page = page("my-app.md");
+    let page = page("kinds/my-app.md");
     for reason in my_app::step::REASONS {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -265,7 +265,7 @@ fn of_my_ingress() -> BTreeSet<&'static str> {
 
 #[test]
 fn every_reason_of_a_my_ingress_has_a_row() {
-    let page = page("my-ingress.md");
+    let page = page("kinds/my-ingress.md");
     for reason in of_my_ingress() {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }
@@ -323,7 +323,7 @@ fn every_reason_in_a_runbook_exists() {
 
 #[test]
 fn policy_matches_the_code() {
-    let page = page("my-ingress.md");
+    let page = page("kinds/my-ingress.md");
     let mentioned = page
         .split("```json\n")
         .nth(1)
@@ -337,7 +337,7 @@ fn policy_matches_the_code() {
 
 #[test]
 fn every_reason_of_an_app_service_has_a_row() {
-    let page = page("app-service.md");
+    let page = page("kinds/app-service.md");
     let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
     for reason in app_service::status::REASONS.into_iter().chain(pods) {
         assert!(row(&page, reason).is_some(), "{reason} has no row");

@@ -23,7 +23,7 @@ fn listed(refusal: Result<(), String>) -> Vec<String> {
 
 #[test]
 fn every_template_variable_is_documented() {
-    let (field, point) = (page("tracked-field.md"), page("contact-point.md"));
+    let (field, point) = (page("kinds/tracked-field.md"), page("kinds/contact-point.md"));
     let variables = listed(check_template("{{ nothing }}"));
     let names = variables
         .iter()
@@ -74,7 +74,7 @@ fn item(id: &str) -> OutgoingEntry {
 
 #[test]
 fn every_event_field_is_documented() {
-    let page = page("contact-point.md");
+    let page = page("kinds/contact-point.md");
     let hook = WebhookEndpoint::new(Parts {
         url: "http://hooks.test/".into(),
         ..Parts::default()
@@ -129,7 +129,7 @@ fn default_message_matches_the_page() {
     let changed_by = json!({ "manager": "kubectl-edit" });
     item.entry.changed_by = serde_json::from_value(changed_by).unwrap();
     let view = qm_notify::message::View::of(&item, None);
-    let page = page("tracked-field.md");
+    let page = page("kinds/tracked-field.md");
     assert!(
         page.contains(&format!("```\n{}\n```", view.text())),
         "{}",

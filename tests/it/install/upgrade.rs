@@ -117,7 +117,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
 
 /// Runs the command of the page that has this value, with a chart, a tag and no digest.
 async fn as_documented(site: &Site, value: &str, chart: &str, tag: &str) {
-    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let page = std::fs::read_to_string("docs/operate/upgrade.md").unwrap();
     let command = page
         .lines()
         .find(|line| line.starts_with("helm upgrade ") && line.contains(value))
@@ -133,7 +133,7 @@ async fn as_documented(site: &Site, value: &str, chart: &str, tag: &str) {
 /// `kubectl apply -k config/default` alone names an image that nobody has published.
 #[tokio::test]
 async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
-    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let page = std::fs::read_to_string("docs/operate/upgrade.md").unwrap();
     let command = page
         .lines()
         .find(|line| line.starts_with("kubectl kustomize "))

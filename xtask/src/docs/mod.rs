@@ -43,7 +43,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     Ok(pages.into_iter().map(file).collect())
 }
 
-/// Returns the file name of the page about a kind, in `docs/`: `ContactPoint` is in `contact-point.md`.
+/// Returns the path in `docs/` of the page about a kind: `ContactPoint` is in `kinds/contact-point.md`.
 pub fn page_of(kind: &str) -> String {
     let mut name = String::new();
     for letter in kind.chars() {
@@ -52,7 +52,7 @@ pub fn page_of(kind: &str) -> String {
         }
         name.push(letter.to_ascii_lowercase());
     }
-    name + ".md"
+    format!("kinds/{name}.md")
 }
 
 #[cfg(test)]
@@ -61,6 +61,6 @@ mod tests {
 
     #[test]
     fn kind_has_a_page() {
-        assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
+        assert_eq!(page_of("ConfigMapSync"), "kinds/config-map-sync.md");
     }
 }

@@ -18,10 +18,22 @@ pub struct Command {
     pub messages: Vec<(String, String)>,
 }
 
-/// Returns the steps of a page: its `yaml`, `sh` and `console` blocks, whatever their indent.
+/// Returns the steps of a page: its `yaml`, `sh` and `console` blocks, whatever their indent, except for those that say
+/// `norun="REASON"`.
 pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
-    for (language, lines) in blocks(page) {
+    for (info, lines) in blocks(page) {
+        let (language, attribute) = info.split_once(' ').unwrap_or((info, ""));
+        if !attribute.is_empty() {
+            let reason = attribute
+                .strip_prefix("norun=\"")
+                .and_then(|reason| reason.strip_suffix('"'));
+            assert!(
+                reason.is_some_and(|reason| reason.contains(' ')),
+                "```{info}: write why nothing runs it, such as norun=\"needs a container engine\""
+            );
+            continue;
+        }
         match language {
             // A kustomization is not an object; `install::equivalence` builds it.
             "yaml" if lines.contains(&"kind: Kustomization") => {}
@@ -41,19 +53,19 @@ pub fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Returns each fenced block: its language, and its lines without the fence's indent.
+/// Returns each fenced block: what follows its three backticks, and its lines without the fence's indent.
 fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
     let (mut blocks, mut open) = (Vec::new(), None::<(usize, &str, Vec<&str>)>);
     for line in page.lines() {
         let trimmed = line.trim_start();
         match (trimmed.strip_prefix("```"), open.take()) {
-            (Some(language), None) => {
-                open = Some((line.len() - trimmed.len(), language.trim(), Vec::new()));
+            (Some(info), None) => {
+                open = Some((line.len() - trimmed.len(), info.trim(), Vec::new()));
             }
-            (Some(_), Some((_, language, lines))) => blocks.push((language, lines)),
-            (None, Some((indent, language, mut lines))) => {
+            (Some(_), Some((_, info, lines))) => blocks.push((info, lines)),
+            (None, Some((indent, info, mut lines))) => {
                 lines.push(line.get(indent..).unwrap_or_default());
-                open = Some((indent, language, lines));
+                open = Some((indent, info, lines));
             }
             (None, None) => {}
         }
@@ -164,6 +176,10 @@ $ y \\
 ```text
 $ no command
 ```
+
+```sh norun=\"needs a moon\"
+kubectl land
+```
 ";
     let command = |text: &str| Command {
         text: text.into(),
@@ -185,4 +201,10 @@ $ no command
         Step::Command(command("y \\\n    z")),
     ];
     assert_eq!(steps(page), expected);
+}
+
+#[test]
+#[should_panic(expected = "write why nothing runs it")]
+fn fence_without_a_reason_is_refused() {
+    steps("```sh norun\nkubectl land\n```\n");
 }
