@@ -268,11 +268,11 @@ fn every_column_matches_the_crd() {
 
 #[test]
 fn every_permission_has_a_row() {
-    let page = page("operate/monitoring.md");
+    let page = page("security/permissions.md");
     let check = |pages: &str, permission: &Permission| {
         for resource in permission.resources {
             let row = row(pages, resource).unwrap_or_else(|| {
-                panic!("{resource} has no row: add one to operating.md or to the page of the kind")
+                panic!("{resource} has no row: add one to security/permissions.md or to the page of the kind")
             });
             for verb in permission.verbs {
                 assert!(row.contains(verb), "{resource}: {verb}");

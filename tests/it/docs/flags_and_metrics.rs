@@ -12,7 +12,7 @@ use super::{page, pages, prose, row};
 /// The generated reference has all flags, and the pages name only existing flags.
 #[test]
 fn every_named_flag_exists() {
-    let page = page("operate/monitoring.md");
+    let page = page("operate/cli.md");
     let (_, section) = page.split_once("\n## Flags\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     let mut program = Cli::command();

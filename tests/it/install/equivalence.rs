@@ -180,7 +180,7 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
 /// The overlay that the page shows for the user's own certificate.
 #[tokio::test]
 async fn certificate_is_mounted_as_the_page_shows() {
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/operate/monitoring.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/security/metrics.md")).unwrap();
     let overlay = page
         .split("```yaml\n")
         .find(|block| block.starts_with("apiVersion: kustomize"))
