@@ -11,7 +11,3 @@ spec: {target: {kind: Deployment, namespace: default, name: web}, field: image, 
 YAML
 kubectl wait --for=jsonpath='{.status[0].delivery}'=Delivered tf/web-image
 kubectl patch tf web-image --type=merge -p '{"spec": {"contactPoint": "telegram-chat"}}'
-#: make install
-# Another cluster.
-kubectl delete secret telegram-cp-token
-#! the operator ends

@@ -2,4 +2,5 @@
 #: kubectl -n quartermaster-system rollout status deployment/quartermaster-controller-manager
 # What `make deploy` does.
 kubectl apply -k config/default
-#: kubectl -n quartermaster-system get lease quartermaster
+#: kubectl apply -f example/example_appservice.yaml
+#! the operator starts
