@@ -23,7 +23,7 @@ fn listed(refusal: Result<(), String>) -> Vec<String> {
 
 #[test]
 fn every_template_variable_is_documented() {
-    let (field, point) = (page("kinds/tracked-field.md"), page("kinds/contact-point.md"));
+    let page = page("kinds/templates.md");
     let variables = listed(check_template("{{ nothing }}"));
     let names = variables
         .iter()
@@ -32,7 +32,7 @@ fn every_template_variable_is_documented() {
         .chain(listed(check_template("{{ name is nothing }}")));
     for name in names {
         assert!(
-            field.contains(&format!("`{name}`")),
+            page.contains(&format!("`{name}`")),
             "{name} is not documented"
         );
     }
@@ -44,10 +44,22 @@ fn every_template_variable_is_documented() {
         .into_iter()
         .filter(|name| !variables.contains(name))
     {
-        assert!(
-            point.contains(&format!("| `{name}` |")),
-            "{name} has no row"
-        );
+        assert!(page.contains(&format!("| `{name}` |")), "{name} has no row");
+    }
+}
+
+#[test]
+fn every_example_is_a_template() {
+    let page = page("kinds/templates.md");
+    let examples: Vec<_> = page
+        .split("```jinja\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    assert!(examples.len() >= 5, "{examples:?}");
+    for example in examples {
+        let result = check_template(example).or_else(|_| check_body(example));
+        assert_eq!(result, Ok(()), "{example}");
     }
 }
 
