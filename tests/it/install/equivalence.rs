@@ -177,14 +177,15 @@ pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     }
 }
 
-/// The overlay that the page shows for the user's own certificate.
-#[tokio::test]
-async fn certificate_is_mounted_as_the_page_shows() {
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/security/metrics.md")).unwrap();
-    let overlay = page
-        .split("```yaml\n")
-        .find(|block| block.starts_with("apiVersion: kustomize"))
-        .unwrap();
+/// Returns the objects of the overlay that a page shows.
+pub async fn overlay_of(page: &str) -> BTreeMap<String, Value> {
+    let page = std::fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
+    let shown: Vec<_> = page
+        .lines()
+        .skip_while(|line| line.trim_start() != "apiVersion: kustomize.config.k8s.io/v1beta1")
+        .take_while(|line| !line.trim_start().starts_with("```"))
+        .collect();
+    let indent = shown[0].len() - shown[0].trim_start().len();
     let folder = Folder::new().unwrap();
     let up = "../".repeat(
         std::fs::canonicalize(folder.path())
@@ -193,14 +194,20 @@ async fn certificate_is_mounted_as_the_page_shows() {
             .count()
             - 1,
     );
-    let base = format!("- {up}{}/config/default\n", ROOT.trim_start_matches('/'));
-    let overlay = overlay
-        .split("```")
-        .next()
-        .unwrap()
-        .replace("- ../default\n", &base);
+    let base = format!("- {up}{}/config/default", ROOT.trim_start_matches('/'));
+    let overlay = shown
+        .iter()
+        .map(|line| line.get(indent..).unwrap_or_default().to_owned() + "\n")
+        .collect::<String>()
+        .replace("- ../config/default", &base);
     std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
-    let rendered = kustomized(folder.path().to_str().unwrap()).await;
+    kustomized(folder.path().to_str().unwrap()).await
+}
+
+/// The overlay for the user's own certificate.
+#[tokio::test]
+async fn certificate_is_mounted_as_the_page_shows() {
+    let rendered = overlay_of("docs/security/metrics.md").await;
     let pod = &rendered[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]
         ["spec"];
     let container = &pod["containers"][0];
