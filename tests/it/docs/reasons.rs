@@ -323,7 +323,7 @@ fn every_reason_in_a_runbook_exists() {
 
 #[test]
 fn policy_matches_the_code() {
-    let page = page("kinds/my-ingress.md");
+    let page = page("security/aws-iam.md");
     let mentioned = page
         .split("```json\n")
         .nth(1)
