@@ -166,10 +166,11 @@ fn samples_match_the_pages() {
         let sample: Value = serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         if sample["spec"]["type"] == "Webhook" {
             compared += 1;
-            let page = shown
-                .iter()
-                .find(|object| object["metadata"]["name"] == sample["metadata"]["name"]);
-            assert_eq!(page, Some(&sample), "{}", file.display());
+            assert!(
+                shown.contains(&sample),
+                "{}: no page has this manifest",
+                file.display()
+            );
         }
     }
     assert!(compared >= 5);
