@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Shows Quartermaster at work on a real control plane on this machine, with kubectl, and leaves nothing behind.
+# Shows Quartermaster on a real control plane on this machine, with kubectl, and removes everything at its end.
 # `make demo` runs it. Settings, all from the environment:
-#   HOLD=1                         stay up afterwards
-#   CLUSTER=current                in the cluster of the current context instead; it asks first, unless YES=1
-#   TELEGRAM_TOKEN, TELEGRAM_CHAT  what Telegram is sent goes to this chat, through the real Bot API (or TELEGRAM_API_URL)
-#   DEMO_PROGRAMS=FOLDER           the programs are there, and not built
+#   HOLD=1                         keep everything running until Ctrl-C
+#   CLUSTER=current                use the cluster of the current context; the demo asks first, unless YES=1
+#   TELEGRAM_TOKEN, TELEGRAM_CHAT  send the messages to this chat, through the real Bot API (or TELEGRAM_API_URL)
+#   DEMO_PROGRAMS=FOLDER           use the programs in this folder instead of building them
 #   NO_COLOR                       no colours
 set -euo pipefail
 
-# The kernel tells this script, by SIGTERM, when whoever started it is gone; the check closes the gap before it was asked.
+# The kernel sends SIGTERM to this script when its parent ends. The check covers a parent that ended before the request.
 if [ -z "${DEMO_OF:-}" ]; then
   DEMO_OF=$PPID exec setpriv --pdeathsig TERM -- bash "${BASH_SOURCE[0]}" "$@"
 fi
@@ -20,9 +20,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . hack/demo/place.sh
 # shellcheck source=hack/demo/chat.sh
 . hack/demo/chat.sh
-work=$(mktemp -d "${TMPDIR:-/tmp}/quartermaster-demo-XXXXXX") # kubeconfigs and logs, for this user's eyes only
+work=$(mktemp -d "${TMPDIR:-/tmp}/quartermaster-demo-XXXXXX") # kubeconfigs and logs: only this user may read them
 readonly work
-export TMPDIR=$work # what a program leaves there that had to be killed goes with it
+export TMPDIR=$work # the files of a killed program go with this folder
 
 exec {terminal}>&1
 bold='' green='' red='' plain=''
@@ -35,20 +35,20 @@ fi
 # shellcheck source=hack/demo/building.sh
 . hack/demo/building.sh
 
-# --- What is shown ---------------------------------------------------------------------------------------------------
+# --- Output ---------------------------------------------------------------------------------------------------
 
 chapter() { printf '\n%s== %s%s\n' "$bold" "$1" "$plain"; }
 
 tell() { printf '%s\n' "$@"; }
 
-run() { # a command line: shown as it is typed, then run
+run() { # a command line: prints it, then runs it
   doing=$1
   printf '\n%s$ %s%s\n' "$bold" "$1" "$plain"
   eval "$1"
 }
 
-declare -A heard=([receivers]=0 [aws]=0) # lines of their output that were shown
-received() { # text, by whom (the receivers): waits until it is among what arrived since the last call, and shows all of that
+declare -A heard=([receivers]=0 [aws]=0) # printed lines of their output
+received() { # text, log (receivers): waits until a new line of the log has the text, and prints all new lines
   local by=${2:-receivers} lines
   doing="waiting for a message with: $1"
   wait_for 'the message' "$patience" arrived "$1" "$by"
@@ -59,9 +59,9 @@ received() { # text, by whom (the receivers): waits until it is among what arriv
 }
 arrived() { tail -n "+$((heard[$2] + 1))" "$work/$2.log" | grep -qF -- "$1"; }
 
-delivered() { # TrackedField, count of entries: waits until they are there and none is on its way
-  doing="waiting for $2 entries of $1 to be delivered"
-  wait_for 'their delivery' "$patience" all_delivered "$1" "$2"
+delivered() { # TrackedField, count of entries: waits until it has so many, all of them Delivered
+  doing="waiting for $2 delivered entries of $1"
+  wait_for 'the delivery' "$patience" all_delivered "$1" "$2"
 }
 all_delivered() {
   kubectl get trackedfield "$1" -o json |
@@ -69,7 +69,7 @@ all_delivered() {
 }
 
 readonly apps=(app-cart app-login app-orders app-search app-stock)
-recorded() { # count of entries: the TrackedField of each of them has so many
+recorded() { # count of entries: each TrackedField of the set has so many
   kubectl get trackedfields -l quartermaster.dev/set=app-images -o json |
     jq -e "(.items | length) == ${#apps[@]} and all(.items[]; (.status | length) == $1)"
 }
@@ -77,7 +77,7 @@ recorded() { # count of entries: the TrackedField of each of them has so many
 waits() { kubectl get trackedfield web-image -o json | grep -F quartermaster.dev/waiting; }
 well() { ! waits; }
 
-copy() { # what is waited for, colour
+copy() { # description, colour: waits until the copy has the colour
   doing="waiting for $1"
   wait_for "$1" "$patience" coloured "$2"
 }
@@ -87,7 +87,7 @@ scaled() {
   [ "$(kubectl get deployment appservice-sample -o jsonpath='{.status.readyReplicas} {..containers[0].image}')" = '3 nginx:1.29' ]
 }
 
-ready() ( # the operator says so
+ready() ( # the operator answers /readyz with 200
   address=$(grep -oP 'listening for --health-probe-bind-address.*?\K127\.0\.0\.1:\d+' "$work/quartermaster.log")
   exec 3<>"/dev/tcp/${address/://}"
   printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3
@@ -97,17 +97,17 @@ ready() ( # the operator says so
 
 # --- The demo --------------------------------------------------------------------------------------------------------
 
-tell "${bold}Quartermaster does the everyday chores of a cluster: it tells you when a field changes, keeps ConfigMaps copied,${plain}" \
-  "${bold}runs an app from one short resource, and opens an AWS load balancer.${plain}"
+tell "${bold}Quartermaster does the everyday chores of a cluster: it sends a message when a field changes, keeps ConfigMaps${plain}" \
+  "${bold}copied, runs an app from one short resource, and provisions an AWS load balancer.${plain}"
 if [ -n "$current" ]; then
   enter
 else
-  tell 'Here it does so on a real Kubernetes control plane, on this machine only; your own clusters are not touched.'
+  tell 'The demo runs on a real Kubernetes control plane on this machine. Your own clusters stay untouched.'
 fi
 
 programs=${DEMO_PROGRAMS:-}
 if [ -z "$programs" ]; then
-  # cargo's own word on where it builds; CARGO_TARGET_DIR and its configuration count.
+  # cargo knows where it builds: CARGO_TARGET_DIR and its configuration may change that.
   target=$(cargo metadata --no-deps --format-version 1 | jq -r .target_directory)
   build
   programs=$target/debug
@@ -116,36 +116,36 @@ readonly cache=${XDG_CACHE_HOME:-$HOME/.cache} # moto is there
 proxy=${HTTPS_PROXY:-${https_proxy:-}}
 unset "${!QUARTERMASTER_@}" "${!POD_@}" RUST_BACKTRACE
 if [ -z "$current" ]; then
-  # Nothing of the user's counts: no cluster, no kubectl preference, no proxy.
+  # The user's cluster, kubectl preferences and proxy must not change the demo.
   binaries=$(bash hack/controlplane/build.sh)
   unset "${!KUBE@}" HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
   export HOME=$work PATH="$binaries:$PATH" KUBEBUILDER_ASSETS=$binaries KUBECONFIG=$work/admin.kubeconfig
 fi
 export PATH="$programs:$PATH"
 
-chapter 'The world outside'
-doing='starting what stands in for it'
+chapter 'Stand-ins for the outside world'
+doing='starting the stand-ins'
 began=$SECONDS
 [ -n "$current" ] || start cluster testbed cluster --kubeconfig-out "$KUBECONFIG"
 start aws env XDG_CACHE_HOME="$cache" testbed aws --env-out "$work/aws.env"
 start receivers testbed receivers --token "$stand_in_token" --chat "$stand_in_chat" --urls-out "$work/urls"
 wait_for "the receivers" 30 test -s "$work/urls"
-wait_for "what stands in for AWS" 120 test -s "$work/aws.env"
+wait_for "the stand-in for AWS" 120 test -s "$work/aws.env"
 # shellcheck source=/dev/null
 . "$work/urls"
 if [ -z "$current" ]; then
   wait_for "the control plane" 120 test -s "$KUBECONFIG"
-  tell "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and kwok in place of a kubelet: up in $((SECONDS - began)) s."
+  tell "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and kwok in place of a kubelet: ready after $((SECONDS - began)) s."
 fi
 if [ -n "$own_chat" ]; then
-  tell "Telegram's messages go to your chat $chat."
+  tell "Telegram messages go to your chat $chat."
 else
-  tell "In place of Telegram a Bot API of our own listens on $TELEGRAM_API_URL."
+  tell "A stand-in for the Telegram Bot API listens on $TELEGRAM_API_URL."
 fi
-tell "There is a webhook receiver on $WEBHOOK_URL, and moto in place of AWS. What reaches them is shown in the margin, like this:" "" \
+tell "A webhook receiver listens on $WEBHOOK_URL, and moto stands in for AWS. Indented lines show what they receive:" "" \
   "    ${green}| a message$plain"
 
-chapter "Quartermaster is installed, and runs with the rights of its own ServiceAccount"
+chapter "Install Quartermaster, and run it with the permissions of its own ServiceAccount"
 settle_in
 run 'kubectl apply -k config/local'
 doing='starting the operator'
@@ -160,19 +160,19 @@ fi
 [ -z "$current" ] || flags+=(--leader-elect --watch-namespace="$home" --watch-namespace="$shop")
 printf '\n%s$ KUBECONFIG=%s quartermaster run %s &%s\n' "$bold" "$work/operator.kubeconfig" "${flags[*]}" "$plain"
 environment=(HOME="$work" KUBECONFIG="$work/operator.kubeconfig" NO_PROXY='127.0.0.1,localhost' ${proxy:+HTTPS_PROXY="$proxy"})
-# shellcheck disable=SC2016 # it is for the other shell
+# shellcheck disable=SC2016 # the other shell expands it
 start quartermaster env "${environment[@]}" bash -c '. "$0"; exec quartermaster run "$@"' \
   "$work/aws.env" "${flags[@]}" --metrics-bind-address=0 --health-probe-bind-address=127.0.0.1:0 --log-format=human
 operator=${pids[-1]}
-wait_for 'its readiness' 60 ready
-tell 'It is ready: it watches everything it looks at, and polls nothing.'
+wait_for 'the operator to be ready' 60 ready
+tell 'The operator is ready. It watches resources and does not poll them.'
 
-chapter 'A contact point: where messages go'
-tell "The bot's token goes into a Secret. A ContactPoint names it, and the chat."
+chapter 'ContactPoint: where messages go'
+tell "The bot's token goes into a Secret. A ContactPoint names the Secret and the chat."
 if [ -z "$own_chat" ]; then
   run "kubectl -n $system create secret generic telegram-cp-token --from-literal=token=$token"
 else
-  # shellcheck disable=SC2016 # shown as it stands, without the token
+  # shellcheck disable=SC2016 # printed unexpanded, without the token
   run 'printf %s "$TELEGRAM_TOKEN" | kubectl -n quartermaster-system create secret generic telegram-cp-token --from-file=token=/dev/stdin'
 fi
 sample deploy.yaml
@@ -181,8 +181,8 @@ run "kubectl wait --for=condition=Ready contactpoint/telegram-cp --timeout=${pat
 in_chat 'Contact point is ready'
 run 'kubectl get contactpoint telegram-cp'
 
-chapter 'A tracked field: what messages are about'
-tell 'It follows the replicas of the Deployment nginx. The first message says what they are now.'
+chapter 'TrackedField: which changes are reported'
+tell 'The sample follows the replicas of the Deployment nginx. The first message has the present value.'
 sample tg_v1_trackedfield.yaml
 delivered nginx-deployment-replicas 1
 in_chat 'Value: 1'
@@ -195,10 +195,11 @@ run 'kubectl delete deployment nginx'
 delivered nginx-deployment-replicas 3
 in_chat 'Value: -1'
 
-tell '' 'Each change was written down before it was sent, and marked as delivered after: a killed operator loses none.'
+tell '' 'The operator writes each change to the status before it sends it, and marks it Delivered afterwards.' \
+  'An operator that is killed in between loses no change.'
 run 'kubectl get TrackedField/nginx-deployment-replicas -o json | jq .status'
 
-chapter 'The same through a webhook: any field, in your own words, signed'
+chapter 'A signed webhook, with a template for the text'
 run "kubectl create secret generic hook --from-literal=token=open-sesame \\
     --from-literal=signing-key=\"whsec_\$(openssl rand -base64 32)\""
 sample tg_v1_contactpoint_webhook.yaml
@@ -222,7 +223,7 @@ delivered web-image 2
 received 'web runs nginx:1.29 in place of nginx:1.28'
 
 chapter 'A set: one field of many resources, and one message'
-tell 'A TrackedFieldSet tracks the image of each Deployment that it selects. Those that are there already are no news.'
+tell 'A TrackedFieldSet tracks the image of each Deployment that it selects. It sends nothing for those that exist already.'
 for name in "${apps[@]}"; do run "kubectl create deployment $name --image=nginx:1.28"; done
 run 'kubectl apply -f - <<YAML
 apiVersion: tg.azamaton.ru/v1
@@ -236,82 +237,82 @@ spec:
     contactPoint: telegram-cp
     template: "{{ name }} runs {{ value }} in place of {{ previous }}, by {{ changedBy.manager }}"
 YAML'
-doing='waiting for the set to know all images'
-wait_for 'the five of them' "$patience" recorded 1
+doing='waiting until the set has recorded all images'
+wait_for 'the five TrackedFields' "$patience" recorded 1
 run 'kubectl get tfs app-images'
-tell '' 'A rollout changes all of them. With digestSeconds, the contact point waits for changes that belong together.'
+tell '' 'A rollout changes all images. With digestSeconds, the ContactPoint collects changes into one message.'
 run "kubectl patch contactpoint telegram-cp --type=merge --patch '{\"spec\": {\"digestSeconds\": 300}}'"
 run "kubectl wait --for=condition=Ready contactpoint/telegram-cp --timeout=${patience}s"
 run "kubectl set image deployment ${apps[*]} nginx=nginx:1.29"
-doing='waiting for all changes to be recorded'
-wait_for 'the five of them' "$patience" recorded 2
-tell '' 'They are recorded. Nobody has to wait for five minutes here: the annotation sends them now.'
+doing='waiting until all changes are recorded'
+wait_for 'the five changes' "$patience" recorded 2
+tell '' 'All changes are recorded. This annotation sends them now, before the five minutes are over.'
 run 'kubectl annotate contactpoint telegram-cp --overwrite quartermaster.dev/requested-at="$(date +%s)"'
 in_chat 'app-cart runs nginx:1.29 in place of nginx:1.28, by kubectl-set'
 run 'quartermaster history tfs/app-images'
 
-chapter 'When something is wrong, it says what'
-tell 'Here the TrackedField is given the name of a contact point that is not there.'
+chapter 'A resource says what is wrong'
+tell 'Here the TrackedField gets the name of a ContactPoint that does not exist.'
 run "kubectl patch trackedfield web-image --type=merge --patch '{\"spec\": {\"contactPoint\": \"telegram-chat\"}}'"
-doing='waiting for its word on a contact point that is not there'
-wait_for 'the word' 30 waits
+doing='waiting for the message about the missing ContactPoint'
+wait_for 'the message' 30 waits
 run "kubectl get trackedfield web-image -o json | jq -r '.metadata.annotations[\"quartermaster.dev/waiting\"]'"
 run "kubectl patch trackedfield web-image --type=merge --patch '{\"spec\": {\"contactPoint\": \"webhook\"}}'"
-doing='waiting for all to be well again'
-wait_for 'that' 30 well
+doing='waiting for the TrackedField to recover'
+wait_for 'the recovery' 30 well
 
-chapter 'A ConfigMap kept copied'
+chapter 'ConfigMapSync: a ConfigMap in another namespace'
 run 'kubectl create configmap settings --from-literal=colour=blue'
 [ -n "$current" ] || run "kubectl create namespace $shop"
 sample apps_v1_configmapsync.yaml
 run "kubectl wait --for=condition=Ready cmsync/configmapsync-sample --timeout=${patience}s"
 run "kubectl -n $shop get configmap settings -o jsonpath='{.data}{\"\\n\"}'"
-tell '' 'An edit of the source is copied, and an edit of the copy is put right.'
+tell '' 'The operator copies an edit of the source, and corrects an edit of the copy.'
 run "kubectl patch configmap settings --type=merge --patch '{\"data\": {\"colour\": \"green\"}}'"
 copy 'the copy' green
 run "kubectl -n $shop patch configmap settings --type=merge --patch '{\"data\": {\"colour\": \"red\", \"more\": \"x\"}}'"
-copy 'the copy to be put right' green
+copy 'the corrected copy' green
 run "kubectl -n $shop get configmap settings -o jsonpath='{.data}{\"\\n\"}'"
 
-chapter 'An app from one short resource'
+chapter 'AppService: an app from one short resource'
 sample kosmos_v1_appservice.yaml
 run "kubectl wait --for=condition=Ready appservice/appservice-sample --timeout=${patience}s"
 run 'kubectl get AppService'
 run 'kubectl get deploy'
 run 'kubectl get svc'
-tell '' 'It scales as a Deployment does, and what somebody changes in what it made is put right.'
+tell '' 'An AppService scales as a Deployment does. The operator corrects what others change in its Deployment.'
 run 'kubectl scale appservice/appservice-sample --replicas=3'
 run 'kubectl set image deployment/appservice-sample appservice-sample=httpd'
 doing='waiting for three replicas of its own image'
-wait_for 'that' "$patience" scaled
+wait_for 'the correction' "$patience" scaled
 run 'kubectl get deployment appservice-sample -o wide'
 
-chapter 'A Pod with a banner'
+chapter 'MyApp: a Pod with a banner'
 sample demo_v1_myapp.yaml
 run "kubectl wait --for=condition=Ready myapp/example-app --timeout=${patience}s"
 run 'kubectl get myapp'
 run 'kubectl get pod example-app-pod'
 
-chapter 'An AWS load balancer'
-tell 'AWS is moto here, which knows the two subnets of the sample.'
+chapter 'MyIngress: an AWS load balancer'
+tell 'moto stands in for AWS, and has the two subnets of the sample.'
 sample demo_v1_myingress.yaml
 run "kubectl wait --for=condition=Ready myingress/myapp --timeout=${patience}s"
 received 'CreateLoadBalancer' aws
 run 'kubectl get myingress myapp'
 
-chapter 'All that it looks after'
+chapter 'All resources at a glance'
 run 'kubectl get quartermaster -A'
 
-chapter 'And what it made outside of the cluster goes with its resource'
+chapter 'The load balancer goes with its resource'
 run 'kubectl delete myingress myapp'
 received 'DeleteLoadBalancer' aws
 
 if [ "${HOLD:-}" != 1 ]; then
-  tell '' "That was all; it took $SECONDS s. \`make demo HOLD=1\` stays up, for you to try it yourself. Ending everything."
+  tell '' "The demo is complete after $SECONDS s, and stops everything. \`make demo HOLD=1\` keeps it running for you to try."
   exit 0
 fi
 trap 'stopped=; exit 0' INT TERM
-tell '' 'It all stays up until Ctrl-C, and shows what is received. In another terminal:' '' \
+tell '' 'Everything keeps running until Ctrl-C, and received messages appear here. In another terminal:' '' \
   "    export KUBECONFIG=$KUBECONFIG" "    export PATH=\"${binaries:-$programs}:\$PATH\"  # kubectl, if you have none" \
   "    tail -f $work/quartermaster.log"
 doing='holding'

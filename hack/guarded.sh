@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Exits with 1 while there are resources with a finalizer of the operator's: what they have made outside of their own namespace
-# is not cleaned up yet, and once the operator is gone nobody will, nor will they ever go. Says which, and how to get out of it.
-# Usage: guarded.sh WHAT_WAS_ASKED_FOR KUBECTL...
+# Exits with 1 while resources have a finalizer of the operator: only a running operator removes their load balancers and
+# copies, and then the finalizer. Prints them, and the command to run first.
+# Usage: guarded.sh COMMAND KUBECTL...
 set -euo pipefail
 asked=$1
 kubectl=("${@:2}")
@@ -11,7 +11,7 @@ there=$("${kubectl[@]}" get customresourcedefinitions --ignore-not-found -o name
 guarded=''
 for crd in $there; do
   kind=${crd#*/}
-  # shellcheck disable=SC2016 # the template's own variables
+  # shellcheck disable=SC2016 # variables of the template
   guarded+=$("${kubectl[@]}" get "$kind" --all-namespaces -o go-template='{{range $it := .items}}{{range $name := .metadata.finalizers}}'"$kind"' {{$it.metadata.namespace}} {{$it.metadata.name}} {{$name}}{{"\n"}}{{end}}{{end}}' |
     { grep -F ' quartermaster.dev/' || true; })$'\n'
 done
@@ -19,11 +19,11 @@ guarded=$(grep . <<<"$guarded" || true)
 [ -n "$guarded" ] || exit 0
 
 {
-  echo "$asked: refused. These have things outside of their own namespace, which only the running operator removes:"
+  echo "$asked: refused. Only the running operator can remove the load balancers and copies of these resources:"
   while read -r kind namespace name finalizer; do
     echo "  $kind $namespace/$name (finalizer $finalizer)"
   done <<<"$guarded"
-  echo "Have all of them deleted while it runs, and then try again:"
+  echo "Delete them while the operator runs, and then try again:"
   echo "  quartermaster uninstall"
 } >&2
 exit 1

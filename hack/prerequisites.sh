@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks that this machine has what building and testing need: one line for each thing that is missing, and how to get
-# it. Exits with 1 if anything is.
+# Checks that this machine has the tools that building and testing need. Prints a line for each missing tool, with the way to
+# get it, and then exits with 1.
 set -uo pipefail
 missing=0
 
-miss() { # what, how to get it
+miss() { # tool, how to get it
   echo "missing: $1 -> $2" >&2
   missing=1
 }
@@ -15,7 +15,7 @@ at_least() { # wanted found
   [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]
 }
 
-version() { # program, wanted version, found version (empty: not there), how to get it
+version() { # program, required version, found version (empty: not found), how to get it
   if [ -z "$3" ]; then
     miss "$1 $2 or newer" "$4"
   elif ! at_least "$2" "$3"; then
@@ -33,7 +33,7 @@ version Rust 1.95 "$(rustc --version 2>/dev/null | cut -d ' ' -f 2)" "https://ru
 cargo clippy --version >/dev/null 2>&1 || miss "clippy" "rustup component add clippy"
 cargo fmt --version >/dev/null 2>&1 || miss "rustfmt" "rustup component add rustfmt"
 has "${CC:-cc}" || miss "a C compiler" "apt-get install gcc libc6-dev, or your distribution's package"
-# Go builds the control plane; one that is there already needs none.
+# Only building the control plane needs Go.
 if [ -z "${KUBEBUILDER_ASSETS:-}" ]; then
   version Go 1.26 "$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//; s/ .*//')" "https://go.dev/doc/install"
 fi

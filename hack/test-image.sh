@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the Dockerfile without a container engine and without a registry of images, and runs what it makes: as its user, on a
-# read-only root, against a control plane of the testbed, until it is ready. Needs root, buildah and debootstrap.
+# Builds the Dockerfile without a container engine or an image registry, and runs the image as its user, on a read-only root,
+# against a control plane of the testbed, until the operator is ready. Needs root, buildah and debootstrap.
 #
-# The two base images are stand-ins of the same names, made from Debian's packages and this machine's Rust. So what is shown is
-# that the Dockerfile builds and that its image works on this machine's architecture; other architectures, and the real base
-# images, are not. Nor is the program optimised here: that takes most of the time, and changes nothing that is looked at.
+# The two base images are stand-ins of the same names, made from Debian's packages and this machine's Rust. The test therefore
+# covers the Dockerfile on this machine's architecture, but no other architecture and not the real base images. The program is
+# not optimised here, because that takes most of the time and does not change what the test checks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +27,7 @@ finish() {
   [ "$status" = 0 ] || tail -n 20 "$work"/*.log >&2 2>/dev/null
   [ -z "$operator" ] || { kill -KILL "$operator" && wait "$operator"; } 2>/dev/null
   [ -z "$cluster" ] || { kill "$cluster" && wait "$cluster"; } 2>/dev/null
-  # debootstrap mounts /proc in there; what one that was ended has left mounted is not to be emptied.
+  # debootstrap mounts /proc there; an interrupted run may have left it mounted, and its files must not be deleted.
   rm -rf --one-file-system "$work"
   exit "$status"
 }
@@ -38,12 +38,12 @@ trap 'exit 143' TERM
 step() { echo "--- $* ($SECONDS s)" >&2; }
 buildah() { command buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
 
-# Debian's packages come from where this machine has them from.
+# This machine's sources of Debian packages.
 debian=bookworm
-# shellcheck disable=SC2016 # apt-get's own words
+# shellcheck disable=SC2016 # apt-get expands it
 mirror=$(apt-get indextargets --format '$(SITE) $(CODENAME)' | awk -v debian="$debian" '$2 == debian {print $1; exit}')
 
-# stand_in FOLDER NAME [SETTING...]: the folder becomes the image of that name.
+# stand_in FOLDER NAME [SETTING...]: makes an image of that name from the folder.
 stand_in() {
   local container
   container=$(buildah from scratch)
@@ -75,7 +75,7 @@ for package in "$work"/packages/*.deb; do dpkg-deb -x "$package" "$work/final"; 
 find "$work/final/usr/share/ca-certificates" -name '*.crt' -exec cat {} + >"$work/final/etc/ssl/certs/ca-certificates.crt"
 stand_in "$work/final" "$(base 2)" --user 65532 --env SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 
-# What cargo has fetched before need not be fetched again.
+# cargo's downloads are reused.
 cargo=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$cargo/registry"
 volumes=(--volume "$cargo/registry:/usr/local/cargo/registry")
@@ -109,9 +109,9 @@ setting() { buildah inspect --type image --format "{{$1}}" quartermaster:test; }
 user=$(setting .OCIv1.Config.User)
 entrypoint=$(setting 'index .OCIv1.Config.Entrypoint 0')
 licence=$(setting 'index .OCIv1.Config.Labels "org.opencontainers.image.licenses"')
-[ "$licence" = Apache-2.0 ] && [ -s "$root/LICENSE" ] || { echo 'it does not carry its licence' >&2; exit 1; }
-[ "$user" = 65532:65532 ] || { echo "its user is $user, not 65532:65532" >&2; exit 1; }
-# shellcheck disable=SC2016 # for the other shell
+[ "$licence" = Apache-2.0 ] && [ -s "$root/LICENSE" ] || { echo 'the image lacks the licence' >&2; exit 1; }
+[ "$user" = 65532:65532 ] || { echo "the user of the image is $user, not 65532:65532" >&2; exit 1; }
+# shellcheck disable=SC2016 # the other shell expands it
 unshare --mount --pid --fork --kill-child bash -euc '
   root=$1 user=$2
   mount --make-rprivate /
@@ -120,7 +120,7 @@ unshare --mount --pid --fork --kill-child bash -euc '
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev"
   mount -o remount,ro,bind "$root"
-  if touch "$root/written" 2>/dev/null; then echo "the root can be written to" >&2; exit 1; fi
+  if touch "$root/written" 2>/dev/null; then echo "the root file system is writable" >&2; exit 1; fi
   exec env -i KUBECONFIG=/tmp/kubeconfig SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     "$(command -v chroot)" --userspec "$user" "$root" "${@:4}"
 ' _ "$root" "$user" "$work/given" "$entrypoint" run --leader-elect --operator-namespace=quartermaster-system \
@@ -139,9 +139,9 @@ done
 [ -n "$ready" ] || { echo 'the operator of the image is not ready' >&2; exit 1; }
 size=$(du --summarize --human-readable "$root" | cut -f 1)
 
-# As a kubelet ends it. unshare itself takes no SIGTERM, and ends as what it has started does.
+# SIGTERM, as a kubelet sends it, to the operator: unshare itself ignores it, and exits with the operator's status.
 program=$(tr -d " " <"/proc/$operator/task/$operator/children")
 kill -TERM "$program"
-wait "$operator" || { echo "the operator of the image has not drained: it ended with $?" >&2; exit 1; }
+wait "$operator" || { echo "the operator of the image did not drain: exit code $?" >&2; exit 1; }
 operator=''
 step "ready: $(tr '\n' ';' <"$work/readyz.log") the image has $size"

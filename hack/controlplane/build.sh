@@ -2,7 +2,7 @@
 # Builds the control plane that tests and the demo run (etcd, kube-apiserver, kube-controller-manager, kube-scheduler,
 # kubectl, kwok) from the Go modules beside this file, once for each set of go.sum files, into a cache outside the work
 # tree. Progress goes to standard error; the folder with the binaries is the one line on standard output.
-# KUBEBUILDER_ASSETS, where it is set, names a folder that has them already, and nothing is built.
+# If KUBEBUILDER_ASSETS is set, the script uses the binaries of that folder and builds nothing.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 binaries=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok)
@@ -11,7 +11,7 @@ stages=kwok-stages.yaml
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
   for name in "${binaries[@]}" "$stages"; do
     [ -e "$KUBEBUILDER_ASSETS/$name" ] && continue
-    echo "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no $name: add it, or unset KUBEBUILDER_ASSETS to have all of them built" >&2
+    echo "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no $name: add it, or unset KUBEBUILDER_ASSETS to build all of them" >&2
     exit 1
   done
   echo "$KUBEBUILDER_ASSETS"

@@ -1,10 +1,10 @@
-# Building what the demo runs. Read by ../demo.sh.
-# shellcheck shell=bash disable=SC2034,SC2154 # what ../demo.sh has, and what it reads
+# Builds the programs of the demo. Sourced by ../demo.sh.
+# shellcheck shell=bash disable=SC2034,SC2154 # variables that ../demo.sh sets and reads
 
-build() { # builds what is missing, side by side; sets $plane and $cargo to the processes that do
+build() { # builds missing programs side by side; sets $plane and $cargo to the two processes
   local began=$SECONDS told=0 minutes=0 gigabytes=0 need='' new='' process still
   [ -x "$target/debug/quartermaster" ] || new=yes
-  doing='building what is missing'
+  doing='building missing programs'
   if [ -n "$current" ]; then start control-plane true; else start control-plane bash hack/controlplane/build.sh; fi
   plane=${pids[-1]}
   # One profile for both, so that their dependencies are built once.
@@ -12,7 +12,7 @@ build() { # builds what is missing, side by side; sets $plane and $cargo to the 
   cargo=${pids[-1]}
   readonly plane cargo
 
-  # Each says at once whether it has anything to do.
+  # Both report at once whether they build anything.
   until [ -s "$work/control-plane.log" ] || ! alive "$plane"; do sleep 0.05; done
   until grep -qE 'Compiling|Download|Blocking' "$work/operator.log" || ! alive "$cargo"; do sleep 0.05; done
   if grep -q '^Building' "$work/control-plane.log"; then
@@ -21,11 +21,11 @@ build() { # builds what is missing, side by side; sets $plane and $cargo to the 
   if [ -n "$new" ]; then
     need+=', the operator and the testbed' minutes=$((minutes + 4)) gigabytes=$((gigabytes + 3))
   elif grep -q Compiling "$work/operator.log"; then
-    need+=', what changed since the last start' minutes=$((minutes + 1))
+    need+=', the changes since the last run' minutes=$((minutes + 1))
   fi
   if [ -n "$need" ]; then
-    chapter 'First, what is missing is built'
-    tell "That is ${need#, }:" "about $minutes minutes on 2 cores, and ${gigabytes/#0/less than 1} GB of disk. The next start needs none of it."
+    chapter 'Build missing programs'
+    tell "To build: ${need#, }." "About $minutes minutes on 2 cores, and ${gigabytes/#0/less than 1} GB of disk. Later runs build nothing."
   fi
 
   local pending=("$plane" "$cargo")
@@ -48,7 +48,7 @@ build() { # builds what is missing, side by side; sets $plane and $cargo to the 
   rm "$work/control-plane.log" "$work/operator.log"
 }
 
-progress() { # seconds so far: one line that says how far both are
+progress() { # elapsed seconds: prints the progress of both in one line
   local programs crates
   programs=$(grep -c '^  .* s)$' "$work/control-plane.log") || true
   crates=$(grep -c '^ *Compiling ' "$work/operator.log") || true

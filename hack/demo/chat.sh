@@ -1,8 +1,8 @@
-# Whose chat it is that Telegram's messages go to: the stand-in's, which is shown, or with TELEGRAM_TOKEN and TELEGRAM_CHAT the
-# user's own. Read by ../demo.sh.
-# shellcheck shell=bash disable=SC2034,SC2154 # what ../demo.sh has, and what it reads
+# The chat that receives the messages: the stand-in's, which the demo prints, or the user's own (TELEGRAM_TOKEN and
+# TELEGRAM_CHAT). Sourced by ../demo.sh.
+# shellcheck shell=bash disable=SC2034,SC2154 # variables that ../demo.sh sets and reads
 
-wrong() { # words
+wrong() { # message
   printf '%s\n' "$@" >&2
   exit 2
 }
@@ -17,11 +17,11 @@ esac
 [[ $chat =~ ^(-?[0-9]+|@[A-Za-z0-9_]+)$ ]] || wrong "TELEGRAM_CHAT=$chat is no chat: write its number, or @channel"
 readonly own_chat token chat
 
-# The ContactPoint's chat, as a change of the sample. Quoted it would be a name.
+# The sample's chatId. A number stays unquoted: a string would be a channel's name.
 if [[ $chat == @* ]]; then chat_field="\"$chat\""; else chat_field=$chat; fi
 readonly chat_field
 
-in_chat() { # text: waits for the message with it, and shows it; in somebody's own chat it can only be seen there
+in_chat() { # text: waits for a message with the text and prints it; the user's own chat shows the message itself
   if [ -z "$own_chat" ]; then
     received "$1"
   else

@@ -1,11 +1,11 @@
-# Where the demo takes place: on a control plane of its own, or with CLUSTER=current in the cluster of the current context, in
-# namespaces of its own, which go again with all that it made. Read by ../demo.sh.
-# shellcheck shell=bash disable=SC2034,SC2154 # what ../demo.sh has, and what it reads
+# The cluster of the demo: a control plane of its own, or with CLUSTER=current the cluster of the current context. There the
+# demo uses namespaces of its own, and removes everything at its end. Sourced by ../demo.sh.
+# shellcheck shell=bash disable=SC2034,SC2154 # variables that ../demo.sh sets and reads
 
 readonly system=quartermaster-system
 case "${CLUSTER:-}" in
   '') current='' home=default shop=shop patience=30 ;;
-  # Images take their time.
+  # Nodes pull images there.
   current) current=yes home=quartermaster-demo shop=quartermaster-demo-shop patience=300 ;;
   *)
     echo "CLUSTER=$CLUSTER: write CLUSTER=current for the cluster of your current context, or leave it out" >&2
@@ -20,7 +20,7 @@ sample() {
   case $1 in
     tg_v1_contactpoint.yaml) [ -z "$own_chat" ] || changes+=("s/chatId: .*/chatId: $chat_field/") ;;
     tg_v1_contactpoint_webhook.yaml) changes+=("s#https://hooks.example.com#$WEBHOOK_URL#") ;;
-    # That port may be somebody's.
+    # Another Service may have that port.
     kosmos_v1_appservice.yaml) [ -z "$current" ] || changes+=('/nodePort:/d') ;;
   esac
   [ -z "$current" ] || changes+=("s/amespace: default\$/amespace: $home/" "s/amespace: shop\$/amespace: $shop/")
@@ -31,44 +31,44 @@ sample() {
   fi
 }
 
-# The cluster of the current context: asks for it by name, and sees to it that nothing there is ours or in our way.
+# Asks before it uses the cluster of the current context, and checks that no object of the demo's exists there.
 enter() {
   local context server answer=''
   doing='looking for the current context'
   command -v kubectl >/dev/null || fail 'CLUSTER=current needs kubectl on PATH'
-  context=$(kubectl config current-context) || fail 'kubectl has no current context: kubectl config use-context NAME sets one'
+  context=$(kubectl config current-context) || fail 'kubectl has no current context; write: kubectl config use-context NAME'
   (umask 077 && kubectl config view --raw --minify --flatten >"$work/admin.kubeconfig")
   export KUBECONFIG=$work/admin.kubeconfig
   server=$(kubectl config view --output 'jsonpath={.clusters[0].cluster.server}')
   doing="looking at the cluster of the context $context"
   vacant
   tell "The demo will run in the cluster of your current context: $bold$context$plain, at $server" \
-    "It makes the namespaces $home, $shop and $system there, seven CRDs, roles and admission policies," \
-    'and removes all of it at its end. The operator itself runs on this machine, and acts in these namespaces only.'
+    "It creates the namespaces $home, $shop and $system, seven CRDs, roles and admission policies," \
+    'and removes all of them at its end. The operator runs on this machine, and acts in these namespaces only.'
   if [ "${YES:-}" != 1 ]; then
-    [ -t 0 ] || fail 'there is no terminal to ask on: YES=1 goes on without'
-    read -rp 'Go on? [y/N] ' answer
+    [ -t 0 ] || fail 'no terminal to ask on; write YES=1 to go on without the question'
+    read -rp 'Continue? [y/N] ' answer
     if [[ $answer != [yY]* ]]; then
-      tell 'Nothing was done.'
+      tell 'Nothing changed.'
       exit 0
     fi
   fi
 }
 
-# Nothing of what the demo makes and removes may be in that cluster already: it is somebody's.
+# An object that exists already belongs to somebody: the demo would remove it at its end.
 vacant() {
   local there
   there=$(kubectl get --ignore-not-found --output name -k config/local && kubectl get --ignore-not-found --output name namespace "$home" "$shop") ||
-    fail 'the cluster cannot be asked'
-  [ -z "$there" ] || fail "of what the demo makes and removes, this is there already:
+    fail 'the cluster does not answer'
+  [ -z "$there" ] || fail "the demo creates and removes these objects, and they exist already:
 $there
-Where Quartermaster or a program of the tutorials is installed the demo does not run. What a demo that was killed left goes with
+The demo does not run where Quartermaster or a tutorial's operator is installed. To remove what a killed demo left:
   quartermaster uninstall --without-operator --purge
   kubectl delete --ignore-not-found namespace $home $shop
   kubectl delete --ignore-not-found -k config/local"
 }
 
-# Makes room in that cluster, just before the demo makes the rest. Nothing where the cluster is its own.
+# Creates the demo's namespaces in the user's cluster. Does nothing on the demo's own control plane.
 settle_in() {
   [ -n "$current" ] || return 0
   vacant
@@ -77,23 +77,23 @@ settle_in() {
   run "kubectl create namespace $shop"
   kubectl config set-context --current --namespace="$home" >/dev/null
 }
-entered='' # once something may have been made there
+entered='' # set once the user's cluster may have objects of the demo
 operator='' # its process
 
-# Takes away what was made in somebody's cluster; so far the programs of the demo still run. Nothing where there is none.
+# Removes the demo's objects from the user's cluster, while the programs of the demo still run.
 leave() {
   [ -n "$entered" ] || return 0
   local uninstalled=''
   echo
-  echo "Removing what was made in the cluster ..."
+  echo "Removing the demo's objects from the cluster ..."
   {
     quartermaster uninstall --yes --purge --timeout=2m && uninstalled=yes
-    [ -z "$operator" ] || end "$operator" # before its rights go
+    [ -z "$operator" ] || end "$operator" # before its permissions go
     [ -n "$uninstalled" ] || quartermaster uninstall --yes --purge --without-operator --timeout=2m
     kubectl delete --ignore-not-found --timeout=2m namespace "$home" "$shop" && kubectl delete --ignore-not-found --timeout=2m -k config/local
   } >"$work/leave.log" 2>&1 && return 0
   tail -n 15 "$work/leave.log" | sed 's/^/  /'
-  echo "${red}Not all of it is gone.${plain} What is left goes with: kubectl delete --ignore-not-found namespace $home $shop;" \
+  echo "${red}Some objects remain.${plain} To remove them: kubectl delete --ignore-not-found namespace $home $shop;" \
     "kubectl delete --ignore-not-found -k config/local"
   return 1
 }

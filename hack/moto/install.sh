@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs moto, which stands in for AWS in tests and the demo, into a venv of its own, once for each set of
 # requirements and each Python, in a cache outside the work tree. Progress goes to standard error; the folder of the venv
-# is the one line on standard output. Where packages come from is pip's own configuration to say.
+# is the one line on standard output. pip's configuration names the package index.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -20,7 +20,7 @@ if [ ! -e "$out/complete" ]; then
   began=$SECONDS
   echo "Installing moto (once: less than a minute, 140 MB in $out)" >&2
   python3 -m venv --clear "$out/venv" >&2
-  # Wheels alone: nothing is compiled, and no setup script of a package runs.
+  # Wheels only: pip compiles nothing, and runs no package's setup script.
   "$out/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all: --no-deps \
     --require-hashes -r "$here/requirements.txt" >&2
   touch "$out/complete"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a tool that tests and people use, once for each version, into a cache outside the work tree: from the Go module in the
-# folder of its name beside this file, or from the crate that NAME.crate has, with how it is built. Progress goes to standard
+# Builds a tool of the tests, once for each version, into a cache outside the work tree: from the Go module in the folder of
+# its name beside this file, or from the crate that NAME.crate names, with its build options. Progress goes to standard
 # error; the program's path is the one line on standard output.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -11,7 +11,7 @@ if [ -e "$crate" ]; then
 elif [ -e "$here/$tool/go.mod" ]; then
   pinned=("$here/$tool"/go.{mod,sum})
 else
-  echo "there is no tool $tool: $(cd "$here" && echo */ *.crate | sed 's|/||g; s|\.crate||g')" >&2
+  echo "unknown tool $tool; known are: $(cd "$here" && echo */ *.crate | sed 's|/||g; s|\.crate||g')" >&2
   exit 1
 fi
 
@@ -22,7 +22,7 @@ from_module() {
   export GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=
   cd "$here/$tool"
   local package module tags=''
-  # Rules are checked without finding targets in clouds, whose SDKs take minutes to build.
+  # Checking rules needs no service discovery, whose cloud SDKs take minutes to build.
   [ "$tool" != promtool ] || tags=remove_all_sd
   package=$(go list tool)
   module=$(go list -f '{{.Module.Path}}' "$package")
@@ -31,7 +31,7 @@ from_module() {
     -o "$out/$tool.part" "$package" >&2
 }
 
-# Not optimised: it runs for a second, and building it is what takes time.
+# Not optimised: the tool runs for a second, and the build takes minutes.
 from_crate() {
   local what
   read -ra what <"$crate"

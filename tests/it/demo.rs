@@ -81,7 +81,7 @@ async fn demo_runs_on_its_own_control_plane() {
         "{\"colour\":\"green\"}",
         "myapp.demo.rtfm.co.ua/example-app condition met",
         "DeleteLoadBalancer",
-        "That was all",
+        "The demo is complete",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -105,7 +105,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let folder = Folder::new().unwrap();
     let text = output(run(visiting(&plane, &folder), &folder), false).await;
     assert!(
-        text.contains("there is no terminal to ask on: YES=1 goes on without"),
+        text.contains("no terminal to ask on; write YES=1"),
         "{text}"
     );
     kubectl(&plane, &["create", "namespace", "quartermaster-system"]).await;
@@ -116,7 +116,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     )
     .await;
     assert!(
-        text.contains("this is there already:\nnamespace/quartermaster-system"),
+        text.contains("they exist already:\nnamespace/quartermaster-system"),
         "{text}"
     );
     kubectl(&plane, &["delete", "namespace", "quartermaster-system"]).await;
@@ -142,7 +142,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     .unwrap();
     interrupted.terminate().unwrap();
     let text = output(interrupted, false).await;
-    assert!(!text.contains("Not all of it is gone"), "{text}");
+    assert!(!text.contains("Some objects remain"), "{text}");
     assert_eq!(
         kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await,
         before,
@@ -159,7 +159,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     )
     .await;
     assert!(
-        text.contains("in the cluster of your current context") && text.contains("That was all"),
+        text.contains("in the cluster of your current context") && text.contains("The demo is complete"),
         "{text}"
     );
     assert!(!text.contains(TOKEN), "{text}");
