@@ -10,6 +10,7 @@ use clap::builder::{BoolishValueParser, PossibleValue, StringValueParser, TypedV
 use clap::{Arg, Command};
 use ipnet::IpNet;
 use jiff::SignedDuration;
+use qm_core::validation::{is_dns_label, is_dns_subdomain};
 use reqwest::Url;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -80,16 +81,9 @@ pub(super) fn listen(text: &str) -> Result<ListenAddresses, String> {
     })
 }
 
-/// Parses a namespace's name: an RFC 1123 label
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>). An empty name is
-/// allowed, because an empty environment variable names no namespace.
+/// Parses a namespace's name. An empty name is allowed, because an empty environment variable names no namespace.
 pub(super) fn namespace(text: &str) -> Result<String, String> {
-    let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let fits = text.len() <= 63
-        && text.bytes().all(|c| inner(c) || c == b'-')
-        && text.bytes().next().is_none_or(inner)
-        && text.bytes().last().is_none_or(inner);
-    if fits {
+    if text.is_empty() || is_dns_label(text) {
         Ok(text.to_owned())
     } else {
         Err("write a namespace's name: lower-case letters, digits and hyphens, at most 63".into())
@@ -107,8 +101,7 @@ pub(super) fn one_namespace(text: &str) -> Result<String, String> {
     })
 }
 
-/// Parses a Lease's name: an RFC 1123 subdomain
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
+/// Parses a Lease's name.
 pub(super) fn lease(text: &str) -> Result<String, String> {
     object(text).ok_or_else(|| {
         "write a Lease's name: lower-case letters, digits, hyphens and full stops, such as quartermaster-shop".into()
@@ -139,10 +132,9 @@ pub(super) fn cluster_role(text: &str) -> Result<String, String> {
     }
 }
 
-/// Parses an object's name: an RFC 1123 subdomain.
+/// Parses an object's name.
 pub(super) fn object(text: &str) -> Option<String> {
-    let part = |part: &str| !part.is_empty() && namespace(part).is_ok();
-    (text.len() <= 253 && text.split('.').all(part)).then(|| text.to_owned())
+    is_dns_subdomain(text).then(|| text.to_owned())
 }
 
 /// Parses a network such as `10.0.0.0/8`, or one address.

@@ -213,7 +213,7 @@ impl StatusReport {
         if unchecked.len() > MAX_UNCHECKED {
             out.line("  ... (-o json lists them all)")?;
         }
-        out.line("  To have an object checked, ask its author to change its spec, such as suspend, and change it back; the object stays in this list.")?;
+        out.line("  A policy checks an object when its spec changes: ask the author to change a field, such as suspend, and to change it back. The object stays in this list.")?;
         out.line("  Delete what you do not trust. That also deletes its children, copies and undelivered messages.")
     }
 }

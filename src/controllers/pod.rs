@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{
     Capabilities, ContainerStatus, PodSecurityContext, PodStatus, SeccompProfile, SecurityContext,
 };
+use qm_core::validation::is_condition_reason;
 
 /// User of a Pod under the restricted profile. The image's own user may be root or a name, which the kubelet rejects.
 const USER: i64 = 65_532;
@@ -75,7 +76,7 @@ pub fn problem(status: &PodStatus) -> Option<PodProblem> {
     containers
         .filter(|container| !container.ready)
         .filter_map(of_container)
-        .find(|problem| is_reason(&problem.reason))
+        .find(|problem| is_condition_reason(&problem.reason))
 }
 
 fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
@@ -129,16 +130,6 @@ fn of_container(container: &ContainerStatus) -> Option<PodProblem> {
         reason: reason.to_owned(),
         message: message.to_owned(),
     })
-}
-
-/// Returns whether the text may be a condition's reason
-/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/condition-v1-meta/>).
-pub fn is_reason(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte);
-    text.starts_with(|first: char| first.is_ascii_alphabetic())
-        && text.ends_with(|last: char| last.is_ascii_alphanumeric() || last == '_')
-        && text.bytes().all(inner)
-        && text.len() <= 1024
 }
 
 #[cfg(test)]

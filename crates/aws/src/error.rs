@@ -217,10 +217,10 @@ impl AwsError {
     fn advised(reason: &str, message: String) -> String {
         match reason {
             CREDENTIALS_MISSING => {
-                format!("{message}; give the operator credentials as docs/kinds/my-ingress.md says")
+                format!("{message}; give the operator credentials (docs/security/aws-iam.md, \"Region and credentials\")")
             }
             ACCESS_DENIED => {
-                format!("{message}; the policy that the operator needs is in docs/kinds/my-ingress.md")
+                format!("{message}; docs/security/aws-iam.md, \"Permissions\", has the policy that the operator needs")
             }
             _ => message,
         }
@@ -272,7 +272,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
             let first = causes.lines().next().unwrap_or_default();
             let message = format!(
                 "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
-                 (docs/kinds/my-ingress.md, \"Region and credentials\"); the SDK reports: {first}"
+                 (docs/security/aws-iam.md, \"Region and credentials\"); the SDK reports: {first}"
             );
             return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
         }

@@ -9,3 +9,4 @@ pub mod names;
 pub mod readiness;
 pub mod schema;
 pub mod time;
+pub mod validation;

@@ -7,6 +7,7 @@ use kube::core::{Selector, SelectorExt};
 use qm_api::common::LABELS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_api::spec_size::StoredSpec as _;
+use qm_core::validation::{is_dns_label, is_dns_subdomain};
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::{ObjectKey, WatchScope};
 
@@ -83,16 +84,22 @@ impl Plan {
                 "add sourceNamespace and configMapName: the ConfigMap to copy".into(),
             ));
         }
-        for (field, name, longest) in [
-            ("sourceNamespace", &*spec.source_namespace, LABEL),
-            ("destinationNamespace", &*spec.destination_namespace, LABEL),
-            ("configMapName", &*spec.config_map_name, SUBDOMAIN),
-        ] {
-            if !may_exist(name, longest) {
+        let namespaces = [
+            ("sourceNamespace", &spec.source_namespace),
+            ("destinationNamespace", &spec.destination_namespace),
+        ];
+        for (field, name) in namespaces {
+            if !name.is_empty() && !is_dns_label(name) {
                 return Err(PlanError::SpecInvalid(format!(
-                    "{field}: {name:?} is not a valid name: write lower-case letters, digits and '-', at most {longest}"
+                    "{field}: {name:?} is not a valid name: write lower-case letters, digits and '-', at most 63"
                 )));
             }
+        }
+        if !is_dns_subdomain(&spec.config_map_name) {
+            return Err(PlanError::SpecInvalid(format!(
+                "configMapName: {:?} is not a valid name: write lower-case letters, digits, '-' and '.', at most 253",
+                spec.config_map_name
+            )));
         }
         let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
         let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
@@ -221,29 +228,24 @@ impl Plan {
     }
 }
 
-/// Longest name of a namespace, in bytes (RFC 1123 label).
-const LABEL: usize = 63;
-/// Longest name of any other object, in bytes (RFC 1123 subdomain, which may have dots).
-const SUBDOMAIN: usize = 253;
-
 /// Returns a key or value of the selector that is not valid in a label, so that no namespace can have it
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
 fn impossible(selector: &LabelSelector) -> Option<&str> {
-    let is_name = |text: &str, longest: usize| {
+    let is_name = |text: &str| {
         let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
         let inner = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
-        text.len() <= longest
+        text.len() <= 63
             && text.bytes().all(inner)
             && ends(text.chars().next())
             && ends(text.chars().next_back())
     };
     let is_key = |key: &str| match key.split_once('/') {
         Some((prefix, name)) => {
-            !prefix.is_empty() && may_exist(prefix, SUBDOMAIN) && is_name(name, LABEL)
+            is_dns_subdomain(prefix) && is_name(name)
         }
-        None => is_name(key, LABEL),
+        None => is_name(key),
     };
-    let is_value = |value: &str| value.is_empty() || is_name(value, LABEL);
+    let is_value = |value: &str| value.is_empty() || is_name(value);
     let expressions = selector.match_expressions.iter().flatten();
     let labels = selector.match_labels.iter().flatten();
     let mut keys = labels
@@ -257,17 +259,6 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
         .find(|key| !is_key(key))
         .or_else(|| values.find(|value| !is_value(value)));
     found.map(String::as_str)
-}
-
-/// Returns whether the API accepts the name.
-fn may_exist(name: &str, longest: usize) -> bool {
-    let is_letter = |c: u8| {
-        c.is_ascii_lowercase()
-            || c.is_ascii_digit()
-            || c == b'-'
-            || (longest == SUBDOMAIN && c == b'.')
-    };
-    name.len() <= longest && name.bytes().all(is_letter)
 }
 
 /// Returns whether an `old` copy that is not `desired` any more has to stay: its replacement, in its own namespace or

@@ -8,6 +8,7 @@ use qm_api::my_app::{
     BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
 use qm_api::spec_size;
+use qm_core::validation::is_dns_label;
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::ownership::Owner;
 use qm_runtime::{ObjectKey, short_digest};
@@ -80,7 +81,7 @@ pub fn validate(app: &MyApp) -> Result<DesiredPod<'_>, InvalidMyApp> {
     if spec.image.is_empty() {
         return Err(InvalidMyApp::ImageMissing);
     }
-    if !is_label(&app.name_any()) {
+    if !is_dns_label(&app.name_any()) {
         return Err(InvalidMyApp::SpecInvalid(NAME));
     }
     if spec.banner.len() > MAX_BANNER {
@@ -194,15 +195,6 @@ impl Digested {
 /// (<https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/>).
 fn unexpanded(text: &str) -> String {
     text.replace('$', "$$")
-}
-
-/// Returns whether the name is an RFC 1123 label.
-fn is_label(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 #[cfg(test)]

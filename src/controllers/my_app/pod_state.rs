@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
+use qm_core::validation::is_condition_reason;
 use qm_runtime::managed_fields;
 
 use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
@@ -258,7 +259,7 @@ fn why(name: &str, phase: &str, status: &PodStatus) -> PodReason {
         .into_iter()
         .chain(containers.filter_map(waiting));
     waits
-        .find(|why| pod::is_reason(&why.reason))
+        .find(|why| is_condition_reason(&why.reason))
         .unwrap_or_else(|| match (phase, condition(status, "Ready")) {
             ("Running", Some((false, why))) if !why.message.is_empty() => {
                 PodReason::new(NOT_READY, why.message)

@@ -11,6 +11,7 @@ use qm_api::my_ingress::{
 use qm_api::spec_size::StoredSpec as _;
 use qm_aws::action::MANAGED_BY;
 use qm_aws::{DesiredLoadBalancer, LoadBalancer, NAME_SUFFIX};
+use qm_core::validation::is_dns_label;
 
 use super::tags::OwnershipTags;
 
@@ -157,11 +158,8 @@ pub(crate) fn incompatibility(
 }
 
 fn is_name(name: &str) -> bool {
-    let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     name.len() <= 32 - NAME_SUFFIX.len()
-        && name.starts_with(letters)
-        && name.ends_with(letters)
-        && name.chars().all(|c| letters(c) || c == '-')
+        && is_dns_label(name)
         && !format!("{name}-").starts_with("internal-")
 }
 

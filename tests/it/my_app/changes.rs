@@ -43,7 +43,7 @@ async fn changed_spec_recreates_the_pod_and_nothing_else_does() {
     let message = bed.event("web", "Replaced").await;
     assert_eq!(
         message,
-        "web-pod is replaced: its image is nginx:1, and the spec says nginx:2"
+        "deleted web-pod to replace it: its image is nginx:1, and the spec says nginx:2"
     );
     assert!(
         bed.events("web", "Recreated").await.is_empty(),

@@ -163,7 +163,7 @@ async fn expired_credentials_are_reported_until_renewed() {
     site.reconcile("web").await;
     let message = site.has_reason("web", "CredentialsMissing").await;
     assert!(
-        message.contains("ExpiredToken") && message.contains("docs/kinds/my-ingress.md"),
+        message.contains("ExpiredToken") && message.contains("docs/security/aws-iam.md"),
         "{message}"
     );
     let ill: MyIngress = site.bed.api().get("web").await.unwrap();
@@ -182,7 +182,7 @@ async fn missing_credentials_are_reported() {
     let operator = Operator::start(&site.bed, settings).await;
     site.ingress("web", json!({})).await;
     let message = site.has_reason("web", "CredentialsMissing").await;
-    assert!(message.contains("docs/kinds/my-ingress.md"), "{message}");
+    assert!(message.contains("docs/security/aws-iam.md"), "{message}");
     assert_eq!(site.aws.calls().len(), 0);
     assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
     site.bed.delete::<MyIngress>("web").await;

@@ -9,6 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use qm_core::readiness::ReadinessSummary;
+use qm_core::validation::is_condition_reason;
 
 /// Maximum number of one controller's reasons with their own sample. Some reasons come from outside, such as from a
 /// kubelet.
@@ -71,7 +72,7 @@ pub fn tally<'a>(readiness: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally
     all.sort_by_key(|(_, number)| -number);
     let mut tally = Tally::new();
     for (at, ((ready, reason), number)) in all.into_iter().enumerate() {
-        let reason = if at < REASONS && is_a_reason(reason) {
+        let reason = if at < REASONS && reason.len() <= LONGEST && is_condition_reason(reason) {
             reason
         } else {
             OTHER
@@ -81,13 +82,6 @@ pub fn tally<'a>(readiness: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally
             .or_default() += number;
     }
     tally
-}
-
-/// Returns whether the API accepts `text` as the reason of a condition.
-fn is_a_reason(text: &str) -> bool {
-    text.len() <= LONGEST
-        && text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 #[cfg(test)]

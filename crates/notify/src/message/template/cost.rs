@@ -112,7 +112,7 @@ fn check_depth(source: &str) -> Result<(), String> {
         }
         if tokens > MAX_TOKENS {
             return Err(format!(
-                "line {}: there are more than {MAX_TOKENS} words in one pair of braces",
+                "line {}: more than {MAX_TOKENS} tokens between one pair of braces; split the expression with {{% set %}}",
                 span.start_line
             ));
         }
@@ -241,7 +241,7 @@ impl<'a> Checker<'a> {
             .saturating_add(size.saturating_mul(self.iterations));
         if self.spent > self.budget {
             return Err(format!(
-                "line {}: the size of this is unbounded; shorten the template, or use fewer loops",
+                "line {}: the result could exceed the limit of memory; shorten the template, or use fewer loops",
                 span.start_line
             ));
         }

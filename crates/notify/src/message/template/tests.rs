@@ -119,7 +119,7 @@ fn unlimited_growth_is_rejected_by_the_check() {
     ] {
         let error = message(&template, &view()).unwrap_err();
         assert!(
-            error.contains("size of this is unbounded")
+            error.contains("could exceed the limit of memory")
                 || error.contains("longer than")
                 || error.contains("more than"),
             "{error}"
