@@ -61,7 +61,7 @@ async fn pod_of_the_document_is_adopted_without_restart() {
     let adopted = bed.app_runs("web").await;
     assert_eq!(
         bed.event("web", "Adopted").await,
-        "web-pod is adopted unchanged"
+        "adopted web-pod unchanged"
     );
     assert!(is_owned_by(&adopted, &app));
     assert!(
