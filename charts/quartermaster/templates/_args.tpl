@@ -1,4 +1,4 @@
-{{/* What the operator is started with: each flag that is not as it is without being said. */}}
+{{/* Arguments of the operator: each flag that differs from its default. */}}
 {{- define "quartermaster.args" -}}
 - run
 {{- with .Values.leaderElection }}

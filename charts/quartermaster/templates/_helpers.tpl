@@ -1,4 +1,4 @@
-{{/* What all names begin with. */}}
+{{/* Prefix of all names. */}}
 {{- define "quartermaster.fullname" -}}
 {{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
 {{- .Values.fullnameOverride | default $own -}}
@@ -6,7 +6,7 @@
 
 {{- define "quartermaster.serviceAccount" -}}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
-{{- fail "serviceAccount.create is false: write the name of the account that is there into serviceAccount.name" -}}
+{{- fail "serviceAccount.create is false: set serviceAccount.name to the name of an existing account" -}}
 {{- end -}}
 {{- .Values.serviceAccount.name | default (printf "%s-controller-manager" (include "quartermaster.fullname" .)) -}}
 {{- end -}}
@@ -22,7 +22,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of everything. */}}
+{{/* Labels of every object. */}}
 {{- define "quartermaster.labels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -31,21 +31,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Labels that find the Pods of this release. */}}
+{{/* Labels that select the Pods of this release. */}}
 {{- define "quartermaster.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 control-plane: controller-manager
 {{- end -}}
 
-{{/* The controllers that run, as YAML: what --controllers says. */}}
+{{/* Enabled controllers, as YAML. */}}
 {{- define "quartermaster.controllers" -}}
 {{- $said := .Values.controllers -}}
 {{- $all := keys (.Files.Get "files/rights.yaml" | fromYaml).controllers | sortAlpha -}}
 {{- range $said -}}
 {{- $name := trimPrefix "-" . -}}
 {{- if not (or (eq $name "*") (has $name $all)) -}}
-{{- fail (printf "controllers: there is no %q; write * for all, or names of: %s" $name (join ", " $all)) -}}
+{{- fail (printf "controllers: unknown name %q; write * for all, or names of: %s" $name (join ", " $all)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $all -}}
@@ -55,7 +55,7 @@ control-plane: controller-manager
 {{- end -}}
 {{- end -}}
 
-{{/* Rules for the controllers that run, equal rights of several once. `of`: which of files/rights.yaml. */}}
+{{/* Rules of the enabled controllers, without duplicates. `of` is a key of files/rights.yaml. */}}
 {{- define "quartermaster.rules" -}}
 {{- $rights := .root.Files.Get "files/rights.yaml" | fromYaml -}}
 {{- $of := .of -}}
@@ -80,7 +80,7 @@ control-plane: controller-manager
 {{- end -}}
 {{- end -}}
 
-{{/* What an operator of some namespaces needs beside them. */}}
+{{/* Cluster-wide rules of an operator that watches some namespaces only. */}}
 {{- define "quartermaster.beside" -}}
 {{- $rights := .Files.Get "files/rights.yaml" | fromYaml -}}
 {{- range include "quartermaster.controllers" . | fromYamlArray -}}
@@ -90,14 +90,14 @@ control-plane: controller-manager
 {{- end -}}
 {{- end -}}
 
-{{/* Says something where metrics are read over TLS, by those who may. */}}
+{{/* Not empty if metrics are served over TLS to authorised callers. */}}
 {{- define "quartermaster.metricsAreSecure" -}}
 {{- if and .Values.metrics.enabled .Values.metrics.secure -}}
 true
 {{- end -}}
 {{- end -}}
 
-{{/* Where the certificate for them is mounted. */}}
+{{/* Folder of the mounted certificate of the metrics. */}}
 {{- define "quartermaster.metricsCertPath" -}}
 /tmp/k8s-metrics-server/metrics-certs
 {{- end -}}
@@ -116,7 +116,7 @@ true
 {{- toYaml $object -}}
 {{- end -}}
 
-{{/* Where Pods may run, and as what. */}}
+{{/* Scheduling and security of the Pods. */}}
 {{- define "quartermaster.pod" -}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
@@ -154,7 +154,7 @@ securityContext:
     - ALL
 {{- end -}}
 
-{{/* What exists only to uninstall. */}}
+{{/* Labels and annotations of objects that only the uninstall hook needs. */}}
 {{- define "quartermaster.uninstall" -}}
 labels:
   {{- include "quartermaster.labels" . | nindent 2 }}
@@ -163,7 +163,7 @@ annotations:
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
-{{/* Such as 1m30s, in milliseconds. */}}
+{{/* A duration such as 1m30s, in milliseconds. */}}
 {{- define "quartermaster.milliseconds" -}}
 {{- $text := replace "ms" "x" . -}}
 {{- $sum := 0 -}}
@@ -173,7 +173,7 @@ annotations:
 {{- $sum -}}
 {{- end -}}
 
-{{/* The release that an object of the cluster belongs to, as NAME in NAMESPACE: helm marks what it installs. */}}
+{{/* The release of an object in the cluster, as NAME in NAMESPACE, from Helm's annotations. */}}
 {{- define "quartermaster.releaseOf" -}}
 {{- $marks := dig "metadata" "annotations" dict . -}}
 {{- with index $marks "meta.helm.sh/release-name" -}}
@@ -185,14 +185,14 @@ annotations:
 {{ .Release.Name }} in {{ .Release.Namespace }}
 {{- end -}}
 
-{{/* Says something where `object`, which is in the cluster, belongs to this release. */}}
+{{/* Not empty if `object`, which is in the cluster, belongs to this release. */}}
 {{- define "quartermaster.isOurs" -}}
 {{- if eq (include "quartermaster.releaseOf" .object) (include "quartermaster.thisRelease" .root) -}}
 true
 {{- end -}}
 {{- end -}}
 
-{{/* As YAML, the Deployments of namespace `in` that run an operator. */}}
+{{/* The Deployments of namespace `in` that run an operator, as YAML. */}}
 {{- define "quartermaster.operators" -}}
 {{- range (lookup "apps/v1" "Deployment" .in "").items -}}
 {{- $labels := .metadata.labels | default dict -}}
@@ -202,7 +202,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The release that `object` belongs to, where that is another one, whose operator is there: CRDs keep the marks of one that is gone. */}}
+{{/* The release of `object`, if it is another one and its operator exists: CRDs keep the annotations of a deleted release. */}}
 {{- define "quartermaster.otherRelease" -}}
 {{- $release := include "quartermaster.releaseOf" .object -}}
 {{- if and $release (not (include "quartermaster.isOurs" .)) -}}
@@ -217,7 +217,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* As YAML, other installs that may act where this one does. */}}
+{{/* Other installations that may act in the same namespaces, as YAML. */}}
 {{- define "quartermaster.others" -}}
 {{- if .Values.rbac.create -}}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}

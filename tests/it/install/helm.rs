@@ -294,7 +294,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
 
 /// A second release beside an existing one, with various values.
 async fn second_release_installs_beside_the_first(site: &Site) {
-    let theirs = "release quartermaster in quartermaster-system, which is there";
+    let theirs = "release quartermaster in quartermaster-system, which is installed";
     let take = [
         "--take-ownership",
         "--force-conflicts",
@@ -389,7 +389,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
     assert!(
         !succeeded
             && output
-                .contains("has the Lease quartermaster, with which only one of the two would act"),
+                .contains("uses the Lease quartermaster, and only one of the two would act"),
         "{output}"
     );
     assert_eq!(ours().await, before);
@@ -504,7 +504,7 @@ async fn namespaced_install_works_without_forbidden_requests() {
         .helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat())
         .await;
     let expected = format!(
-        "leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one"
+        "leaderElection.id: Deployment {name} of this namespace uses the Lease team, and only one"
     );
     assert!(!succeeded && output.contains(&expected), "{output}");
     // An operator that acts without leader election has no Lease.

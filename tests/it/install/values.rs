@@ -236,12 +236,12 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "leaderElection.leaseDuration=6s",
-            "renewDeadline is 6s, and leaseDuration 6s",
+            "renewDeadline is 6s, and leaseDuration is 6s",
             &["--leader-elect-lease-duration=6s"],
         ),
         (
             "leaderElection.leaseDuration=999ms,leaderElection.renewDeadline=9ms,leaderElection.retryPeriod=1ms",
-            "leaseDuration is 999ms: give it 1s or more",
+            "leaseDuration is 999ms: write 1s or more",
             &[
                 "--leader-elect-lease-duration=999ms",
                 "--leader-elect-renew-deadline=9ms",
@@ -250,7 +250,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "leaderElection.renewDeadline=9s",
-            "renewDeadline is 9s, and leaseDuration 9s",
+            "renewDeadline is 9s, and leaseDuration is 9s",
             &["--leader-elect-renew-deadline=9s"],
         ),
         (
@@ -265,7 +265,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "leaderElection.retryPeriod=0s",
-            "retryPeriod is 0s: give it more",
+            "retryPeriod is 0s: write a longer one",
             &["--leader-elect-retry-period=0s"],
         ),
         (
@@ -362,7 +362,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ),
         (
             "controllers={nosuchthing}",
-            "there is no \"nosuchthing\"",
+            "unknown name \"nosuchthing\"",
             &["--controllers=nosuchthing"],
         ),
         (
@@ -378,7 +378,7 @@ async fn values_that_stop_the_operator_are_rejected() {
         ("log.format=xml", "/log/format", &["--log-format=xml"]),
         (
             "extraArgs={--metrics-bind-address=:1}",
-            "--metrics-bind-address may be said once, and is already",
+            "the chart sets --metrics-bind-address already",
             &["--metrics-bind-address=:8443", "--metrics-bind-address=:1"],
         ),
     ] {
@@ -421,8 +421,8 @@ async fn proxy_password_comes_only_from_a_secret() {
         container["args"]
     );
 
-    let instead = "name that in webhook.proxySecret: {name: NAME, key: KEY}";
-    let both = "give this or webhook.proxy, not both";
+    let instead = "write webhook.proxySecret: {name: NAME, key: KEY}";
+    let both = "set this or webhook.proxy, not both";
     for (value, expected) in [
         ("webhook.proxy=http://me:sesame@proxy:3128", instead),
         ("webhook.proxy=http://sesame@proxy", instead),
@@ -442,8 +442,8 @@ async fn proxy_password_comes_only_from_a_secret() {
             &format!("extraEnv[0].name={variable},extraEnv[0].value=http://me:sesame@proxy"),
             instead,
         ),
-        ("webhook.proxySecret.name=proxy", "give both, name and key"),
-        ("webhook.proxySecret.key=url", "give both, name and key"),
+        ("webhook.proxySecret.name=proxy", "write both name and key"),
+        ("webhook.proxySecret.key=url", "write both name and key"),
         (&format!("{values},webhook.proxy=http://proxy"), both),
         (
             &format!("{values},extraArgs={{--webhook-proxy=http://proxy}}"),
@@ -557,7 +557,7 @@ async fn unknown_values_are_rejected() {
         ("image.digest=sha256:12", "digest"),
         (
             "controllers={nosuchthing}",
-            "there is no \"nosuchthing\"; write * for all, or names of: appservice, ",
+            "unknown name \"nosuchthing\"; write * for all, or names of: appservice, ",
         ),
         (
             "controllers={-myingress}",
@@ -579,7 +579,7 @@ async fn unknown_values_are_rejected() {
         ),
         (
             "networkPolicy.egress.enabled=true",
-            "networkPolicy.egress.to is empty: DNS alone would go out",
+            "networkPolicy.egress.to is empty: only DNS requests could leave",
         ),
         (
             "metrics.enabled=false,metrics.dashboard.enabled=true",
@@ -587,7 +587,7 @@ async fn unknown_values_are_rejected() {
         ),
         (
             "metrics.port=8081",
-            "metrics.port and healthProbe.port are both 8081: give each a port of its own",
+            "metrics.port and healthProbe.port are both 8081: write two different ports",
         ),
     ] {
         let (done, output) = template(&["--set", value]).await;
