@@ -13,6 +13,7 @@ kind: TrackedField
 metadata: {name: web-replicas, namespace: shop}
 spec: {contactPoint: telegram-cp, field: replicas, target: {kind: Deployment, namespace: shop, name: web}}
 YAML
+#: kubectl -n shop create rolebinding shop-edit --clusterrole=edit --group=shop
 kubectl -n shop wait --for=jsonpath='{.status[0].delivery}'=Delivered trackedfield/web-replicas
 #: kubectl -n shop delete rolebinding shop-edit
 # The operator has read the new Secret.
