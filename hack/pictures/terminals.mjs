@@ -3,34 +3,8 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { images, root } from "./files.mjs";
 
-/** Each picture: the page, and the commands there in a `console` block that it shows, in this order. */
-const pictures = [
-  {
-    name: "demo",
-    title: "A scaled Deployment becomes a Telegram message",
-    page: "README.md",
-    commands: ["kubectl apply -f config/samples/tg_v1_trackedfield.yaml", "kubectl scale deployment nginx --replicas 3"],
-    plays: true,
-  },
-  {
-    name: "status",
-    title: "quartermaster status",
-    page: "hack/pictures/recorded.md",
-    commands: ["quartermaster status"],
-  },
-  {
-    name: "history",
-    title: "quartermaster history",
-    page: "docs/commands.md",
-    commands: ["quartermaster history tf/nginx-replicas -n shop"],
-  },
-  {
-    name: "adopt",
-    title: "quartermaster adopt",
-    page: "hack/pictures/recorded.md",
-    commands: ["quartermaster adopt", "quartermaster adopt --yes"],
-  },
-];
+/** Each picture: its page, and the commands in the page's `console` blocks that it shows, in this order. */
+const pictures = JSON.parse(readFileSync(join(root, "hack/pictures/terminals.json"), "utf8"));
 
 /** Longer lines are broken, between words. */
 const columns = 108;
@@ -39,7 +13,7 @@ const row = 18;
 const margin = 16;
 const bar = 34;
 
-/** Returns the command of a page: its output, and the messages that arrive then, each with its chat. */
+/** Returns the command of a page: its output, the messages that arrive then, each with its chat, and all of it as text. */
 function command(page, text) {
   const blocks = page.split(/^```/m).filter((_, index) => index % 2 === 1);
   const lines = blocks.filter((it) => it.startsWith("console\n")).flatMap((it) => [...it.split("\n").slice(1), "$ "]);
@@ -60,7 +34,7 @@ function command(page, text) {
   if (output.length === 0) {
     throw new Error(`the page has no output of the command: $ ${text}`);
   }
-  return { text, output, messages };
+  return { text, output, messages, block: [`$ ${text}`, ...printed].join("\n").trimEnd() };
 }
 
 const escape = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
@@ -125,14 +99,13 @@ function draw({ name, title, plays }, commands) {
   }
   const width = Math.ceil(widest + 2 * margin);
   const height = Math.ceil(y - row + margin - 4);
-  const text = [title, ...commands.map(({ text, output }) => `$ ${text}\n${output.join("\n")}`)].join("\n");
   // Whoever wants no motion, or has no animations, sees the end.
   const motion = `
   @media (prefers-reduced-motion: no-preference) { g { animation: appear 0.2s both } }
   @keyframes appear { from { opacity: 0 } }`;
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-labelledby="${name}-title">
 <title id="${name}-title">${escape(title)}</title>
-<desc>${escape(text)}</desc>
+<desc>${escape(commands.map(({ block }) => block).join("\n"))}</desc>
 <style>
   text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #d1d7e0 }
   .prompt { fill: #57ab5a }
@@ -154,7 +127,7 @@ for (const picture of pictures) {
   try {
     writeFileSync(join(images, `${picture.name}.svg`), draw(picture, picture.commands.map((it) => command(page, it))));
   } catch (error) {
-    throw new Error(`docs/images/${picture.name}.svg, from ${picture.page}: ${error.message}; correct hack/pictures/terminals.mjs or the page`);
+    throw new Error(`docs/images/${picture.name}.svg, from ${picture.page}: ${error.message}; correct hack/pictures/terminals.json or the page`);
   }
   console.log(`docs/images/${picture.name}.svg`);
 }
