@@ -34,6 +34,7 @@ try {
         localStorage.setItem("mdbook-theme", theme);
         localStorage.setItem("mdbook-sidebar", "hidden");
       }, theme);
+      await page.emulateMediaFeatures([{ name: "prefers-reduced-motion", value: "reduce" }]); // a picture that plays shows its end
       let path;
       page.on("request", (request) => {
         if (/^https?:/.test(request.url())) problems.add(`${path}: loads ${request.url()}`);

@@ -99,9 +99,9 @@ function draw({ name, title, plays }, commands) {
   }
   const width = Math.ceil(widest + 2 * margin);
   const height = Math.ceil(y - row + margin - 4);
-  // Whoever wants no motion, or has no animations, sees the end.
+  // Without animations, on paper, and where no motion is wanted, all of it is there.
   const motion = `
-  @media (prefers-reduced-motion: no-preference) { g { animation: appear 0.2s both } }
+  @media screen and (prefers-reduced-motion: no-preference) { g { animation: appear 0.2s both } }
   @keyframes appear { from { opacity: 0 } }`;
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-labelledby="${name}-title">
 <title id="${name}-title">${escape(title)}</title>
