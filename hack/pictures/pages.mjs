@@ -42,7 +42,10 @@ try {
       for (path of pages) {
         await page.goto(pathToFileURL(join(book, path)).href, { waitUntil: "load" });
         const seen = await page.evaluate(() => ({
-          excess: document.documentElement.scrollWidth - innerWidth,
+          // The book scrolls its content, not the document.
+          excess: Math.max(
+            ...[document.documentElement, ...document.querySelectorAll(".content, main")].map((it) => it.scrollWidth - it.clientWidth),
+          ),
           broken: [...document.images].filter((it) => it.naturalWidth === 0).map((it) => it.getAttribute("src")),
           theme: document.documentElement.className,
         }));
