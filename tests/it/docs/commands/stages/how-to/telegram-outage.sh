@@ -26,8 +26,13 @@ done
 rm telegram-down
 #: kubectl -n shop patch contactpoint telegram-cp --type=merge -p '{"spec":{"suspend":true}}'
 # The chat shows what the page says.
-cat telegram.log
-[ "$(tail -n 1 telegram.log | jq -r .)" = "3 changes
-Deployment shop/web replicas: 1 -> 3
+[ "$(tail -n 2 telegram.log | jq -r .)" = "Resource kind: Deployment
+Name: web
+Status: Updated
+Value: 3
+Namespace: shop
+Previous: 1
+Changed by: kubectl (scale)
+2 changes
 Deployment shop/web replicas: 3 -> 5
 Deployment shop/web replicas: 5 -> 2" ]
