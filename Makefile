@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help prerequisites control-plane moto tools docs cluster build run manifests install uninstall deploy undeploy build-installer \
-  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo clean
+  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo pictures pages clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: the
 # default is a placeholder, which config/ and deploy/ name.
@@ -60,6 +60,12 @@ tools: ## Build the tools that tests use, once
 
 docs: prerequisites ## Build the book: target/book/index.html
 	@"$$(bash hack/tools/build.sh mdbook)" build
+
+pictures: ## Draw the pictures of the book, docs/images (hack/pictures/README.md has the requirements)
+	@hack/pictures/make.sh
+
+pages: prerequisites ## Open every page of the book in a browser, and take screenshots into target/pages
+	@hack/pictures/make.sh pages
 
 cluster: prerequisites ## Run a real control plane until Ctrl-C
 	@cargo run -p testbed -- cluster

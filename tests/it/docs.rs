@@ -346,7 +346,7 @@ fn every_delivery_limit_matches_the_code() {
             seconds(pace.chat.window)
         ),
         format!(
-            "| one group (negative chatId), besides | {} | {} |",
+            "| one group (negative `chatId`), in addition | {} | {} |",
             pace.group.requests,
             seconds(pace.group.window)
         ),

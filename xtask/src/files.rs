@@ -25,7 +25,7 @@ pub enum Error {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     /// A file that is written by hand does not exist.
-    #[error("{} is missing: write it (\"Add a kind\" in docs/contributing.md)", .0.display())]
+    #[error("{} is missing: write it (see docs/add-a-kind.md)", .0.display())]
     Missing(PathBuf),
     /// kubectl did not build a kustomization.
     #[error("kubectl kustomize: {0}")]

@@ -1,4 +1,4 @@
-//! Each alert has a page, each page an alert, and each panel of the dashboard is described.
+//! Each alert has a page, each page an alert, and each panel of the dashboard says what a bad value looks like.
 
 use super::*;
 
@@ -75,8 +75,8 @@ fn every_panel_has_a_position_a_title_a_description_and_a_unit() {
         assert!(
             panel["description"]
                 .as_str()
-                .is_some_and(|sentence| sentence.ends_with('.')),
-            "{title}"
+                .is_some_and(|text| text.ends_with('.') && text.contains("Bad: ")),
+            "{title} does not say what a bad value looks like"
         );
         let unit = panel["fieldConfig"]["defaults"]["unit"].as_str();
         assert!(

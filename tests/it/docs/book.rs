@@ -7,7 +7,7 @@ use std::process::Command;
 
 use testbed::process::Folder;
 
-use super::{pages_of_the_book, root};
+use super::{pages, pages_of_the_book, root};
 use crate::support::tool;
 
 /// Returns the values of an attribute.
@@ -112,4 +112,73 @@ fn every_page_is_in_the_book_once() {
     let all: BTreeSet<_> = pages_of_the_book().into_iter().collect();
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), all);
     assert_eq!(listed.len(), all.len(), "a page appears twice");
+}
+
+/// Returns the names of the files in a folder with this extension.
+fn names(folder: &str, extension: &str) -> BTreeSet<String> {
+    fs::read_dir(root().join(folder))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|it| it == extension))
+        .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// A picture of a terminal.
+#[derive(serde::Deserialize)]
+struct Terminal {
+    name: String,
+    page: PathBuf,
+    commands: Vec<String>,
+}
+
+fn terminals() -> Vec<Terminal> {
+    let list = fs::read_to_string(root().join("hack/pictures/terminals.json")).unwrap();
+    serde_json::from_str(&list).unwrap()
+}
+
+#[test]
+fn every_picture_has_a_source_and_is_on_a_page() {
+    let mut sources = names("docs/images/src", "mmd");
+    sources.extend(terminals().into_iter().map(|it| it.name));
+    let pictures = names("docs/images", "svg");
+    assert_eq!(pictures, sources, "run make pictures");
+    let pages = pages();
+    for name in pictures {
+        let image = format!("images/{name}.svg)");
+        assert!(
+            pages.values().any(|page| page.contains(&image)),
+            "no page shows docs/images/{name}.svg"
+        );
+    }
+}
+
+#[test]
+fn terminals_show_what_their_pages_print() {
+    for Terminal {
+        name,
+        page,
+        commands,
+    } in terminals()
+    {
+        let text = fs::read_to_string(root().join(&page)).unwrap();
+        let picture = fs::read_to_string(root().join(format!("docs/images/{name}.svg"))).unwrap();
+        for command in commands {
+            let (_, after) = text
+                .split_once(&format!("\n$ {command}\n"))
+                .unwrap_or_else(|| panic!("{}: no command {command}", page.display()));
+            let printed = after
+                .lines()
+                .take_while(|line| !line.starts_with("$ ") && !line.starts_with("```"))
+                .collect::<Vec<_>>()
+                .join("\n");
+            let shown = format!("$ {command}\n{}", printed.trim_end())
+                .replace('&', "&amp;")
+                .replace('<', "&lt;");
+            assert!(
+                picture.contains(&shown),
+                "docs/images/{name}.svg shows another output of {command}: run make pictures"
+            );
+        }
+    }
 }

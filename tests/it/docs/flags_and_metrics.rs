@@ -13,7 +13,7 @@ use super::{page, pages, prose, row};
 #[test]
 fn every_named_flag_exists() {
     let page = page("operate/cli.md");
-    let (_, section) = page.split_once("\n## Flags\n").unwrap();
+    let (_, section) = page.split_once("\n## run\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     let mut program = Cli::command();
     program.build();

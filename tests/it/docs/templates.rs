@@ -86,7 +86,7 @@ fn item(id: &str) -> OutgoingEntry {
 
 #[test]
 fn every_event_field_is_documented() {
-    let page = page("kinds/contact-point.md");
+    let page = page("kinds/receivers.md");
     let hook = WebhookEndpoint::new(Parts {
         url: "http://hooks.test/".into(),
         ..Parts::default()

@@ -1,6 +1,6 @@
 """A webhook receiver for a walk through the pages.
 
-`python3 receiver.py NAME` writes its URL to `NAME-url`, and each body on a line of `NAME.log`. The receiver answers 503 while
+`python3 receiver.py NAME` writes its URL to `NAME-url`, and each body on a line of `NAME.log`. The receiver answers 502 while
 the file `NAME-down` exists, and ends when the walk removes its folder.
 """
 
@@ -18,7 +18,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not down:
             with open(f"{name}.log", "a") as log:
                 log.write(body.strip().replace("\n", " ") + "\n")
-        self.send_response(503 if down else 200)
+        self.send_response(502 if down else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -9,4 +9,9 @@ kind: ConfigMapSync
 metadata: {name: settings, namespace: shop}
 spec: {sourceNamespace: shop, destinationNamespace: shop, configMapName: settings, destinationName: copy}
 YAML
+# The test's operator watches all namespaces.
+kubectl create clusterrolebinding in-place --clusterrole=cluster-admin --serviceaccount=quartermaster-system:quartermaster-controller-manager
 #! the operator starts
+#: helm uninstall quartermaster -n quartermaster-system
+kubectl delete clusterrolebinding in-place
+#! the operator ends

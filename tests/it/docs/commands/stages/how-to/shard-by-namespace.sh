@@ -10,4 +10,12 @@ kind: ConfigMapSync
 metadata: {name: settings, namespace: shop-staging}
 spec: {sourceNamespace: shop-staging, destinationNamespace: shop-staging, configMapName: settings, destinationName: copy}
 YAML
+# The test's operator runs as this account, in the place of the releases' operators.
+kubectl create namespace quartermaster-system --dry-run=client -o yaml | kubectl apply -f -
+kubectl -n quartermaster-system create serviceaccount quartermaster-controller-manager
+kubectl create clusterrolebinding in-place --clusterrole=cluster-admin --serviceaccount=quartermaster-system:quartermaster-controller-manager
 #! the operator starts
+#: quartermaster uninstall -n billing --operator-namespace=billing-system --yes
+kubectl delete clusterrolebinding in-place
+kubectl -n quartermaster-system delete serviceaccount quartermaster-controller-manager
+#! the operator ends

@@ -1,4 +1,13 @@
 #! nothing is installed
-#: kubectl -n quartermaster-system rollout status deployment/quartermaster-controller-manager
-# What `make deploy` does.
-kubectl apply -k config/default
+#: kubectl apply -k overlay
+mkdir overlay
+cat >overlay/kustomization.yaml <<'YAML'
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources:
+- ../config/default
+images:
+- name: quartermaster
+  newName: YOUR.REGISTRY/quartermaster
+  newTag: TAG
+YAML

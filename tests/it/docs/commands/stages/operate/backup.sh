@@ -2,7 +2,7 @@ kubectl apply -k config/default
 kubectl create namespace shop --dry-run=client -o yaml | kubectl apply -f -
 kubectl create configmap settings --from-literal=colour=blue
 kubectl apply -f example/example_appservice.yaml -f example/example_configmapsync.yaml -f example/example_myapp.yaml
-#: kubectl get contactpoints,trackedfields,configmapsyncs,appservices,myapps,myingresses -A -o json |
+#: kubectl get quartermaster -A -o json |
 kubectl wait --for=condition=Ready appsvc/appservice-sample cmsync/configmapsync-sample ma/example-app --timeout=60s
 #: kubectl -n quartermaster-system scale deployment/quartermaster-controller-manager --replicas=0
 #! the operator ends
