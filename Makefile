@@ -70,7 +70,7 @@ build: prerequisites ## Build the operator in release mode
 run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
-manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
+manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/, docs/reference/ and bundle/
 	KUBECTL="$(KUBECTL)" cargo run --package xtask
 
 # What TrackedFields may track, also of an operator that runs elsewhere with other rights.

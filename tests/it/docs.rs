@@ -190,12 +190,15 @@ fn names_below(folder: &Path, into: &mut BTreeSet<String>) {
         .unwrap()
         .map(|file| file.unwrap().path())
     {
+        if path.ends_with("tests") || path.ends_with("tests.rs") {
+            continue;
+        }
         if path.is_dir() {
             names_below(&path, into);
             continue;
         }
         let text = fs::read_to_string(&path).unwrap_or_default();
-        let product = text.split("\nmod tests {").next().unwrap_or_default();
+        let product = text.split("#[cfg(test)]").next().unwrap_or_default();
         for rest in product.split(PREFIX).skip(1) {
             let name = rest
                 .split(|c: char| !(c.is_ascii_lowercase() || c == '-'))

@@ -120,7 +120,8 @@ pub struct NotificationSpec {
     ))]
     pub context: BTreeMap<String, String>,
     /// CEL expression that decides whether a message is sent for a change, such as `action == 'Updated'`. Other changes are
-    /// recorded with `skipped: When`. An expression that fails sends the message. Defaults to sending all.
+    /// recorded with `skipped: When`. An expression that fails sends the message. Defaults to a
+    /// message for every change.
     #[serde(
         default,
         deserialize_with = "text_of_any_type",

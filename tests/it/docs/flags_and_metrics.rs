@@ -8,8 +8,17 @@ use quartermaster::cli::{Cli, Timings};
 
 use super::{page, pages, prose, row};
 
-/// Flags of other programs that pages name alone.
-const OF_OTHERS: &[&str] = &[];
+/// Flags of other programs (helm, kubectl, velero, the apiserver) that pages name without their command.
+const OF_OTHERS: [&str; 8] = [
+    "cluster-cidr",
+    "create-namespace",
+    "force-conflicts",
+    "restore-status",
+    "service-cluster-ip-range",
+    "set",
+    "take-ownership",
+    "wait",
+];
 
 /// The generated reference has all flags, and the pages name only existing flags.
 #[test]

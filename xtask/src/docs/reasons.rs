@@ -245,7 +245,8 @@ mod tests {
     fn text_has_whole_sentences_of_at_most_25_words() {
         for (name, text) in texts() {
             assert!(text.ends_with('.') && !text.contains('|'), "{name}: {text}");
-            for sentence in text.split(". ") {
+            let paragraphs = text.split("\n\n");
+            for sentence in paragraphs.flat_map(|paragraph| paragraph.split(". ")) {
                 let words = sentence.split_whitespace().count();
                 assert!(words <= 25, "{name}: {words} words: {sentence}");
             }
