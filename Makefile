@@ -76,7 +76,7 @@ build: prerequisites ## Build the operator in release mode
 run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
-manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
+manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/, docs/reference/ and bundle/
 	KUBECTL="$(KUBECTL)" cargo run --package xtask
 
 # The ClusterRoles of what TrackedFields may track. The policies need them even if the operator runs with other permissions.

@@ -159,7 +159,8 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     )
     .await;
     assert!(
-        text.contains("in the cluster of your current context") && text.contains("The demo is complete"),
+        text.contains("in the cluster of your current context")
+            && text.contains("The demo is complete"),
         "{text}"
     );
     assert!(!text.contains(TOKEN), "{text}");

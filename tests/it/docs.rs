@@ -1,19 +1,16 @@
-//! The documentation against the code, offline: fields, columns, permissions, links and paths.
+//! The documentation against the code, offline: links, paths, limits and the tables of the reference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
-};
-use qm_core::kind::Permission;
+use qm_api::common::{NAMES, PREFIX};
+use qm_core::names::MetadataNames;
 use qm_notify::history::HistoryLimits;
 use qm_notify::history::KEPT_BYTES;
 use qm_notify::message::TextLimit;
 use qm_notify::{message, rate_limit};
-use quartermaster::{kinds, permissions};
 use xtask::docs as generated;
 
 mod book;
@@ -154,158 +151,85 @@ fn every_named_path_exists() {
     }
 }
 
-/// Returns every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
-fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
-    fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
-        into.insert(path.to_owned(), schema.clone());
-        // Kubernetes documents conditions, too.
-        if path.ends_with("conditions") || generated::KUBERNETES.contains(&path) {
-            return;
-        }
-        for (name, property) in schema.properties.iter().flatten() {
-            walk(&format!("{path}.{name}"), property, into);
-        }
-        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items
-            && items.properties.is_some()
-        {
-            walk(&format!("{path}[]"), items, into);
-        }
-    }
-    let mut fields = BTreeMap::new();
-    let schema = crd.spec.versions[0]
-        .schema
-        .as_ref()
-        .unwrap()
-        .open_api_v3_schema
-        .as_ref()
-        .unwrap();
-    for part in ["spec", "status"] {
-        walk(
-            part,
-            &schema.properties.as_ref().unwrap()[part],
-            &mut fields,
-        );
-    }
-    fields.retain(|path, _| path.contains('.'));
-    assert!(fields.len() > 3, "{fields:?}");
-    fields
-}
-
-/// Returns the page of a kind.
-fn page_of(crd: &CustomResourceDefinition) -> String {
-    page(&generated::page_of(&crd.spec.names.kind))
-}
-
+/// Every name under the operator's domain that the program, the manifests or the chart have is in the reference.
 #[test]
-fn every_field_has_a_row_with_its_bounds() {
-    for crd in kinds::crds() {
-        let page = page_of(&crd);
-        for (path, schema) in fields(&crd) {
-            let row = row(&page, &path).unwrap_or_else(|| panic!("{path} has no row"));
-            if !path.starts_with("spec") {
-                continue;
-            }
-            let values = match &schema.additional_properties {
-                Some(JSONSchemaPropsOrBool::Schema(values)) => values.max_length,
-                _ => None,
-            };
-            let lengths = [schema.max_length, schema.max_properties, values]
-                .map(|bound| bound.map(|bound| bound.to_string()));
-            let range = match (
-                schema.minimum,
-                schema.maximum,
-                schema.min_length,
-                schema.max_length,
-            ) {
-                (Some(min), Some(max), _, _) => Some(format!("{min} to {max}")),
-                (Some(min), None, _, _) => Some(format!("{min} or more")),
-                (_, _, Some(min), Some(max)) => Some(format!("{min} to {max}")),
-                _ => None,
-            };
-            for bound in lengths.into_iter().flatten().chain(range) {
-                assert!(
-                    row.contains(&bound),
-                    "{path}: the bound {bound} is not in its row"
-                );
-            }
+fn every_annotation_and_label_has_a_row() {
+    let reference = page("reference/annotations.md");
+    let mut found = BTreeSet::new();
+    for folder in [
+        "src",
+        "crates",
+        "xtask/src",
+        "charts/quartermaster/templates",
+        "config/manager",
+        "config/rbac",
+    ] {
+        names_below(&root().join(folder), &mut found);
+    }
+    assert!(found.len() > 15, "{found:?}");
+    let rows = reference
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"));
+    let rows: BTreeSet<_> = rows.filter_map(|row| row.split('`').next()).collect();
+    let missing: Vec<_> = found
+        .iter()
+        .filter(|name| !rows.contains(&***name))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "{missing:?} have no row in xtask/src/docs/annotations.rs"
+    );
+    let own = rows.iter().filter(|row| row.starts_with(PREFIX));
+    let unused: Vec<_> = own.filter(|row| !found.contains(**row)).collect();
+    assert!(unused.is_empty(), "{unused:?} are not used");
+}
+
+/// Adds the names with [`PREFIX`] in all files below `folder`, except those in tests.
+fn names_below(folder: &Path, into: &mut BTreeSet<String>) {
+    for path in fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+    {
+        if path.ends_with("tests") || path.ends_with("tests.rs") {
+            continue;
         }
-        let rows = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("| `"))
-            .filter_map(|line| line.split('`').next());
-        for path in rows.filter(|path| path.starts_with("spec.") || path.starts_with("status")) {
-            assert!(
-                fields(&crd).contains_key(path),
-                "{path} is not a field of a {}",
-                crd.spec.names.kind
+        if path.is_dir() {
+            names_below(&path, into);
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for rest in product.split(PREFIX).skip(1) {
+            let name = rest
+                .split(|c: char| !(c.is_ascii_lowercase() || c == '-'))
+                .next();
+            into.extend(
+                name.filter(|name| !name.is_empty())
+                    .map(|name| format!("{PREFIX}{name}")),
             );
         }
     }
-}
-
-#[test]
-fn every_column_matches_the_crd() {
-    for crd in kinds::crds() {
-        let columns = crd.spec.versions[0]
-            .additional_printer_columns
-            .clone()
-            .unwrap();
-        let printed = columns
-            .iter()
-            .filter(|column| column.priority.unwrap_or_default() == 0);
-        let header = printed
-            .map(|column| column.name.to_uppercase())
-            .collect::<Vec<_>>()
-            .join(" ");
-        let header = format!("NAME {header}");
-        let page = page_of(&crd);
-        let mut lines = page
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-        assert!(lines.any(|line| line == header), "no line is {header}");
-    }
-}
-
-#[test]
-fn every_permission_has_a_row() {
-    let page = page("security/permissions.md");
-    let check = |pages: &str, permission: &Permission| {
-        for resource in permission.resources {
-            let row = row(pages, resource).unwrap_or_else(|| {
-                panic!("{resource} has no row: add one to security/permissions.md or to the page of the kind")
-            });
-            for verb in permission.verbs {
-                assert!(row.contains(verb), "{resource}: {verb}");
-            }
-        }
-    };
-    for (kind, crd) in kinds::KINDS.iter().zip(kinds::crds()) {
-        let pages = page_of(&crd) + &page;
-        for permission in kind.permissions {
-            check(&pages, permission);
-        }
-    }
-    for permission in permissions::METRICS_RIGHTS {
-        check(&page, permission);
-    }
-    let crds = row(&page, "customresourcedefinitions").unwrap();
-    assert!(
-        permissions::CRD_VERBS
-            .iter()
-            .all(|verb| crds.contains(verb))
+    // The macro that makes the names has a placeholder for the domain.
+    let MetadataNames {
+        requested_at,
+        schema,
+        owner_uid,
+        owner,
+        adopt_by,
+        applied_digest,
+        ..
+    } = NAMES;
+    into.extend(
+        [
+            requested_at,
+            schema,
+            owner_uid,
+            owner,
+            adopt_by,
+            applied_digest,
+        ]
+        .map(str::to_owned),
     );
-    assert!(page.contains(&format!(
-        "`{}: \"true\"`",
-        permissions::AGGREGATE_TO_TRACKER
-    )));
-    let (leases, lease) = (permissions::LEASES, quartermaster::cli::LEASE);
-    let made = format!(
-        "`{}` {}; of the one `{lease}` {}",
-        leases.resources[0],
-        leases.verbs.join(", "),
-        permissions::LEASE_VERBS.join(", ")
-    );
-    assert!(page.contains(&made), "{made}");
 }
 
 #[test]
@@ -356,11 +280,13 @@ fn every_delivery_limit_matches_the_code() {
             seconds(pace.token.window)
         ),
     ];
-    let page = page("kinds/delivery.md");
+    let pages = pages();
     for row in rows {
         assert!(
-            page.lines().any(|line| line == row),
-            "delivery.md has no line {row}"
+            pages
+                .values()
+                .any(|page| page.lines().any(|line| line == row)),
+            "no page has the line {row}"
         );
     }
 }

@@ -11,6 +11,7 @@ mod alerts;
 mod answers;
 mod app_service;
 mod bad_input;
+mod bundle;
 mod commands;
 mod contact_points;
 mod copies;

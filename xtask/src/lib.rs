@@ -7,6 +7,7 @@ use std::path::Path;
 
 use quartermaster::kinds;
 
+mod bundle;
 mod chart;
 pub mod docs;
 mod files;
@@ -30,7 +31,8 @@ pub fn crds_yaml() -> Result<String, Error> {
 pub fn write(root: &Path, kubectl: &OsStr) -> Result<(), Error> {
     write_all(root, files(root)?)?;
     // kubectl reads what was just written.
-    write_all(root, flat::deploy(root, kubectl)?)
+    write_all(root, flat::deploy(root, kubectl)?)?;
+    write_all(root, packages(root)?)
 }
 
 fn write_all(root: &Path, files: Vec<File>) -> Result<(), Error> {
@@ -45,7 +47,14 @@ fn write_all(root: &Path, files: Vec<File>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns every generated file of the source tree `root` but those of `deploy/`.
+/// Returns the metadata of the packages, from the generated files of the source tree `root`.
+fn packages(root: &Path) -> Result<Vec<File>, Error> {
+    let mut files = bundle::files(root)?;
+    files.push(bundle::chart(root)?);
+    Ok(files)
+}
+
+/// Returns every generated file of the source tree `root` but those of `deploy/` and the metadata of the packages.
 pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     let below = |folder: &str, files: Vec<File>| {
         let path = |(name, text)| (format!("{folder}/{name}"), text);
@@ -123,7 +132,7 @@ mod tests {
     fn committed_files_are_current() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         let mut current = Vec::new();
-        for (name, text) in files(root).unwrap() {
+        for (name, text) in [files(root).unwrap(), packages(root).unwrap()].concat() {
             let committed = fs::read_to_string(root.join(&name)).unwrap_or_default();
             assert!(
                 committed == text,
@@ -139,6 +148,7 @@ mod tests {
             "config/policy",
             "example",
             "docs/reference",
+            "bundle/manifests",
         ]
         .map(str::to_owned);
         for folder in config.into_iter().chain(chart) {

@@ -1,4 +1,4 @@
-//! `make manifests`: writes the generated files (CRDs, permissions, `deploy/`, `example/`, `docs/reference/`) into the
+//! `make manifests`: writes the generated files (CRDs, permissions, `deploy/`, `example/`, `docs/reference/`, `bundle/`) into the
 //! source tree. The variable `KUBECTL` names the kubectl to run; the default is the one on `PATH`.
 
 use std::path::Path;

@@ -29,7 +29,7 @@ const TRACKER_ROLE: &str = "tracker-role";
 
 /// Label of the operator's `ClusterRole`: the scope of its watches. The chart reads the label to detect other
 /// installations.
-const SCOPE: &str = "quartermaster.dev/watch-scope";
+pub(super) const SCOPE: &str = "quartermaster.dev/watch-scope";
 
 /// Returns all objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {
@@ -218,11 +218,11 @@ fn metrics_reader() -> ClusterRole {
     }
 }
 
-const VIEWER: &[&str] = &["get", "list", "watch"];
-const EDITOR: &[&str] = &[
+pub(super) const VIEWER: &[&str] = &["get", "list", "watch"];
+pub(super) const EDITOR: &[&str] = &[
     "create", "delete", "get", "list", "patch", "update", "watch",
 ];
-const ADMIN: &[&str] = &[
+pub(super) const ADMIN: &[&str] = &[
     "create",
     "delete",
     "deletecollection",

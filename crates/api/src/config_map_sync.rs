@@ -60,7 +60,7 @@ pub struct ConfigMapSyncSpec {
     #[schemars(length(max = 63))]
     #[x_kube(validation = (IS_SOURCE, NAMESPACE))]
     pub source_namespace: String,
-    /// Namespace of the copy.
+    /// Namespace of the copy. Set one of the three destination fields.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (IS_NAMESPACE, NAMESPACE))]
@@ -94,8 +94,8 @@ pub struct ConfigMapSyncSpec {
     /// Quartermaster, and no others. Defaults to false: the operator changes no other annotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_annotations: Option<bool>,
-    /// Policy for copies that the sync no longer needs. `Delete` deletes them; `Orphan` keeps them without the ownership label.
-    /// Defaults to `Delete`.
+    /// Policy for copies that the sync no longer needs, because it is deleted or names other namespaces. `Delete` deletes them;
+    /// `Orphan` keeps them without the ownership label. Defaults to `Delete`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['Delete', 'Orphan']", "write deletionPolicy: Delete or deletionPolicy: Orphan"))]
@@ -128,7 +128,7 @@ impl ConfigMapSyncSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapSyncStatus {
-    /// Time of the last write to a copy.
+    /// Time of the last write to a copy. Without a record of one, the time at which the copies were found to match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync_time: Option<Time>,
     /// Generation of the spec that this status describes.

@@ -67,21 +67,23 @@ pub struct ContactPointSpec {
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Telegram', 'Webhook']", "write type: Telegram or type: Webhook"))]
     pub type_: String,
-    /// Secret with the bot token (Telegram), or with the token that `webhookSpec.tokenIn` places (Webhook).
+    /// Secret with the bot token (Telegram), or with the token that `webhookSpec.tokenIn` places (Webhook). Required for
+    /// `type: Telegram` and for `tokenIn: Body`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_token: Option<SecretKeySelector>,
-    /// Chat, for `type: Telegram`.
+    /// Chat. Required for `type: Telegram`; no other type has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub telegram_spec: Option<TelegramSpec>,
-    /// Endpoint, for `type: Webhook`.
+    /// Endpoint. Required for `type: Webhook`; no other type has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook_spec: Option<WebhookSpec>,
     /// Time in seconds for which the operator gathers entries into one message, 0 to 300: a request begins once the oldest
-    /// waiting entry has this age. Defaults to 0.
+    /// waiting entry has this age. The test message and retries do not wait. Defaults to 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 300))]
     pub digest_seconds: Option<i64>,
-    /// Last line of every message, such as the owner's name or a link to a runbook. Defaults to none.
+    /// Last line of every message, such as the owner's name or a link to a runbook. A change sends a test message. Defaults to
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     #[x_kube(validation = (
@@ -90,7 +92,7 @@ pub struct ContactPointSpec {
     ))]
     pub footer: Option<String>,
     /// Pause of delivery. While true, the operator sends nothing. Entries stay pending, and this time does not count towards
-    /// their expiry after 24 hours. Defaults to false.
+    /// their expiry after 24 hours. A change sends no test message. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.
@@ -102,7 +104,7 @@ pub struct ContactPointSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TelegramSpec {
-    /// Number of the chat (64-bit; a supergroup's begins with -100), or the public name `@channel`.
+    /// Number of the chat (64-bit, unquoted; a supergroup's begins with -100), or the public name `'@channel'`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = (
         "type(self) == int || self.matches('^@[A-Za-z0-9_]{5,32}$')",
@@ -162,12 +164,13 @@ pub struct WebhookSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url_from: Option<SecretKeySelector>,
     /// Place of `apiToken` in a request: `Header` (the header `headerName`) or `Body` (the variable `token` of `body`). With
-    /// `Body`, the operator sends no such header. Defaults to `Header`.
+    /// `Body`, `body` is required and the operator sends no such header. Defaults to `Header`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Header', 'Body']", "write tokenIn: Header or tokenIn: Body"))]
     pub token_in: Option<String>,
-    /// Name of the header that carries `apiToken`. With `tokenIn: Header`, set both or neither.
+    /// Name of the header that carries `apiToken`. With `tokenIn: Header`, set both or neither. Headers that HTTP or the operator
+    /// sets are reserved, such as `Host`, `Content-*`, `ce-*` and `webhook-*`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(
@@ -175,7 +178,8 @@ pub struct WebhookSpec {
         validation = header_rule(&format!("!self.{}", reserved()), IS_RESERVED),
     )]
     pub header_name: String,
-    /// Further headers, sent unchanged; at most 32. Put no secrets here: every reader of this object sees them.
+    /// Further headers, sent unchanged; at most 32, names of 128 characters, values of printable ASCII. Put no secrets here: every
+    /// reader of this object sees them. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = { "type": "string", "maxLength": 2048 }))]
     #[x_kube(
@@ -191,11 +195,12 @@ pub struct WebhookSpec {
         ),
     )]
     pub headers: BTreeMap<String, String>,
-    /// Jinja template of the body. Defaults to the JSON data of the `CloudEvent`.
+    /// Jinja template of the body, with the variables of a `TrackedField`'s template and `text`, `entries` and `token`. Defaults to
+    /// the JSON data of the `CloudEvent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub body: Option<String>,
-    /// Content-Type of `body`. Defaults to `application/json`.
+    /// Content-Type of `body`; requires `body`. Defaults to `application/json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -203,10 +208,11 @@ pub struct WebhookSpec {
         "write a media type, such as text/plain; charset=utf-8",
     ))]
     pub content_type: Option<String>,
-    /// Secret with the key that signs each request according to Standard Webhooks (HMAC-SHA256). Defaults to none.
+    /// Secret with the key that signs each request according to Standard Webhooks (HMAC-SHA256): `whsec_` and base64, or raw bytes.
+    /// Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_key: Option<SecretKeySelector>,
-    /// Timeout of an attempt in seconds, 1 to 30. Defaults to 10.
+    /// Timeout of an attempt in seconds, until the end of the response; 1 to 30. Defaults to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30))]
     pub timeout_seconds: Option<i64>,
@@ -251,7 +257,7 @@ impl JsonSchema for ChatId {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContactPointStatus {
-    /// True after the first attempt to send, successful or not.
+    /// True after the first attempt to send, successful or not. A missing Secret is no attempt.
     #[serde(default)]
     pub initialized: bool,
     /// Readiness: true if messages can be sent.

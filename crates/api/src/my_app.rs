@@ -63,7 +63,7 @@ pub const BAD_PROFILE: &str = "write podSecurity: Restricted, or podSecurity: Ba
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = image_is_given())]
 pub struct MyAppSpec {
-    /// Container image of the Pod. The image must contain `/bin/sh` and `sleep`.
+    /// Container image of the Pod. The image must contain `/bin/sh` and `sleep`. Required on new objects.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = (

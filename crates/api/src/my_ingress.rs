@@ -91,7 +91,8 @@ pub const BAD_SERVICE: &str = "write the name of a Service: lower-case letters, 
 #[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = two_subnets(), validation = fixed_scheme(), validation = public_addresses())]
 pub struct MyIngressSpec {
-    /// IDs of the subnets of the load balancer: 2 to 16, each in a different availability zone, all in one VPC.
+    /// IDs of the subnets of the load balancer: 2 to 16, each in a different availability zone, all in one VPC. Required on new
+    /// objects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 16, "items" = { "type": "string", "maxLength": 64 }))]
     #[x_kube(
@@ -113,13 +114,14 @@ pub struct MyIngressSpec {
         validation = ("self.all(group, self.exists_one(other, other == group))", TWICE),
     )]
     pub security_groups: Vec<String>,
-    /// Type of the IP addresses: `ipv4`, `dualstack` or `dualstack-without-public-ipv4`. Defaults to `ipv4` at creation; later,
-    /// the operator keeps the type that AWS has.
+    /// Type of the IP addresses: `ipv4`, `dualstack` or `dualstack-without-public-ipv4` (internet-facing only). Defaults to `ipv4`
+    /// at creation; later, the operator keeps the type that AWS has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['ipv4', 'dualstack', 'dualstack-without-public-ipv4']", BAD_ADDRESSES))]
     pub ip_address_type: Option<String>,
-    /// Tags of the load balancer, in addition to the ownership tags; at most 40. The operator keeps tags that others set.
+    /// Tags of the load balancer, in addition to the ownership tags; at most 40, keys of 128 characters. The operator keeps tags that
+    /// others set. Reserved are `aws:...`, `ManagedBy`, `quartermaster.dev/...`, `k8s.aws/...` and `kubernetes.io/...`. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 40, "additionalProperties" = { "type": "string", "maxLength": 256 }))]
     #[x_kube(
@@ -174,7 +176,7 @@ pub struct ListenerSpec {
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['HTTP', 'HTTPS']", BAD_PROTOCOL))]
     pub protocol: Option<String>,
-    /// ARN of the certificate in ACM or IAM, for an HTTPS listener.
+    /// ARN of the certificate in ACM or IAM. Required for HTTPS; not allowed for HTTP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     #[x_kube(validation = ("self.startsWith('arn:')", BAD_CERTIFICATE))]
@@ -184,9 +186,9 @@ pub struct ListenerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub ssl_policy: Option<String>,
-    /// Service that receives the traffic.
+    /// Service that receives the traffic, of `type: NodePort` or `type: LoadBalancer` in the same namespace.
     pub service: ServiceRef,
-    /// Path of the health checks. Defaults to `/`.
+    /// Path of the health checks; 200 is healthy. Defaults to `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = (r"self.matches(r'^/\S*$')", BAD_PATH))]
@@ -213,7 +215,7 @@ pub struct ServiceRef {
     #[schemars(length(max = 63))]
     #[x_kube(validation = ("!format.dns1123Label().validate(self).hasValue()", BAD_SERVICE))]
     pub name: String,
-    /// Port of the Service, as in its `spec.ports[].port`.
+    /// TCP port of the Service, as in its `spec.ports[].port`.
     #[schemars(range(min = 1, max = 65535))]
     pub port: u16,
 }
@@ -225,7 +227,7 @@ pub struct MyIngressStatus {
     /// Load balancer in AWS. Absent until the operator has asked AWS to create it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alb: Option<Alb>,
-    /// Observed state of each listener.
+    /// Observed state of each listener, and of each port with resources in AWS.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port"]))]
     pub listeners: Vec<ListenerStatus>,

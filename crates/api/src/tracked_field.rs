@@ -64,11 +64,11 @@ pub use history::{
     validation = field_rule(field_fits_kind_without_words("self.field")),
 )]
 pub struct TrackedFieldSpec {
-    /// Resource with the tracked field.
+    /// Resource with the tracked field. A change of `target` or `field` starts a new series: the next entry is `Created`.
     #[serde(default)]
     pub target: TargetReference,
-    /// Tracked field: `replicas`, `image`, `image:CONTAINER`, `images`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in
-    /// braces.
+    /// Tracked field: `replicas` (Deployment, `StatefulSet`), `image`, `image:CONTAINER` or `images` (kinds with containers),
+    /// `targetPort` or `targetPort:PORT` (Service), or a `JSONPath` in braces (any kind).
     #[serde(default)]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = is_field("self", str::to_owned), validation = has_no_range("self", str::to_owned))]
@@ -76,8 +76,8 @@ pub struct TrackedFieldSpec {
     /// How changes are recorded and sent.
     #[serde(flatten)]
     pub notification: NotificationSpec,
-    /// Whether the first value of a resource that existed before this object is sent: `Notify` sends it, `Quiet` only records
-    /// it. Defaults to `Notify`.
+    /// Whether the first value of a resource that existed before this object is sent: `Notify` sends it, `Quiet` records it with
+    /// `skipped: Initial`. Defaults to `Notify`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['Notify', 'Quiet']", "write initial: Notify or initial: Quiet"))]
@@ -92,7 +92,7 @@ pub struct TrackedFieldSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint"]))]
 pub struct NotificationSpec {
-    /// Name of the `ContactPoint`, in the same namespace.
+    /// Name of the `ContactPoint`, in the same namespace. After a change, waiting entries go to the new one.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -105,7 +105,7 @@ pub struct NotificationSpec {
     #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
     /// Further fields of the resource, 5 at most: a name and a `JSONPath` in braces each. Their values are recorded with each
-    /// change, for templates and webhooks. A change of these fields alone is not recorded.
+    /// change, up to 256 bytes each, for templates and webhooks. A change of these fields alone is not recorded. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend(
         "maxProperties" = 5,
@@ -120,7 +120,8 @@ pub struct NotificationSpec {
     ))]
     pub context: BTreeMap<String, String>,
     /// CEL expression that decides whether a message is sent for a change, such as `action == 'Updated'`. Other changes are
-    /// recorded as skipped. An expression that fails sends the message. Defaults to sending all.
+    /// recorded with `skipped: When`. An expression that fails sends the message. Defaults to a
+    /// message for every change.
     #[serde(
         default,
         deserialize_with = "text_of_any_type",
@@ -128,7 +129,8 @@ pub struct NotificationSpec {
     )]
     #[schemars(length(min = 1, max = 512))]
     pub when: Option<String>,
-    /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50.
+    /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50, in
+    /// a `TrackedFieldSet` to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
@@ -151,12 +153,12 @@ pub struct NotificationSpec {
 )]
 pub struct TargetReference {
     /// Kind of the resource: `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `CronJob`, `Service`, `Ingress` or
-    /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other.
+    /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other but Secret.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = IS_KIND, validation = IS_NO_SECRET)]
     pub kind: String,
-    /// Namespace of the resource. Empty for a cluster-scoped kind.
+    /// Namespace of the resource. Required for a kind without `apiVersion`; empty for a cluster-scoped kind.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (
@@ -172,12 +174,12 @@ pub struct TargetReference {
         "write the name of one resource, without '/', '%' and spaces",
     ))]
     pub name: String,
-    /// API group and version of another kind, such as `networking.k8s.io/v1`.
+    /// API group and version of another kind, such as `networking.k8s.io/v1`. Set it together with `resource`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OURS)]
     pub api_version: Option<String>,
-    /// Plural name of another kind, such as `networkpolicies`.
+    /// Plural name of another kind, such as `networkpolicies`. Set it together with `apiVersion`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = IS_RESOURCE)]

@@ -76,7 +76,8 @@ pub struct TrackedFieldSetSpec {
     ))]
     #[x_kube(validation = is_field("field", each_field), validation = has_no_range("field", each_field))]
     pub fields: Vec<String>,
-    /// How the changes of each field are recorded and sent, as in a `TrackedField`. `historyLimit` defaults to 10.
+    /// How the changes of each field are recorded and sent, as in a `TrackedField`. A field that is absent here belongs to whoever
+    /// sets it in a `TrackedField` of the set.
     #[serde(default)]
     pub template: NotificationSpec,
     /// Whether the first value of a resource that existed before the set selected it is sent: `Quiet` only records it, `Notify`
@@ -85,7 +86,7 @@ pub struct TrackedFieldSetSpec {
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['Quiet', 'Notify']", "write initial: Quiet or initial: Notify"))]
     pub initial: Option<String>,
-    /// Maximum number of tracked resources, 1 to 10,000. Defaults to 500.
+    /// Maximum number of tracked resources, 1 to 10,000; times the number of fields, 10,000. Defaults to 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub max_targets: Option<i64>,
@@ -121,17 +122,17 @@ impl TrackedFieldSetSpec {
 )]
 pub struct TargetSelector {
     /// Kind of the resources: `Deployment`, `StatefulSet`, `DaemonSet`, `Job`, `CronJob`, `Service`, `Ingress` or
-    /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other.
+    /// `HorizontalPodAutoscaler`, or with `apiVersion` and `resource` any other but Secret.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = IS_KIND, validation = IS_NO_SECRET)]
     pub kind: String,
-    /// API group and version of another kind, such as `networking.k8s.io/v1`.
+    /// API group and version of another kind, such as `networking.k8s.io/v1`. Set it together with `resource`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OURS)]
     pub api_version: Option<String>,
-    /// Plural name of another kind, such as `networkpolicies`.
+    /// Plural name of another kind, such as `networkpolicies`. Set it together with `apiVersion`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = IS_RESOURCE)]
@@ -174,7 +175,7 @@ pub struct NamePatterns {
     ))]
     #[x_kube(validation = ARE_PATTERNS)]
     pub include: Vec<String>,
-    /// Patterns of which a name matches none.
+    /// Patterns of which a name matches none. Defaults to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "maxItems" = 32,
@@ -227,7 +228,8 @@ pub struct TrackedFieldSetStatus {
     /// Digest of `spec.target` and `spec.fields`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<String>,
-    /// Time since which this selection applies. A resource that is created later is reported, an older one is not.
+    /// Time since which this selection applies. A resource that is created later is reported, an older one is not. A change of
+    /// `spec.target` or `spec.fields` moves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
     /// Number of selected resources.

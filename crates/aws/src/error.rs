@@ -39,7 +39,8 @@ const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
 const OPERATION_IN_PROGRESS: &str = "OperationInProgress";
-const TARGETS_REJECTED: &str = "TargetsRejected";
+/// Reason while AWS accepts no node, or not every node, as a target.
+pub const TARGETS_REJECTED: &str = "TargetsRejected";
 const NAME_TAKEN: &str = "NameTaken";
 const FORBIDDEN_NOW: &str = "NotPermitted";
 const SUBNET_INVALID: &str = "SubnetInvalid";
@@ -217,10 +218,14 @@ impl AwsError {
     fn advised(reason: &str, message: String) -> String {
         match reason {
             CREDENTIALS_MISSING => {
-                format!("{message}; give the operator credentials (docs/security/aws-iam.md, \"Region and credentials\")")
+                format!(
+                    "{message}; give the operator credentials (docs/security/aws-iam.md, \"Region and credentials\")"
+                )
             }
             ACCESS_DENIED => {
-                format!("{message}; docs/security/aws-iam.md, \"Permissions\", has the policy that the operator needs")
+                format!(
+                    "{message}; docs/security/aws-iam.md, \"Permissions\", has the policy that the operator needs"
+                )
             }
             _ => message,
         }

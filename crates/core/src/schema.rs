@@ -1,12 +1,14 @@
 //! Conversion of the schema that is derived from the Rust types into the one that the apiserver gets.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
     ValidationRule,
 };
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::names::MetadataNames;
@@ -72,11 +74,18 @@ pub fn finish(
             .and_then(|s| s.open_api_v3_schema.as_mut())
         {
             visit(schema, &mut finish_node);
-            // A status that is a list has no Rust struct with a description.
             if let Some(status) = schema.properties.as_mut().and_then(|p| p.get_mut("status")) {
+                // A status that is a list has no Rust struct with a description.
                 status
                     .description
                     .get_or_insert_with(|| "Entries, oldest first.".into());
+                // kstatus takes an object without a status for ready, so Flux and Helm would not wait for a new object.
+                let observes = |fields: &BTreeMap<String, JSONSchemaProps>| {
+                    fields.contains_key("observedGeneration")
+                };
+                if status.properties.as_ref().is_some_and(observes) {
+                    status.default = Some(JSON(json!({ "observedGeneration": -1 })));
+                }
             }
             if !schema
                 .required

@@ -240,9 +240,7 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
             && ends(text.chars().next_back())
     };
     let is_key = |key: &str| match key.split_once('/') {
-        Some((prefix, name)) => {
-            is_dns_subdomain(prefix) && is_name(name)
-        }
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_name(name),
         None => is_name(key),
     };
     let is_value = |value: &str| value.is_empty() || is_name(value);

@@ -136,7 +136,10 @@ impl Controller for MyApps {
             Ensured::Created(child) => {
                 let is_replaced = self.track(&cx.key, |pod| std::mem::take(&mut pod.is_replaced));
                 if !is_replaced && cx.status.pod_name.is_some() {
-                    let note = format!("recreated {}, which another client had deleted", child.summary.name());
+                    let note = format!(
+                        "recreated {}, which another client had deleted",
+                        child.summary.name()
+                    );
                     cx.event("Create", RECREATED, note);
                 }
                 Ok(outcome_of(&child.summary))
@@ -144,7 +147,10 @@ impl Controller for MyApps {
             Ensured::Terminating(child) => Ok(self.report_terminating(cx, &child).await),
             Ensured::Deleted(child, difference) => {
                 self.track(&cx.key, |pod| pod.is_replaced = true);
-                let note = format!("deleted {} to replace it: {difference}", child.summary.name());
+                let note = format!(
+                    "deleted {} to replace it: {difference}",
+                    child.summary.name()
+                );
                 cx.event("Delete", "Replaced", note);
                 Ok(step::terminating(&child.summary))
             }

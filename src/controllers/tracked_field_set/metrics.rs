@@ -45,7 +45,8 @@ impl SetMetrics {
         let children = Family::<[(&'static str, &'static str); 1], Gauge>::default();
         registry.register(
             "set_children",
-            "TrackedFields of all TrackedFieldSets by state",
+            "TrackedFields of all TrackedFieldSets by state: current ones, those that are leaving, fields that other TrackedFields \
+             cover, and fields of targets that maxTargets left out",
             children.clone(),
         );
         let metrics = Self {

@@ -67,6 +67,21 @@ async fn samples_apply_and_kubectl_prints_columns() {
     });
     assert_eq!(stored, wrote);
 
+    // kstatus waits for an object that no operator has observed yet; the status of a TrackedField is a list.
+    for (object, observed) in [
+        ("cp/telegram-cp", "-1"),
+        ("tfs/images", "-1"),
+        ("cmsync/configmapsync-sample", "-1"),
+        ("appsvc/appservice-sample", "-1"),
+        ("ma/example-app", "-1"),
+        ("mying/myapp", "-1"),
+        ("tf/nginx-deployment-replicas", ""),
+    ] {
+        let path = "jsonpath={.status.observedGeneration}";
+        let printed = kubectl(&["get", object, "-o", path], "").await;
+        assert_eq!(printed, observed, "{object}");
+    }
+
     let entry = |value, delivery| json!({ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": value, "delivery": delivery });
     let field = "tf/nginx-deployment-replicas";
     let record = async |entries: serde_json::Value| {

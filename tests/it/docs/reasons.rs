@@ -1,4 +1,4 @@
-//! Every reason in the code has its row.
+//! Every reason and Event in the code has its row in the table of the reference, and no row is without code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,18 +10,21 @@ use qm_core::conditions::READY;
 use qm_core::readiness::NOT_OBSERVED;
 use qm_notify::Refusal;
 use qm_notify::queue::{AcceptedTests, ReceiverState};
+use qm_runtime::drift::RECREATED;
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::ResourceName;
+use quartermaster::controllers::app_service::AUTOSCALING_DISABLED;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::EndpointError;
 use quartermaster::controllers::contact_point::status;
 use quartermaster::controllers::tracked_field::field::FieldSelector;
 use quartermaster::controllers::tracked_field::waiting::WaitingReason;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod, tracked_field_set};
-use quartermaster::kinds;
+use xtask::docs as generated;
+use xtask::docs::reasons::table;
 
-use super::{in_folder, page, page_of, prose, root, row};
+use super::{in_folder, page, pages, prose, root, row};
 
 /// A value of each variant: a new variant does not compile without an entry here.
 fn blocked() -> Vec<&'static str> {
@@ -193,9 +196,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
     words
 }
 
-#[test]
-fn every_reason_of_a_contact_point_has_a_row() {
-    let page = page("kinds/contact-point.md");
+fn of_contact_point() -> BTreeSet<String> {
     let of = |receiver: &ReceiverState| {
         let (mut status, tested) = (ContactPointStatus::default(), LastTest::default());
         let outcome = status::answered(
@@ -207,51 +208,16 @@ fn every_reason_of_a_contact_point_has_a_row() {
         );
         outcome.reason.into_owned()
     };
-    let mut reasons: BTreeSet<String> = blocked()
+    let accepted = of(&ReceiverState::Accepted { migrated_to: None });
+    let retrying = of(&ReceiverState::Retrying(String::new()));
+    owned(blocked().into_iter().chain(stopped()).chain([SUSPENDED]))
         .into_iter()
-        .chain(stopped())
-        .map(str::to_owned)
-        .collect();
-    reasons.insert(of(&ReceiverState::Accepted { migrated_to: None }));
-    reasons.insert(of(&ReceiverState::Retrying(String::new())));
-    reasons.insert(SUSPENDED.to_owned());
-    reasons.insert(WRITE_REJECTED.to_owned());
-    assert!(reasons.len() > 16, "{reasons:?}");
-    for reason in reasons {
-        assert!(row(&page, &reason).is_some(), "{reason} has no row");
-    }
+        .chain([accepted, retrying])
+        .collect()
 }
 
-#[test]
-fn every_reason_of_a_tracked_field_has_a_row() {
-    let page = page("kinds/tracked-field.md");
-    for reason in waiting() {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
-    }
-}
-
-#[test]
-fn every_reason_of_a_tracked_field_set_has_a_row() {
-    let page = page("kinds/tracked-field-set.md");
-    for reason in tracked_field_set::REASONS {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
-    }
-}
-
-#[test]
-fn every_reason_of_a_config_map_sync_has_a_row() {
-    let page = page("kinds/config-map-sync.md");
-    for reason in config_map_sync::status::REASONS {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
-    }
-}
-
-#[test]
-fn every_reason_of_a_my_app_has_a_row() {
-    let page = page("kinds/my-app.md");
-    for reason in my_app::step::REASONS {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
-    }
+fn owned<'a>(names: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
+    names.into_iter().map(str::to_owned).collect()
 }
 
 fn of_my_ingress() -> BTreeSet<&'static str> {
@@ -263,12 +229,33 @@ fn of_my_ingress() -> BTreeSet<&'static str> {
         .collect()
 }
 
+/// Reasons of Pods that the table explains; any other reason of the kubelet is possible, too.
+const OF_PODS: [&str; 3] = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
+/// Reasons of Deployments that the table explains.
+const OF_DEPLOYMENTS: [&str; 2] = ["FailedCreate", "ProgressDeadlineExceeded"];
+
 #[test]
-fn every_reason_of_a_my_ingress_has_a_row() {
-    let page = page("kinds/my-ingress.md");
-    for reason in of_my_ingress() {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
+fn table_has_the_reasons_of_each_kind_and_no_others() {
+    let of_app_service = app_service::status::REASONS.into_iter().chain(OF_PODS);
+    for (kind, expected) in [
+        ("ContactPoint", of_contact_point()),
+        ("TrackedField", owned(waiting())),
+        ("TrackedFieldSet", owned(tracked_field_set::REASONS)),
+        ("ConfigMapSync", owned(config_map_sync::status::REASONS)),
+        (
+            "MyApp",
+            owned(my_app::step::REASONS.into_iter().chain(OF_PODS)),
+        ),
+        ("AppService", owned(of_app_service.chain(OF_DEPLOYMENTS))),
+        ("MyIngress", owned(of_my_ingress())),
+    ] {
+        let rows = owned(generated::reasons::of(kind).map(|it| it.name));
+        assert_eq!(
+            rows, expected,
+            "{kind}: change xtask/src/docs/reasons/table.rs"
+        );
     }
+    assert_eq!(table::OUTCOMES_RECORDED.name, WRITE_REJECTED);
 }
 
 /// Returns words in backticks outside fenced blocks that are shaped like a reason.
@@ -323,45 +310,37 @@ fn every_reason_in_a_runbook_exists() {
 
 #[test]
 fn policy_matches_the_code() {
-    let page = page("security/aws-iam.md");
-    let mentioned = page
-        .split("```json\n")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .unwrap();
-    assert_eq!(
-        serde_json::from_str::<serde_json::Value>(mentioned).unwrap(),
-        action::policy(&qm_api::common::NAMES)
-    );
-}
-
-#[test]
-fn every_reason_of_an_app_service_has_a_row() {
-    let page = page("kinds/app-service.md");
-    let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
-    for reason in app_service::status::REASONS.into_iter().chain(pods) {
-        assert!(row(&page, reason).is_some(), "{reason} has no row");
-    }
-}
-
-#[test]
-fn every_event_is_documented() {
-    let pages: String = kinds::crds().iter().map(page_of).collect();
-    let sources = root().join("src/controllers");
-    let words: BTreeSet<_> = [".warning(", ".normal(", "cx.event("]
-        .iter()
-        .flat_map(|call| words_after(&sources, call))
-        .collect();
+    let policy = action::policy(&qm_api::common::NAMES);
+    let is_policy = |block: &str| {
+        serde_json::from_str::<serde_json::Value>(block).is_ok_and(|block| block == policy)
+    };
+    let has_policy = |page: &String| {
+        let blocks = page.split("```json\n").skip(1);
+        blocks
+            .filter_map(|rest| rest.split("```").next())
+            .any(is_policy)
+    };
     assert!(
-        words.contains("DeliveryFailed")
-            && words.contains("EntriesMerged")
-            && words.contains("Merge"),
-        "{words:?}"
+        pages().values().any(has_policy),
+        "no page has the IAM policy {policy:#}"
     );
-    for word in words {
-        assert!(
-            pages.contains(&word),
-            "the Event's {word} is not documented"
-        );
-    }
+}
+
+#[test]
+fn table_has_the_events_of_the_code_and_no_others() {
+    let mut words: BTreeSet<_> = [".warning(", ".normal(", "cx.event("]
+        .iter()
+        .flat_map(|call| words_after(&root().join("src/controllers"), call))
+        .collect();
+    assert!(words.contains("DeliveryFailed"), "{words:?}");
+    // Named by constants, or emitted by the runtime.
+    words.extend(owned([
+        AUTOSCALING_DISABLED,
+        RECREATED,
+        "Correct",
+        "DriftCorrected",
+        error::TARGETS_REJECTED,
+    ]));
+    let rows = table::EVENTS.iter().flat_map(|it| [it.name, it.action]);
+    assert_eq!(owned(rows), words, "change xtask/src/docs/reasons/table.rs");
 }

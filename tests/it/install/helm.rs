@@ -388,8 +388,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
     let (succeeded, output) = site.helm(&install_there).await;
     assert!(
         !succeeded
-            && output
-                .contains("uses the Lease quartermaster, and only one of the two would act"),
+            && output.contains("uses the Lease quartermaster, and only one of the two would act"),
         "{output}"
     );
     assert_eq!(ours().await, before);

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use super::markdown::{cell, code};
 
 /// Fields of Kubernetes' own types, which its documentation describes.
-pub const KUBERNETES: [&str; 5] = [
+const KUBERNETES: [&str; 5] = [
     "spec.env",
     "spec.envFrom",
     "spec.livenessProbe",
@@ -41,12 +41,16 @@ pub fn page(crd: &CustomResourceDefinition, kind_page: &str) -> String {
         .collect::<Vec<_>>()
         .join(", ");
     let mut page = format!(
-        "# {kind}: fields\n\n{}\n\n`{}/{}`, plural `{}`, short {short}. With examples, defaults and reasons: \
-         [{kind}](../{kind_page}).\n",
+        "# {kind}: fields\n\n{}\n\n`{}/{}`, plural `{}`, short name {short}, category `quartermaster`. `kubectl explain {}.spec` prints \
+         the same descriptions. Behaviour and examples: [{kind}](../kinds/{kind_page}). Reasons: [Reasons](reasons.md#{}).\n\n\
+         Lengths count characters. A rule over several fields applies when an object is created and when one of these fields changes, so an \
+         object that is older than the rule can still be labelled, suspended and deleted.\n",
         schema.description.as_deref().unwrap_or_default(),
         crd.spec.group,
         version.name,
         names.plural,
+        names.singular.as_deref().unwrap_or(&names.plural),
+        names.kind.to_lowercase(),
         kind = names.kind,
     );
     let mut fields = Vec::new();
@@ -55,7 +59,7 @@ pub fn page(crd: &CustomResourceDefinition, kind_page: &str) -> String {
         // Writing to a String does not fail.
         let _ = write!(
             page,
-            "\n## {heading}\n\n| field | type | bounds | what |\n| --- | --- | --- | --- |\n"
+            "\n## {heading}\n\n| field | type | bounds | default | description |\n| --- | --- | --- | --- | --- |\n"
         );
         for field in fields
             .iter()
@@ -64,7 +68,9 @@ pub fn page(crd: &CustomResourceDefinition, kind_page: &str) -> String {
             page.push_str(&row(field));
         }
     }
-    page.push_str("\n## What `kubectl get` shows\n\n| column | is | |\n| --- | --- | --- |\n");
+    page.push_str(
+        "\n## Columns\n\nOf `kubectl get`.\n\n| column | value | |\n| --- | --- | --- |\n",
+    );
     for column in version.additional_printer_columns.iter().flatten() {
         let wide = if column.priority.unwrap_or_default() > 0 {
             "with `-o wide`"
@@ -114,14 +120,27 @@ fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, required: bool, into: &mut 
 
 fn row(field: &FieldRow) -> String {
     let schema = field.schema;
-    let what = schema.description.as_deref().unwrap_or_default();
+    let (what, default) = without_default(schema.description.as_deref().unwrap_or_default());
     let bounds = bounds(field).join("; ");
     format!(
-        "| `{}` | {} | {bounds} | {} |\n",
+        "| `{}` | {} | {bounds} | {} | {} |\n",
         field.path,
         kind_of(schema),
-        cell(what)
+        cell(default),
+        cell(&what)
     )
+}
+
+/// Splits the sentence `Defaults to X.` off a description, and returns `X` beside the rest.
+fn without_default(description: &str) -> (String, &str) {
+    let begin = "Defaults to ";
+    let Some((before, rest)) = description.split_once(begin) else {
+        return (description.to_owned(), "");
+    };
+    let (default, after) = rest
+        .split_once(". ")
+        .unwrap_or((rest.trim_end_matches('.'), ""));
+    (format!("{before}{after}").trim().to_owned(), default)
 }
 
 fn kind_of(schema: &JSONSchemaProps) -> String {

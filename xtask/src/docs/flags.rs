@@ -10,9 +10,29 @@ use super::markdown::{cell, code};
 const BEGIN: &str = "\
 # Flags
 
-As `quartermaster COMMAND --help` says them. A flag that has an environment variable can be given by that instead; the flag wins,
-and an unset or empty list is the default. The Helm chart has a value for each flag of `run`. What goes together, and when to
-change what: [Operating](../operating.md#flags), [Commands](../commands.md).
+The text is that of `quartermaster COMMAND --help`. A flag with an environment variable can be set by that instead; the flag takes
+precedence. The Helm chart has a [value](chart-values.md) for each flag of `run`. [Commands](../operate/cli.md) has examples.
+
+`run` reads further variables: `KUBECONFIG` (default `~/.kube/config`, then the Pod's own account), `HTTPS_PROXY` and `NO_PROXY` (for
+Telegram and AWS), those of AWS's SDK, `OTEL_...` (traces) and `NO_COLOR`.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | stopped on request, after draining |
+| 1 | failed, lost the Lease, or a part of the program ended; Kubernetes starts the container again |
+| 2 | a flag or its value is wrong |
+";
+
+const HEAD: &str = "\n| flag, environment | default | meaning |\n| --- | --- | --- |\n";
+
+/// Flags that `--help` does not show.
+const FURTHER: &str = "
+### run: Further flags
+
+`--help` does not list these flags: the defaults suit every cluster, or the manifests set them.
+
+| flag, environment | default | meaning |
+| --- | --- | --- |
 ";
 
 pub fn page() -> String {
@@ -50,13 +70,18 @@ pub fn page() -> String {
             if let Some(heading) = heading {
                 let _ = write!(page, "\n### {}: {heading}\n", command.get_name());
             }
-            page.push_str("\n| flag, environment | default | what |\n| --- | --- | --- |\n");
+            page.push_str(HEAD);
             for flag in flags
                 .iter()
                 .filter(|flag| flag.get_help_heading() == heading)
             {
                 page.push_str(&row(flag));
             }
+        }
+        if command.get_name() == "run" {
+            page.push_str(FURTHER);
+            let hidden = command.get_arguments().filter(|it| it.is_hide_set());
+            hidden.for_each(|flag| page.push_str(&row(flag)));
         }
     }
     page

@@ -21,11 +21,16 @@ use super::markdown::{cell, code};
 const BEGIN: &str = "\
 # Metrics
 
-Metrics that `/metrics` serves in the text format of Prometheus. No label names an object. Behind a label are its values, if the operator has
-a fixed set of them. [Operating](../operating.md#metrics) explains some of the metrics, and who may read them.
+Metrics that `/metrics` serves in the text format of Prometheus. No label names an object. The values of a label follow in brackets, if the
+operator has a fixed set of them. [Monitoring](../operate/monitoring.md) says how to use them, and
+[Metrics access](../security/metrics.md) who may read them.
 
-| metric, type, labels | meaning |
-| --- | --- |
+Every replica serves its own metrics. The leader counts deliveries, entries and children; every replica counts resources and watches, so take
+the maximum of these, not the sum. Metrics outside of `quartermaster_` have the names of controller-runtime and of the Prometheus client
+libraries, so dashboards for those work.
+
+| metric | type | labels | meaning |
+| --- | --- | --- | --- |
 ";
 
 /// Labels with a fixed set of values; [`every_metric`] has all of them.
@@ -50,12 +55,12 @@ pub fn page() -> String {
             .collect();
         // Writing to a String does not fail.
         let what = cell(&help).replace('<', "&lt;");
-        let by = if labels.is_empty() {
-            String::new()
-        } else {
-            format!(" by {}", labels.join(", "))
-        };
-        let _ = writeln!(page, "| {}<br>{kind}{by} | {what} |", code(&name));
+        let _ = writeln!(
+            page,
+            "| {} | {kind} | {} | {what} |",
+            code(&name),
+            labels.join(", ")
+        );
     }
     page
 }
@@ -163,13 +168,13 @@ mod tests {
     fn metric_has_a_row_with_the_values_of_its_labels() {
         let page = page();
         for row in [
-            "| `controller_runtime_reconcile_total`<br>counter by `controller`, `result` (`error`, `requeue`, `requeue_after`, \
+            "| `controller_runtime_reconcile_total` | counter | `controller`, `result` (`error`, `requeue`, `requeue_after`, \
              `success`) | Reconciles by result. |",
-            "| `quartermaster_delivery_latency_seconds`<br>histogram | Time from a change to the receiver's acceptance of its \
+            "| `quartermaster_delivery_latency_seconds` | histogram |  | Time from a change to the receiver's acceptance of its \
              message. |",
-            "| `quartermaster_entries_failed_total`<br>counter by `reason` (`expired`, `rejected`) | Entries that failed: they \
+            "| `quartermaster_entries_failed_total` | counter | `reason` (`expired`, `rejected`) | Entries that failed: they \
              expired, or their receiver rejected them and accepted others. |",
-            "| `process_threads`<br>gauge | Threads. |",
+            "| `process_threads` | gauge |  | Threads. |",
         ] {
             assert!(
                 page.lines().any(|line| line == row),

@@ -1,49 +1,53 @@
-//! `docs/reference/`: flags, metrics and fields from the code, and an index of the reasons.
+//! `docs/reference/` and the README of the Helm chart: everything that the code knows.
 
 use std::path::Path;
 
 use quartermaster::kinds::{self, KINDS};
 
-use super::files::{Error, File, read};
+use super::files::{Error, File};
 
+mod annotations;
+mod chart;
 mod fields;
 mod flags;
 mod markdown;
 mod metrics;
-mod reasons;
+mod permissions;
+pub mod reasons;
 
-pub use fields::KUBERNETES;
 pub use markdown::anchor;
 pub use metrics::every_metric;
 
 /// Returns every generated page.
 pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     let mut pages = vec![
+        ("annotations".to_owned(), annotations::page()),
+        ("chart-values".to_owned(), chart::page(root)?),
+        ("conditions".to_owned(), reasons::conditions()),
+        ("events".to_owned(), reasons::events()),
         ("flags".to_owned(), flags::page()),
         ("metrics".to_owned(), metrics::page()),
+        ("permissions".to_owned(), permissions::page()),
+        ("reasons".to_owned(), reasons::reasons()),
     ];
-    let mut kinds = Vec::new();
     for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
-        kinds.push((
-            kind.resource().kind,
-            read(root, format!("docs/{page}"))?,
-            page,
-        ));
     }
-    pages.push(("reasons".to_owned(), reasons::page(&kinds)));
+    let pages = pages
+        .into_iter()
+        .map(|(name, text)| (format!("docs/reference/{name}.md"), text))
+        .chain([(
+            "charts/quartermaster/README.md".to_owned(),
+            chart::readme(root)?,
+        )]);
     let generated = "<!-- Generated from the code: run `make manifests`. -->\n";
-    let file = |(name, text)| {
-        (
-            format!("docs/reference/{name}.md"),
-            format!("{generated}{text}"),
-        )
-    };
-    Ok(pages.into_iter().map(file).collect())
+    Ok(pages
+        .map(|(path, text)| (path, format!("{generated}{text}")))
+        .collect())
 }
 
-/// Returns the path in `docs/` of the page about a kind: `ContactPoint` is in `kinds/contact-point.md`.
+/// Returns the file name of the page about a kind, in `docs/kinds/`: `ContactPoint` is in `contact-point.md`.
 pub fn page_of(kind: &str) -> String {
     let mut name = String::new();
     for letter in kind.chars() {
@@ -52,7 +56,7 @@ pub fn page_of(kind: &str) -> String {
         }
         name.push(letter.to_ascii_lowercase());
     }
-    format!("kinds/{name}.md")
+    name + ".md"
 }
 
 #[cfg(test)]
@@ -61,6 +65,6 @@ mod tests {
 
     #[test]
     fn kind_has_a_page() {
-        assert_eq!(page_of("ConfigMapSync"), "kinds/config-map-sync.md");
+        assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
     }
 }

@@ -1,190 +1,223 @@
-//! The reference of reasons and Events: the meaning of each, and an index of the tables in the pages of the kinds.
+//! Pages of the reasons, the Events and the conditions.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::markdown::anchor;
+use qm_core::conditions::{READY, RECONCILING, STALLED};
+use quartermaster::controllers::contact_point::status::OUTCOMES_RECORDED;
+use quartermaster::kinds::KINDS;
 
-const BEGIN: &str = "\
-# Reasons and Events
+use super::markdown::cell;
+use super::page_of;
 
-Each reason of a condition `Ready`, of a TrackedField's annotation `quartermaster.dev/waiting`, and of an Event, its meaning, and the
-page that explains it. How to find an object's reason: [Troubleshooting](../troubleshooting.md).
+pub mod table;
 
-| reason | meaning | explained at |
-| --- | --- | --- |
+const REASONS: &str = "\
+# Reasons
+
+Every reason of the condition `Ready`, and of a TrackedField that waits, kind by kind: its meaning, when the operator tries again by
+itself, and what you can do. `kubectl describe` shows an object's reason and message, and so does `quartermaster status`. The message
+says more than this page: it names the object and quotes the error.
+
+To make the operator try at once, annotate the object:
+`kubectl annotate KIND/NAME quartermaster.dev/requested-at=\"$(date)\" --overwrite`. \"After 1 s, growing to 30 s\" means that the delay
+doubles, with random jitter.
+
+`quartermaster status` and the [metric](metrics.md) `quartermaster_resources` also know `NotObserved`: no status describes the current
+spec yet. If that lasts, no operator serves the object: [Troubleshooting](../operate/troubleshoot.md).
 ";
 
-/// The meaning of each reason, in one sentence; sorted.
-#[rustfmt::skip]
-const MEANINGS: &[(&str, &str)] = &[
-    ("AWSRequestFailed", "AWS answered a request with an error code that the operator does not know."),
-    ("AWSUnavailable", "AWS does not answer, or answers with an error of its own."),
-    ("AccessDenied", "The operator's AWS credentials lack a permission."),
-    ("AccountMismatch", "The load balancer is in another AWS account than the operator's credentials."),
-    ("ActiveImpaired", "The load balancer works, but AWS cannot give it what it needs to grow."),
-    ("AddressNotAllowed", "The operator sends nothing to the webhook's address or port."),
-    ("Adopted", "The operator adopted an object that another program created."),
-    ("AlreadyDeleted", "No load balancer was left to delete."),
-    ("AutoscalingDisabled", "The spec no longer has an autoscaler, so the operator wrote the size itself."),
-    ("BodyInvalid", "The ContactPoint's body template fails, or leaves out the token."),
-    ("ChatNotFound", "Telegram does not know the chat, or the bot is not in the chat."),
-    ("ChildTerminating", "An object that the operator needs to create again is still being deleted."),
-    ("Conflict", "The operator does not own an object of the name that it needs."),
-    ("ContactPointNotFound", "The namespace has no ContactPoint of that name."),
-    ("ContactPointNotReady", "The ContactPoint cannot deliver messages now."),
-    ("CrashLoopBackOff", "A container of the app exits again and again."),
-    ("Created", "AWS created the load balancer."),
-    ("Creating", "The operator asked AWS for the load balancer, and AWS does not show it yet."),
-    ("CredentialsMissing", "The operator has no AWS credentials that AWS accepts."),
-    ("Deleted", "The operator deleted the load balancer."),
-    ("DeletionProtected", "AWS protects the load balancer from deletion."),
-    ("DeliveryFailed", "An entry of the history became `Failed`, so no message reports its change."),
-    ("DeliveryFailing", "The receiver has failed several attempts in a row, and the operator keeps trying."),
-    ("DeploymentPaused", "Somebody paused the Deployment, so changes do not reach the Pods."),
-    ("DestinationNotAllowed", "The operator writes no copies to the destination, because Kubernetes itself relies on it."),
-    ("DriftContested", "Another client keeps changing an object of the app."),
-    ("DriftCorrected", "Another client changed an object, and the operator corrected the drift."),
-    ("EntriesMerged", "The outbox was full, so the operator merged Pending entries."),
-    ("FailedCreate", "Kubernetes cannot create Pods of the Deployment."),
-    ("FieldNotFound", "The target's kind has no field of that word."),
-    ("Forbidden", "The apiserver, or the receiver of a ContactPoint, denies the operator a request."),
-    ("Gone", "The receiver no longer accepts messages at the URL."),
-    ("ImageMissing", "The spec has no image."),
-    ("ImagePullBackOff", "The kubelet cannot pull the image."),
-    ("Incompatible", "The load balancer has another scheme or type, which AWS cannot change."),
-    ("Loop", "The copy would lead back to its own source."),
-    ("NameTaken", "Another load balancer has the name."),
-    ("NamespaceNotFound", "A namespace that the spec names does not exist."),
-    ("NamespaceTerminating", "The namespace is being deleted, so the operator can create nothing in it."),
-    ("NoNodePort", "The Service has no port on the nodes."),
-    ("NoNodes", "No node can receive traffic."),
-    ("NodeNotFound", "The Pod's node no longer exists."),
-    ("NodeNotReady", "The Pod's node is not ready."),
-    ("NodePortTaken", "The node port belongs to another Service, or no node port is left."),
-    ("NodesUnreadable", "The operator cannot list the nodes."),
-    ("NotFound", "The receiver has nothing at the URL."),
-    ("NotPermitted", "AWS does not permit the operation in the present state."),
-    ("NothingMatches", "No resource matches the TrackedFieldSet."),
-    ("OperationInProgress", "AWS has not finished another operation on the load balancer."),
-    ("Orphaned", "A load balancer that lost its ownership tags stays after its MyIngress was deleted."),
-    ("OutOfScope", "The operator's flags exclude the namespace or the resource."),
-    ("PathInvalid", "The field is no JSONPath that the operator can read."),
-    ("PathTooExpensive", "The JSONPath visits too much of the target."),
-    ("PodFailed", "The Pod failed or was evicted."),
-    ("PodNotReady", "The Pod runs, but is not ready."),
-    ("PodPending", "The Pod does not run yet."),
-    ("PodSucceeded", "The container exited with code 0."),
-    ("ProgressDeadlineExceeded", "The Deployment made no progress within its deadline."),
-    ("Progressing", "Pods of the app are starting or stopping, or TrackedFields of the set are being created."),
-    ("Provisioning", "AWS creates the load balancer."),
-    ("ProvisioningFailed", "AWS could not create the load balancer."),
-    ("ProxyInvalid", "The variable `HTTPS_PROXY` of the operator names no proxy that works for AWS."),
-    ("QuotaExceeded", "A quota of the namespace or of the AWS account is used up."),
-    ("Ready", "The object is in its desired state and works."),
-    ("Recreated", "Another client deleted an object, and the operator created it again."),
-    ("Redirected", "The receiver answers with a redirect, which the operator does not follow."),
-    ("RegionMismatch", "The load balancer is in another AWS region than the operator's."),
-    ("RegionMissing", "The operator knows no AWS region."),
-    ("Rejected", "The receiver does not accept the content of the messages."),
-    ("Replaced", "The Pod differed from its desired state, so the operator deleted it."),
-    ("ResourceMismatch", "The apiserver serves no such resource, or nobody may track it."),
-    ("ScalingInactive", "The autoscaler cannot compute a size."),
-    ("SecretForbidden", "The operator may not read the Secret."),
-    ("SecretInvalid", "The Secret's value is no usable token, URL, key or certificate."),
-    ("SecretKeyMissing", "The Secret lacks the key."),
-    ("SecretNotFound", "The Secret does not exist, or the ContactPoint may not use it."),
-    ("SecretUnreadable", "The operator could not read the Secret."),
-    ("ServiceNotFound", "The Service of a listener does not exist."),
-    ("ServicePortNotFound", "The Service lacks the port of a listener."),
-    ("SourceNotFound", "The ConfigMap to copy does not exist."),
-    ("SpecInvalid", "The spec breaks a rule."),
-    ("SpecRejected", "AWS rejects a value of the spec."),
-    ("Stamped", "The TrackedFieldSet created or deleted TrackedFields."),
-    ("SubnetInvalid", "A subnet has too few free addresses, or its VPC has no internet gateway."),
-    ("Suspended", "The field `spec.suspend` is true, so the operator changes nothing."),
-    ("Synced", "Every copy equals its source."),
-    ("TargetNotFound", "The target does not exist."),
-    ("TargetUnreadable", "The operator cannot read the target."),
-    ("TargetsInitial", "AWS has not finished the first health checks of the targets."),
-    ("TargetsRejected", "AWS does not accept the nodes as targets."),
-    ("TargetsUnhealthy", "No target of a listener is healthy."),
-    ("TemplateInvalid", "The template of the TrackedField does not parse, or fails for the newest change."),
-    ("Terminating", "The object is being deleted, and AWS has not deleted its load balancer yet."),
-    ("Throttled", "AWS limits the account's requests."),
-    ("TooManyTargets", "More resources match than the TrackedFieldSet may track."),
-    ("TopicUnavailable", "Telegram has closed or deleted the topic, or does not know it."),
-    ("Unauthorized", "The receiver does not accept the token."),
-    ("UnexpectedStatus", "The receiver answers with a status that the operator does not expect."),
-    ("Unreachable", "The test message failed for a reason that may pass."),
-    ("Unschedulable", "No node can run the Pod."),
-    ("Updated", "The operator corrected the load balancer to match the spec."),
-    ("WhenInvalid", "The expression of the TrackedField does not parse, or has no result for the newest change."),
-    ("WriteFailed", "The operator's writes to the apiserver keep failing."),
-    ("WriteRejected", "The apiserver rejects a write, for example because of an admission policy."),
-];
+const EVENTS: &str = "\
+# Events
 
-/// Returns the meaning of a reason; empty if `MEANINGS` lacks it.
-fn meaning(reason: &str) -> &'static str {
-    let found = MEANINGS.iter().find(|(known, _)| *known == reason);
-    found.map_or("", |(_, meaning)| meaning)
-}
+The operator emits two groups of Events. `kubectl events --for KIND/NAME` shows those of an object; the apiserver deletes them after an hour.
 
-/// Returns the page; `kinds` has each kind with the text and name of its page.
-pub fn page(kinds: &[(String, String, String)]) -> String {
-    let mut index = BTreeMap::<String, Vec<String>>::new();
-    for (kind, page, name) in kinds {
-        for (word, heading, is_event) in rows(page) {
-            let of = if is_event {
-                format!("{kind} (Event)")
-            } else {
-                kind.clone()
-            };
-            let link = format!("[{of}](../{name}#{})", anchor(&heading));
-            index.entry(word).or_default().push(link);
-        }
-    }
-    let mut page = BEGIN.to_owned();
-    for (word, links) in index {
+## Events of reasons
+
+Such an Event has the action `Reconcile`, and reason and message of the condition `Ready`: [Reasons](reasons.md).
+
+| kind | emitted for |
+| --- | --- |
+";
+
+const CONDITIONS: &str = "\
+# Conditions
+
+The conditions of each kind, in the form that `kubectl wait` and
+[kstatus](https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md) read. Flux and Helm's `--wait` use kstatus.
+[Reasons](reasons.md) lists the reasons.
+
+";
+
+const WAITING: &str = "
+## Waiting for an object
+
+- `kubectl wait --for=condition=Ready KIND/NAME --timeout=5m` waits until the object matches its current spec: the condition has an
+  `observedGeneration`, which `kubectl wait` compares with the object.
+- kstatus calls an object `Current` when `Ready` is True, `InProgress` while `Reconciling` is True, and `Failed` when `Stalled` is True.
+- `status.observedGeneration` is the generation of the spec that the whole status describes. It is -1 until the operator has
+  observed the object, which kstatus calls `InProgress`.
+
+A TrackedField has no conditions, because its status is the list of its history:
+
+- The annotations `quartermaster.dev/waiting` and `quartermaster.dev/waiting-reason` exist while something is wrong.
+- `kubectl wait --for=jsonpath='{.status[-1:].delivery}'=Delivered tf/NAME` waits until the last change was delivered.
+- kstatus expects an object in `status` and fails for a TrackedField. With Flux, keep TrackedFields in a Kustomization without `wait`.
+";
+
+/// Returns the page of the reasons.
+pub fn reasons() -> String {
+    let mut page = REASONS.to_owned();
+    for kind in kinds() {
         // Writing to a String does not fail.
-        let _ = writeln!(
+        let _ = write!(
             page,
-            "| `{word}` | {} | {} |",
-            meaning(&word),
-            links.join(", ")
+            "\n## {kind}\n\n{}| reason | meaning | the operator retries | what to do |\n| --- | --- | --- | --- |\n",
+            note(&kind)
+        );
+        for it in of(&kind) {
+            page.push_str(&row(it));
+        }
+        if kind == "ContactPoint" {
+            let _ = write!(
+                page,
+                "\nReason of the condition `{OUTCOMES_RECORDED}`:\n\n| reason | meaning | the operator retries | what to do |\n\
+                 | --- | --- | --- | --- |\n{}",
+                row(&table::OUTCOMES_RECORDED)
+            );
+        }
+        let _ = write!(
+            page,
+            "\nExplained in [{kind}](../kinds/{}).\n",
+            page_of(&kind)
         );
     }
     page
 }
 
-/// Returns the first word of each row of the tables whose first column is `reason` or `event`, with the heading above,
-/// and whether it is an Event's.
-fn rows(page: &str) -> Vec<(String, String, bool)> {
-    let (mut heading, mut column, mut rows) = (String::new(), None, Vec::new());
-    for line in page.lines() {
-        if line.starts_with('#') {
-            line.trim_start_matches('#').trim().clone_into(&mut heading);
-        }
-        let Some(first) = line
-            .strip_prefix("| ")
-            .and_then(|line| line.split(" |").next())
-        else {
-            column = None;
-            continue;
-        };
-        match (
-            column,
-            first
-                .strip_prefix('`')
-                .and_then(|word| word.split('`').next()),
-        ) {
-            (None, _) => column = Some(first),
-            (Some("reason"), Some(word)) => rows.push((word.to_owned(), heading.clone(), false)),
-            (Some("event"), Some(word)) => rows.push((word.to_owned(), heading.clone(), true)),
-            _ => {}
-        }
+fn row(it: &table::Reason) -> String {
+    format!(
+        "| `{}` | {} | {} | {} |\n",
+        it.name,
+        cell(it.meaning),
+        it.retry.text(),
+        cell(it.remedy)
+    )
+}
+
+/// Returns the page of the Events.
+pub fn events() -> String {
+    let mut page = EVENTS.to_owned();
+    for (kind, emitted) in ordered(table::REPORTED) {
+        let _ = writeln!(page, "| {kind} | {emitted} |");
     }
-    rows
+    page.push_str("\n## Events of actions\n\n| reason | kinds | type | action | meaning | what to do |\n| --- | --- | --- | --- | --- | --- |\n");
+    let mut events: Vec<_> = table::EVENTS.iter().collect();
+    events.sort_by_key(|event| event.name);
+    for event in events {
+        let type_ = if event.is_warning {
+            "Warning"
+        } else {
+            "Normal"
+        };
+        let _ = writeln!(
+            page,
+            "| `{}` | {} | {type_} | `{}` | {} | {} |",
+            event.name,
+            event.kinds.join(", "),
+            event.action,
+            cell(event.meaning),
+            cell(event.remedy)
+        );
+    }
+    page
+}
+
+/// Returns the page of the conditions.
+pub fn conditions() -> String {
+    let mut page = CONDITIONS.to_owned();
+    page.push_str("| condition | kinds | True while | absent |\n| --- | --- | --- | --- |\n");
+    for (condition, kinds, meaning, absent) in [
+        (
+            READY,
+            "all but TrackedField",
+            "the object matches its spec",
+            "before the first reconcile",
+        ),
+        (
+            RECONCILING,
+            "all but TrackedField",
+            "`Ready` is False, and the operator works on the object or retries",
+            "otherwise",
+        ),
+        (
+            STALLED,
+            "all but TrackedField",
+            "`Ready` is False, and the operator does not retry: only a change of the spec helps",
+            "otherwise",
+        ),
+        (
+            OUTCOMES_RECORDED,
+            "ContactPoint",
+            "never: it is False while the apiserver rejects the status of a TrackedField",
+            "otherwise",
+        ),
+        (
+            "Available",
+            "AppService",
+            "enough Pods of the Deployment are available",
+            "before the Deployment exists",
+        ),
+        (
+            "Progressing",
+            "AppService",
+            "the Deployment is rolled out, or was",
+            "before the Deployment exists",
+        ),
+        (
+            "ReplicaFailure",
+            "AppService",
+            "Kubernetes cannot create Pods of the Deployment",
+            "otherwise",
+        ),
+    ] {
+        let _ = writeln!(page, "| `{condition}` | {kinds} | {meaning} | {absent} |");
+    }
+    let _ = write!(
+        page,
+        "\n`{RECONCILING}` and `{STALLED}` repeat reason and message of `{READY}`. A suspended object has neither. The last three \
+         conditions are those of the Deployment.\n{WAITING}"
+    );
+    page
+}
+
+/// Returns the kinds in their order.
+fn kinds() -> impl Iterator<Item = String> {
+    KINDS.iter().map(|kind| kind.resource().kind)
+}
+
+/// Returns these rows in the order of the kinds.
+fn ordered(rows: &[(&'static str, &'static str)]) -> Vec<(String, &'static str)> {
+    let text = |kind: &str| {
+        rows.iter()
+            .find(|(of, _)| *of == kind)
+            .map(|(_, text)| *text)
+    };
+    kinds()
+        .filter_map(|kind| text(&kind).map(|text| (kind, text)))
+        .collect()
+}
+
+fn note(kind: &str) -> String {
+    let notes = ordered(table::NOTES);
+    let found = notes.into_iter().find(|(of, _)| of == kind);
+    found.map_or_else(String::new, |(_, note)| format!("{note}\n\n"))
+}
+
+/// Returns the reasons of a kind.
+pub fn of(kind: &str) -> impl Iterator<Item = &'static table::Reason> {
+    table::REASONS
+        .iter()
+        .filter(move |reason| reason.kinds.contains(&kind))
 }
 
 #[cfg(test)]
@@ -192,48 +225,61 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::collections::BTreeSet;
-    use std::fs;
-    use std::path::Path;
 
-    use quartermaster::kinds::KINDS;
-
-    use super::super::page_of;
     use super::*;
 
-    #[test]
-    fn every_reason_has_a_meaning_and_no_meaning_is_unused() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-        let used: BTreeSet<String> = KINDS
+    /// Returns the texts of the tables, each with the name of its row.
+    fn texts() -> Vec<(&'static str, &'static str)> {
+        let reasons = table::REASONS.iter().chain([&table::OUTCOMES_RECORDED]);
+        let reasons = reasons.flat_map(|it| [(it.name, it.meaning), (it.name, it.remedy)]);
+        let events = table::EVENTS
             .iter()
-            .map(|kind| docs.join(page_of(&kind.resource().kind)))
-            .flat_map(|page| rows(&fs::read_to_string(page).unwrap()))
-            .map(|(reason, ..)| reason)
-            .collect();
-        let known: Vec<_> = MEANINGS.iter().map(|(reason, _)| *reason).collect();
-        assert_eq!(known, used.iter().map(String::as_str).collect::<Vec<_>>());
+            .flat_map(|it| [(it.name, it.meaning), (it.name, it.remedy)]);
+        reasons
+            .chain(events)
+            .chain(table::REPORTED.iter().copied())
+            .chain(table::NOTES.iter().copied())
+            .collect()
     }
 
     #[test]
-    fn meaning_is_one_sentence() {
-        for (reason, meaning) in MEANINGS {
-            let is_one = meaning.starts_with(char::is_uppercase)
-                && meaning.ends_with('.')
-                && !meaning.contains(". ")
-                && !meaning.contains('|');
-            assert!(is_one, "{reason}: {meaning}");
+    fn text_has_whole_sentences_of_at_most_25_words() {
+        for (name, text) in texts() {
+            assert!(text.ends_with('.') && !text.contains('|'), "{name}: {text}");
+            let paragraphs = text.split("\n\n");
+            for sentence in paragraphs.flat_map(|paragraph| paragraph.split(". ")) {
+                let words = sentence.split_whitespace().count();
+                assert!(words <= 25, "{name}: {words} words: {sentence}");
+            }
         }
     }
 
     #[test]
-    fn row_is_found_by_its_column_and_linked_to_its_heading() {
-        let text = "## Its reasons\n\n| reason | what |\n| --- | --- |\n| `Ready` | `x` |\n| another one | y |\n\n\
-                    | event | when |\n| --- | --- |\n| `Gone` | z |\n\n| field | what |\n| --- | --- |\n| `spec` | |\n";
-        let found = page(&[("MyApp".into(), text.into(), "my-app.md".into())]);
-        let table = found.strip_prefix(BEGIN).unwrap_or_default();
-        assert_eq!(
-            table,
-            "| `Gone` | The receiver no longer accepts messages at the URL. | [MyApp (Event)](../my-app.md#its-reasons) |\n\
-             | `Ready` | The object is in its desired state and works. | [MyApp](../my-app.md#its-reasons) |\n"
-        );
+    fn kind_has_each_reason_once() {
+        let kinds: Vec<_> = kinds().collect();
+        for kind in &kinds {
+            let names: Vec<_> = of(kind).map(|it| it.name).collect();
+            let once: BTreeSet<_> = names.iter().collect();
+            assert!(
+                names.len() > 10 && once.len() == names.len(),
+                "{kind}: {names:?}"
+            );
+            assert!(
+                ordered(table::REPORTED).iter().any(|(of, _)| of == kind),
+                "{kind}"
+            );
+        }
+        let named = table::REASONS.iter().flat_map(|it| it.kinds);
+        let named = named.chain(table::EVENTS.iter().flat_map(|it| it.kinds));
+        for kind in named.chain(table::NOTES.iter().map(|(kind, _)| kind)) {
+            assert!(kinds.iter().any(|it| it == kind), "{kind}");
+        }
+    }
+
+    #[test]
+    fn delays_are_those_of_the_operator() {
+        use table::Retry;
+        assert_eq!(Retry::Poll.text(), "after 1 s, growing to 30 s");
+        assert_eq!(Retry::Slow.text(), "after 30 s, growing to 10 min");
     }
 }

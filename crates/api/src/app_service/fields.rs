@@ -14,11 +14,12 @@ use crate::common::SECRET_NAME;
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = bounds::requests_within_limits())]
 pub struct ContainerResources {
-    /// Resources reserved for the container, such as `cpu: 100m`; at most 12.
+    /// Resources reserved for the container, such as `cpu: 100m`; at most 12, none above its limit. Names are `cpu`, `memory`,
+    /// `ephemeral-storage`, `hugepages-SIZE`, or have a domain. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "quantities")]
     pub requests: BTreeMap<String, Quantity>,
-    /// Maximum resources of the container, such as `memory: 256Mi`; at most 12.
+    /// Maximum resources of the container, such as `memory: 256Mi`; at most 12. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "quantities")]
     pub limits: BTreeMap<String, Quantity>,

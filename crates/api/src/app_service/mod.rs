@@ -82,7 +82,7 @@ pub const OLD_SPEC: &str = "old/spec";
     validation = bounds::probe_port("startupProbe"),
 )]
 pub struct AppServiceSpec {
-    /// Number of Pods. With `autoscaling`, this number applies only when the operator creates the Deployment.
+    /// Number of Pods. With `autoscaling`, this number applies only when the operator creates the Deployment, within `min` and `max`.
     #[serde(default)]
     #[schemars(range(min = 0, max = 2_147_483_647))]
     pub size: i64,
@@ -110,27 +110,31 @@ pub struct AppServiceSpec {
         "write serviceType: NodePort, ClusterIP or LoadBalancer",
     ))]
     pub service_type: Option<String>,
-    /// Environment variables of the container, as in a Pod; at most 512.
+    /// Environment variables of the container, as in a Pod; at most 512, and 61440 bytes in all, with 96 for each entry. Defaults to
+    /// none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[x_kube(validation = bounds::env())]
     pub env: Vec<Raw<EnvVar>>,
-    /// Sources of environment variables, `ConfigMaps` and Secrets, as in a Pod; at most 32.
+    /// Sources of environment variables, `ConfigMaps` and Secrets, as in a Pod; at most 32. Defaults to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_SOURCES))]
     pub env_from: Vec<Raw<EnvFromSource>>,
-    /// Resource requests and limits of the container.
+    /// Resource requests and limits of the container. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ContainerResources>,
-    /// Liveness probe of the container, as in a Pod. If it fails, the kubelet restarts the container.
+    /// Liveness probe of the container, as in a Pod. If it fails, the kubelet restarts the container. Its port is a
+    /// number, or the name of a `targetPort`. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
     pub liveness_probe: Option<Raw<Probe>>,
-    /// Readiness probe of the container, as in a Pod. While it fails, the Service sends the Pod no traffic.
+    /// Readiness probe of the container, as in a Pod. While it fails, the Service sends the Pod no traffic. Its
+    /// port is a number, or the name of a `targetPort`. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler())]
     pub readiness_probe: Option<Raw<Probe>>,
-    /// Startup probe of the container, as in a Pod. The other probes begin after its success.
+    /// Startup probe of the container, as in a Pod. The other probes begin after its success. Its port is a number,
+    /// or the name of a `targetPort`. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
     pub startup_probe: Option<Raw<Probe>>,
@@ -142,12 +146,12 @@ pub struct AppServiceSpec {
         "write imagePullPolicy: Always, IfNotPresent or Never",
     ))]
     pub image_pull_policy: Option<String>,
-    /// Command of the container. Defaults to the image's entrypoint.
+    /// Command of the container; 32768 bytes in all. Defaults to the image's entrypoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
     #[x_kube(validation = bounds::command())]
     pub command: Vec<String>,
-    /// Arguments of the command. Defaults to the image's arguments.
+    /// Arguments of the command; 49152 bytes in all. Defaults to the image's arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
     #[x_kube(validation = bounds::args())]
@@ -171,7 +175,7 @@ pub struct AppServiceSpec {
     /// name of the app. At most 64 KiB. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_overrides: Option<Box<PodOverrides>>,
-    /// Secrets for pulling the image, in the same namespace; at most 32.
+    /// Secrets for pulling the image, in the same namespace; at most 32. Defaults to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalName>,
@@ -182,7 +186,8 @@ pub struct AppServiceSpec {
     /// Ingress that routes HTTP from outside of the cluster to the first TCP port. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Ingress>,
-    /// Pause of the app. While true, the operator changes nothing but the status. Defaults to false.
+    /// Pause of the app. While true, the operator changes nothing but the status; deleting the app still deletes its objects.
+    /// Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.

@@ -48,7 +48,7 @@ pub struct Port {
         TARGET_PORT,
     ))]
     pub target_port: Option<TargetPort>,
-    /// Port on each node. Defaults to a port that Kubernetes assigns and the operator keeps.
+    /// Port on each node; not with `serviceType: ClusterIP`. Defaults to a port that Kubernetes assigns and the operator keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub node_port: Option<i64>,

@@ -81,7 +81,7 @@ pub struct Entry {
     /// Time at which the operator observed the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// Change of the resource: `Created`, `Updated` or `Deleted`.
+    /// Change of the resource: `Created` (the resource or this series is new), `Updated` or `Deleted`.
     pub action: ChangeAction,
     /// Value of the field, truncated to 1024 bytes. Absent if the resource is deleted or the field is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,16 +99,18 @@ pub struct Entry {
     /// Unique ID, by which receivers can detect a repeated entry. Absent on entries of the original program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// State of delivery. Absent counts as delivered.
+    /// State of delivery: `Pending`, `Delivered` or `Failed`. Absent counts as delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<Delivery>,
-    /// Why no message is sent for the entry, which then has no `delivery`.
+    /// Why no message is sent for the entry, which then has no `delivery`: `When` (`spec.when` was false) or `Initial`
+    /// (`spec.initial` is `Quiet`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Skipped>,
     /// Reason why delivery failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Target and field of the entry, as `KIND/NAMESPACE/NAME/FIELD`. The spec may have changed since.
+    /// Target and field of the entry, as `KIND/NAMESPACE/NAME/FIELD` (`KIND.GROUP` outside of the core group and apps). The spec may
+    /// have changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
     /// UID of the resource. A recreated resource has another UID.

@@ -370,7 +370,11 @@ fn every_stage_belongs_to_a_page() {
                 continue;
             }
             let name = path.strip_prefix(&stages).unwrap().with_extension("");
-            assert!(pages.contains(&*name.to_string_lossy()), "{}", path.display());
+            assert!(
+                pages.contains(&*name.to_string_lossy()),
+                "{}",
+                path.display()
+            );
         }
     }
 }
