@@ -35,27 +35,60 @@ pub const POLICY_PREFIX: &str = "quartermaster";
 pub const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
 
 const AFTER_HELP: &str = "\
-Each flag of run also has an environment variable. The flag takes precedence.
+Examples:
+  # Run the operator against the current kubeconfig
+  quartermaster run
+
+  # Install or upgrade the CustomResourceDefinitions
+  quartermaster crds | kubectl apply --server-side -f -
+
+  # Show every resource, and what is wrong with it
+  quartermaster status
+
+Give a command --help to see its flags and examples. Each flag of run also has an environment
+variable. The flag takes precedence.
 
 Exit codes:
-  0  done: the work is finished, or the operator drained after SIGTERM or SIGINT
-  1  failed: standard error says why, such as a lost lease; Kubernetes restarts the process
-  2  usage: a flag or its value is wrong; standard error says what to write";
+  0  success; run: drained after SIGTERM or SIGINT
+  1  failure, such as a lost Lease; standard error says why
+  2  wrong usage; standard error says what to write";
 
 const RUN_AFTER_HELP: &str = "\
-The operator uses the cluster of $KUBECONFIG or ~/.kube/config, or else the cluster that it runs in.
-For a MyIngress, the AWS SDK finds region and credentials: AWS_REGION,
-AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the role of the Pod or of its node.
-
 Examples:
+  # Run against the current kubeconfig: all kinds, all namespaces, no leader election
   quartermaster run
-      Run against the current kubeconfig: all kinds, all namespaces, no leader election.
-  quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-trackedfield'
-      Run one of several replicas, for two namespaces, without one kind.
-  quartermaster run --log-level=info,qm_notify=debug
-      Log more about notifications.
 
-Exit codes: 0 drained after SIGTERM or SIGINT; 1 failed or lost the lease; 2 a flag or its value is wrong.";
+  # Run one of several replicas, for two namespaces, without one kind
+  quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-trackedfield'
+
+  # Log more about notifications
+  quartermaster run --log-level=info,qm_notify=debug
+
+Exit codes:
+  0  drained after SIGTERM or SIGINT
+  1  failed, or lost the Lease; Kubernetes restarts the process
+  2  wrong usage";
+
+const COMPLETIONS_AFTER_HELP: &str = "\
+Examples:
+  # Complete quartermaster in bash
+  quartermaster completions bash > /etc/bash_completion.d/quartermaster
+
+  # Complete quartermaster in fish
+  quartermaster completions fish > ~/.config/fish/completions/quartermaster.fish";
+
+const CRDS_AFTER_HELP: &str = "\
+Examples:
+  # Install or upgrade the CustomResourceDefinitions
+  quartermaster crds | kubectl apply --server-side -f -
+
+  # Show what an upgrade would change
+  quartermaster crds | kubectl diff --server-side -f -";
+
+const VERSION_AFTER_HELP: &str = "\
+Examples:
+  # Print the version of this program
+  quartermaster version";
 
 /// Run the Quartermaster operator, or inspect and change its resources in a cluster
 #[derive(Debug, Parser)]
@@ -72,16 +105,18 @@ impl Cli {
         let program = commands::Program::default();
         let command = Self::command()
             .bin_name(program.as_str())
-            .mut_subcommands(|subcommand| {
-                let help = subcommand
-                    .get_after_help()
-                    .map(|text| program.help(&text.to_string()));
-                match help {
-                    Some(help) => subcommand.after_help(help),
-                    None => subcommand,
-                }
-            });
+            .mut_subcommands(|subcommand| with_program(program, subcommand));
+        let command = with_program(program, command);
         Self::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    }
+}
+
+/// Returns the command with examples that name the program as the user runs it.
+fn with_program(program: commands::Program, command: clap::Command) -> clap::Command {
+    let help = command.get_after_help();
+    match help.map(|text| program.help(&text.to_string())) {
+        Some(help) => command.after_help(help),
+        None => command,
     }
 }
 
@@ -89,19 +124,27 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the operator until SIGTERM or SIGINT (Ctrl-C)
+    ///
+    /// The operator uses the cluster of $KUBECONFIG or ~/.kube/config, or else the cluster that it runs in.
+    ///
+    /// For a MyIngress, the AWS SDK finds region and credentials: AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a
+    /// profile, or the role of the Pod or of its node.
     #[command(after_help = RUN_AFTER_HELP)]
     Run(Box<RunArgs>),
     /// Commands that users run against a cluster.
     #[command(flatten)]
     Cluster(ClusterCommand),
-    /// Print shell completions, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
+    /// Print the CustomResourceDefinitions
+    #[command(after_help = CRDS_AFTER_HELP)]
+    Crds,
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETIONS_AFTER_HELP)]
     Completions {
-        /// Print completions for this shell
+        /// Print the script for this shell
         shell: Shell,
     },
-    /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply --server-side -f -
-    Crds,
     /// Print the version
+    #[command(after_help = VERSION_AFTER_HELP)]
     Version,
 }
 
@@ -109,6 +152,28 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[allow(clippy::struct_excessive_bools)] // each is a switch of its own on the command line
 pub struct RunArgs {
+    /// Watch this namespace; repeatable, or separated by commas (default: all namespaces)
+    #[arg(long = "watch-namespace", env = "QUARTERMASTER_WATCH_NAMESPACE", value_name = "NAMESPACE",
+        value_delimiter = ',', value_parser = parse::namespace, help_heading = "Scope")]
+    watch_namespaces: Vec<String>,
+
+    /// Reconcile these kinds: * for all, NAME for one, -NAME to exclude one
+    #[arg(
+        long,
+        env = "QUARTERMASTER_CONTROLLERS",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "*",
+        allow_hyphen_values = true,
+        help_heading = "Scope"
+    )]
+    controllers: Vec<String>,
+
+    /// Set the operator's own namespace, which holds its Lease and the Secrets that it may share
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE,
+        value_parser = parse::namespace, help_heading = "Scope")]
+    operator_namespace: String,
+
     /// Act only while holding the Lease; required for two or more replicas
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
@@ -128,44 +193,24 @@ pub struct RunArgs {
         long,
         env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS",
         value_name = "ADDRESS",
-        default_value = ":8081"
+        default_value = ":8081",
+        help_heading = "Metrics and probes"
     )]
     health_probe_bind_address: String,
 
-    /// Set the operator's own namespace, which holds its Lease and the Secrets that it may share
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE,
-        value_parser = parse::namespace)]
-    operator_namespace: String,
-
-    /// Watch this namespace; repeatable, or separated by commas (default: all namespaces)
-    #[arg(long = "watch-namespace", env = "QUARTERMASTER_WATCH_NAMESPACE", value_name = "NAMESPACE",
-        value_delimiter = ',', value_parser = parse::namespace)]
-    watch_namespaces: Vec<String>,
-
-    /// Reconcile these kinds: * for all, NAME for one, -NAME to exclude one
-    #[arg(
-        long,
-        env = "QUARTERMASTER_CONTROLLERS",
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "*",
-        allow_hyphen_values = true
-    )]
-    controllers: Vec<String>,
-
     /// Track only what this ClusterRole grants; the operator's other permissions do not count
     #[arg(long, env = "QUARTERMASTER_TRACKER_ROLE", value_name = "NAME", default_value = TRACKER_ROLE,
-        value_parser = parse::cluster_role)]
+        value_parser = parse::cluster_role, help_heading = "Access")]
     tracker_role: String,
 
     /// Add this name of the cluster to every message
     #[arg(long, env = "QUARTERMASTER_CLUSTER_NAME", value_name = "NAME", default_value = "",
-        hide_default_value = true, value_parser = parse::cluster_name)]
+        hide_default_value = true, value_parser = parse::cluster_name, help_heading = "Notifications")]
     cluster_name: String,
 
     /// Check the admission policies whose names have this prefix; empty checks none
     #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICY_PREFIX", value_name = "PREFIX", default_value = POLICY_PREFIX,
-        value_parser = parse::policy_prefix)]
+        value_parser = parse::policy_prefix, help_heading = "Access")]
     admission_policy_prefix: String,
 
     /// Reject targets, sources and destinations outside a resource's own namespace, cluster-scoped targets and shared Secrets
@@ -173,7 +218,7 @@ pub struct RunArgs {
     /// The operator enforces this flag itself and does not rely on admission policies.
     #[arg(long, env = "QUARTERMASTER_NO_CROSS_NAMESPACE_REFS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = parse::Boolean)]
+        value_parser = parse::Boolean, help_heading = "Access")]
     no_cross_namespace_refs: bool,
 
     /// Allow copies of ConfigMaps in the namespaces of Kubernetes, such as kube-system, and under trusted names, such as aws-auth
@@ -181,7 +226,7 @@ pub struct RunArgs {
     /// Authors of ConfigMapSyncs can then change what the whole cluster relies on.
     #[arg(long, env = "QUARTERMASTER_ALLOW_PROTECTED_DESTINATIONS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = parse::Boolean, help_heading = "Copies")]
+        value_parser = parse::Boolean, help_heading = "Access")]
     allow_protected_destinations: bool,
 
     /// Use the Telegram Bot API at this base URL

@@ -16,114 +16,157 @@ use super::lease::LeaseArgs;
 use super::parse;
 
 const STATUS_AFTER_HELP: &str = "\
-STATE is Ready, NotReady (REASON and the message below the table tell why), Delivering (messages are Pending), Suspended,
-Terminating, or NotObserved: the operator has not reported on the object's current spec.
+States:
+  Ready        the resource works
+  NotReady     REASON, and the message below the table, say why
+  Delivering   messages are Pending
+  Suspended    spec.suspend is true
+  Terminating  the resource is being deleted
+  NotObserved  the operator has not reported on the current spec
 
 Examples:
+  # Show all namespaces
   quartermaster status
-      Show all namespaces.
-  quartermaster status -n shop --watch
-      Show one namespace whenever it changes.
-  quartermaster status -o json | jq '.objects[] | select(.state == \"NotReady\")'
-      Print JSON for scripts.
 
-Exit codes: 0 shown, whatever the state; 1 the cluster did not answer, or a kind could not be listed; 2 usage.";
+  # Show one namespace, and refresh it
+  quartermaster status -n shop --watch
+
+  # Print the resources that are not ready, for a script
+  quartermaster status -o json | jq '.objects[] | select(.state == \"NotReady\")'
+
+Exit codes:
+  0  shown, whatever the states are
+  1  the cluster did not answer, or a kind could not be listed
+  2  wrong usage";
 
 const HISTORY_AFTER_HELP: &str = "\
 Examples:
+  # Show the recorded changes, oldest first, and how far each message got
   quartermaster history tf/nginx-replicas -n shop
-      Show the recorded changes, oldest first, and how far each message got.
-  quartermaster history nginx-replicas -o json
-      Print the stored entries as JSON for scripts.
-  quartermaster history tfs/prod-images -n ops
-      Show the newest 200 changes of all resources of a set.
 
-Exit codes: 0 shown; 1 there is no such object, its history cannot be read, or the cluster did not answer; 2 usage.";
+  # Print the stored entries for a script
+  quartermaster history nginx-replicas -o json
+
+  # Show the newest 200 changes of all resources of a set
+  quartermaster history tfs/prod-images -n ops
+
+Exit codes:
+  0  shown
+  1  there is no such object, its history cannot be read, or the cluster did not answer
+  2  wrong usage";
 
 const MATCHES_AFTER_HELP: &str = "\
-STATE is Tracked (the set has a TrackedField for it), New (the set creates one), Covered (another TrackedField sends the same
-messages), LeftOut (beyond maxTargets), Conflict (a TrackedField that the set does not own has the name), or Leaving: the
-TrackedField of the set is no longer needed.
-
-The command lists the resources with your permissions, and changes nothing.
+States:
+  Tracked   the set has a TrackedField for the resource
+  New       the set creates a TrackedField
+  Covered   another TrackedField sends the same messages
+  LeftOut   the resource is beyond maxTargets
+  Conflict  a TrackedField that the set does not own has the name
+  Leaving   the set no longer needs the TrackedField
 
 Examples:
+  # Show what a set selects
   quartermaster matches tfs/prod-images -n ops
-      Show what a set selects.
-  quartermaster matches -f set.yaml
-      Show what the set in a file would select, before you apply it.
 
-Exit codes: 0 shown; 1 more resources match than maxTargets allows, the set is wrong, or the cluster did not answer; 2 usage.";
+  # Show what the set in a file would select, before you apply it
+  quartermaster matches -f set.yaml
+
+Exit codes:
+  0  shown
+  1  more resources match than maxTargets allows, the set is wrong, or the cluster did not answer
+  2  wrong usage";
 
 const TEST_AFTER_HELP: &str = "\
-The command sets the annotation quartermaster.dev/test-at, and the operator sends one test message. The command waits for the
-receiver's answer, which the operator writes into status.lastTest.
-
 Examples:
+  # Send a test message, and print whether the receiver accepted it
   quartermaster test cp/telegram-cp -n shop
-      Send a test message, and print whether the receiver accepted it.
-  quartermaster test contactpoint/slack --timeout=2m
-      Wait longer, such as for a receiver that limits the rate.
 
-Exit codes: 0 the receiver accepted the message; 1 the receiver did not, or the operator sent none in time; 2 usage.";
+  # Wait longer, such as for a receiver that limits the rate
+  quartermaster test contactpoint/slack --timeout=2m
+
+Exit codes:
+  0  the receiver accepted the message
+  1  the receiver did not accept it, or the operator sent none in time
+  2  wrong usage";
 
 const ADOPT_AFTER_HELP: &str = "\
-The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
-balancer NAME-alb of a MyIngress. It lists those that have no other owner. With --yes it allows their adoption, by the annotation
-or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and the operator adopts them. An object that adoption would overwrite or
-replace stays unchanged, unless you name its resource.
-
-The AWS SDK finds region and credentials (AWS_REGION, AWS_PROFILE and so on). Only a MyIngress that is not ready needs them.
-
 Examples:
+  # Show what can be adopted; change nothing
   quartermaster adopt
-      Show what can be adopted. Nothing is changed.
-  quartermaster adopt -n shop --yes
-      Let the resources of one namespace adopt the objects that stay as they are.
-  quartermaster adopt -n shop --yes cmsync/settings myapp/web
-      Let these two resources adopt their objects, even those that change.
 
-Exit codes: 0 shown or allowed; 1 an object could not be read, or its adoption not be allowed; 2 usage.";
+  # Let the resources of one namespace adopt the objects that stay as they are
+  quartermaster adopt -n shop --yes
+
+  # Let these two resources adopt their objects, even those that change
+  quartermaster adopt -n shop --yes cmsync/settings myapp/web
+
+Exit codes:
+  0  shown, or allowed
+  1  an object could not be read, or its adoption could not be allowed
+  2  wrong usage";
 
 const UNINSTALL_AFTER_HELP: &str = "\
-Run this command while the operator runs, because only the operator deletes load balancers and copies of ConfigMaps. Then
-delete the operator. The CRDs stay unless you add --purge.
-
 Examples:
+  # Show what would be deleted
   quartermaster uninstall --dry-run
-      Show what would be deleted.
-  quartermaster uninstall
-      Show what would be deleted, and ask.
-  quartermaster uninstall --yes --purge --timeout=2m
-      Delete without a question, for scripts; the CRDs too.
-  quartermaster uninstall --keep-children
-      Delete the resources only: apps keep running, copies and load balancers stay.
-  quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
-      Free resources that stay Terminating because the operator that ran there is gone: remove its finalizers. What the
-      operator would have deleted stays, and is listed.
 
-Exit codes: 0 everything is deleted, or shown; 1 something remains, and is listed with what blocks it; 2 usage, or nobody confirmed, and
-nothing was deleted.";
+  # Show what would be deleted, and ask
+  quartermaster uninstall
+
+  # Delete without asking, for scripts; the CRDs too
+  quartermaster uninstall --yes --purge --timeout=2m
+
+  # Delete the resources only: apps keep running, copies and load balancers stay
+  quartermaster uninstall --keep-children
+
+  # Free resources that stay Terminating because the operator that ran there is gone
+  quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
+
+Exit codes:
+  0  everything is deleted, or shown
+  1  something remains; the command lists it with what blocks it
+  2  wrong usage, or you did not confirm: nothing is deleted";
 
 /// The commands that users run against a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
-    /// Show every resource, what is wrong with it, and why
+    /// Show every resource, and what is wrong with it
     #[command(after_help = STATUS_AFTER_HELP)]
     Status(StatusArgs),
-    /// Show the recorded changes of a TrackedField, or of a TrackedFieldSet
+    /// Show the recorded changes of a TrackedField or TrackedFieldSet
     #[command(after_help = HISTORY_AFTER_HELP)]
     History(HistoryArgs),
-    /// Show which resources a TrackedFieldSet selects
+    /// Show the resources that a TrackedFieldSet selects
+    ///
+    /// The command lists the resources with your permissions, and changes nothing.
     #[command(after_help = MATCHES_AFTER_HELP)]
     Matches(MatchesArgs),
     /// Send a test message to the receiver of a ContactPoint
+    ///
+    /// The command sets the annotation quartermaster.dev/test-at, and the operator sends one test message. The command then
+    /// waits for the receiver's answer, which the operator writes into status.lastTest.
     #[command(after_help = TEST_AFTER_HELP)]
     Test(TestArgs),
-    /// Adopt objects that another program created: copies, Pods, load balancers
+    /// Adopt objects that another program created
+    ///
+    /// The command finds ConfigMaps that have the name of a copy of a ConfigMapSync, the Pod NAME-pod of a MyApp, and the load
+    /// balancer NAME-alb of a MyIngress. It lists those that have no other owner.
+    ///
+    /// With --yes the command allows their adoption, by the annotation or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and
+    /// the operator adopts them. An object that adoption would overwrite or replace stays unchanged, unless you name its
+    /// resource.
+    ///
+    /// The AWS SDK finds region and credentials, such as from AWS_REGION and AWS_PROFILE. Only a MyIngress that is not ready
+    /// needs them.
     #[command(after_help = ADOPT_AFTER_HELP)]
     Adopt(AdoptArgs),
-    /// Delete all resources of Quartermaster's kinds, and name what blocks a deletion
+    /// Delete all resources of Quartermaster's kinds
+    ///
+    /// Run this command while the operator runs, because only the operator deletes load balancers and copies of ConfigMaps.
+    /// Then delete the operator. The CRDs stay unless you add --purge.
+    ///
+    /// The command names what blocks a deletion. With --without-operator it removes the operator's finalizers: what the
+    /// operator would have deleted stays, and is listed.
     #[command(after_help = UNINSTALL_AFTER_HELP)]
     Uninstall(UninstallArgs),
 }
@@ -209,7 +252,7 @@ pub struct ScopeArgs {
     /// Limit the command to this namespace
     #[arg(short, long, value_name = "NAMESPACE", value_parser = parse::one_namespace)]
     pub(crate) namespace: Option<String>,
-    /// All namespaces (default)
+    /// Include all namespaces (default)
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub(crate) all_namespaces: bool,
 }
@@ -355,7 +398,7 @@ pub struct UninstallArgs {
     /// Delete without asking
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Only show what would be deleted
+    /// Show what would be deleted, and delete nothing
     #[arg(long, conflicts_with = "yes")]
     pub(crate) dry_run: bool,
     /// Stop after this time, even if objects remain

@@ -14,14 +14,15 @@ pub(super) struct MetricsArgs {
         long = "metrics-bind-address",
         env = "QUARTERMASTER_METRICS_BIND_ADDRESS",
         value_name = "ADDRESS",
-        default_value = ":8080"
+        default_value = ":8080",
+        help_heading = "Metrics and probes"
     )]
     address: String,
 
     /// Serve /metrics over TLS, and only to clients that RBAC allows to get /metrics, such as with ClusterRole metrics-reader
     #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = parse::Boolean)]
+        value_parser = parse::Boolean, help_heading = "Metrics and probes")]
     secure: bool,
 
     /// Read tls.crt and tls.key (PEM) for --metrics-secure from this folder (default: a self-signed certificate)
@@ -30,7 +31,8 @@ pub(super) struct MetricsArgs {
     #[arg(
         long = "metrics-cert-path",
         env = "QUARTERMASTER_METRICS_CERT_PATH",
-        value_name = "DIR"
+        value_name = "DIR",
+        help_heading = "Metrics and probes"
     )]
     cert_path: Option<String>,
 }

@@ -99,7 +99,7 @@ fn every_flag_of_run_has_a_variable_and_help() {
         .filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
     assert!(
         without.count() > 1
-            && AFTER_HELP.starts_with("Each flag of run also has an environment variable")
+            && AFTER_HELP.contains("Each flag of run also has an environment\nvariable")
     );
 }
 
@@ -283,28 +283,50 @@ fn help_explains_the_flags() {
     assert!(!help.contains("--backoff-min"), "tuning flags are hidden");
 }
 
+/// Every command has one line and examples, and no line of a help text is so long that a terminal of 100 columns wraps it.
+#[test]
+fn every_command_has_one_line_and_examples() {
+    let mut program = Cli::command();
+    program.build();
+    let commands = program
+        .get_subcommands()
+        .filter(|it| it.get_name() != "help");
+    for command in commands.chain([&program]) {
+        let name = command.get_name();
+        let about = command.get_about().unwrap().to_string();
+        assert!(about.len() <= 80 && !about.contains([':', '\n']), "{about}");
+        let help = command.get_after_help().unwrap().to_string();
+        assert!(help.contains("Examples:\n  # "), "{name}: {help}");
+        assert!(help.lines().all(|line| line.len() <= 100), "{name}: {help}");
+    }
+}
+
 #[test]
 fn examples_of_the_help_parse() {
     let kinds: Vec<_> = crate::kinds::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();
-    let lines = RUN_AFTER_HELP
+    let program = Cli::command();
+    let help = program
+        .get_subcommands()
+        .chain([&program])
+        .filter_map(clap::Command::get_after_help)
+        .map(|help| format!("{help}\n"))
+        .collect::<String>();
+    let examples: Vec<_> = help
         .lines()
-        .chain(AFTER_HELP.lines())
-        .map(str::trim);
-    let examples: Vec<_> = lines
+        .map(str::trim)
         .filter(|line| line.starts_with("quartermaster "))
         .collect();
-    assert!(examples.len() >= 3, "{examples:?}");
+    assert!(examples.len() >= 20, "{examples:?}");
     for example in examples {
-        let arguments = example.split(' ').map(|word| word.replace('\'', ""));
-        let cli =
-            Cli::try_parse_from(arguments).unwrap_or_else(|error| panic!("{example}: {error}"));
-        let Command::Run(args) = cli.command else {
-            panic!("{example}")
-        };
-        args.config(&kinds)
+        let alone = example.split(['|', '>']).next().unwrap();
+        let cli = Cli::try_parse_from(shell_words::split(alone).unwrap())
             .unwrap_or_else(|error| panic!("{example}: {error}"));
+        if let Command::Run(args) = cli.command {
+            args.config(&kinds)
+                .unwrap_or_else(|error| panic!("{example}: {error}"));
+        }
     }
 }

@@ -225,7 +225,7 @@ true
 {{- $taken := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
 {{- $ours := or $taken (include "quartermaster.isOurs" (dict "root" $ "object" .)) -}}
 {{- if and $scope (not $ours) (or (eq $scope "cluster") (not $.Values.watchNamespaces)) }}
-- {{ include "quartermaster.releaseOf" . | default (printf "what has ClusterRole %s" .metadata.name) | quote }}
+- {{ include "quartermaster.releaseOf" . | default (printf "the install with ClusterRole %s" .metadata.name) | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -316,7 +316,8 @@ async fn notes_match_the_values() {
         assert!(!notes(open).await.contains(metrics), "{open}");
     }
     assert!(!notes("networkPolicy.enabled=false").await.contains(label));
-    let warning = "deletes every object of its kinds in every namespace, and then the CRDs";
+    let warning =
+        "deletes every object of Quartermaster's kinds in every namespace, and then the CRDs";
     assert!(
         notes("crds.keep=false")
             .await
@@ -324,9 +325,7 @@ async fn notes_match_the_values() {
     );
     let some = notes("crds.keep=false,watchNamespaces={a}").await;
     assert!(
-        some.contains(&format!(
-            "{warning}: all that\nother releases look after goes, too"
-        )),
+        some.contains(&format!("{warning}, also the objects of\nother releases.")),
         "{some}"
     );
 }

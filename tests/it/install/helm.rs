@@ -173,7 +173,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     ];
     let output = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
     assert!(
-        output.contains("name: qm-controller-manager\n") && !output.contains("not alone"),
+        output.contains("name: qm-controller-manager\n") && !output.contains("may act in the same"),
         "{output}"
     );
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
@@ -275,11 +275,11 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     kubectl(&delete).await;
     let output = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
     assert!(
-        output.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"),
+        output.contains("Warning: the install with ClusterRole quartermaster-manager-role may act"),
         "{output}"
     );
     let output = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
-    assert!(!output.contains("not alone"), "{output}");
+    assert!(!output.contains("may act in the same"), "{output}");
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     kubectl(&[
         "wait",
@@ -409,14 +409,11 @@ async fn second_release_installs_beside_the_first(site: &Site) {
         let notes = output.split_once("\nNOTES:\n").unwrap().1;
         assert!(
             notes.contains(
-                "It is not alone: quartermaster in quartermaster-system may act in the same"
+                "Warning: quartermaster in quartermaster-system may act in the same namespaces"
             ),
             "{notes}"
         );
-        assert!(
-            notes.contains("The CRDs are left to another release, or to you: "),
-            "{notes}"
-        );
+        assert!(notes.contains("this release installs none"), "{notes}");
         assert!(
             notes.contains(uninstall) && !notes.contains("--purge"),
             "{notes}"
@@ -463,8 +460,8 @@ async fn namespaced_install_works_without_forbidden_requests() {
             .concat(),
         )
         .await;
-    let alone = "It is not alone: team in ops may act in the same namespaces";
-    assert!(!output.contains("not alone"), "{output}");
+    let alone = "Warning: team in ops may act in the same namespaces";
+    assert!(!output.contains("may act in the same"), "{output}");
     for (values, reported) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
         let values = format!("crds.install=false,{values}");
         let beside = [
@@ -479,7 +476,10 @@ async fn namespaced_install_works_without_forbidden_requests() {
         ];
         let output = site.done(&beside).await;
         assert_eq!(
-            (output.contains(alone), output.contains("not alone")),
+            (
+                output.contains(alone),
+                output.contains("may act in the same")
+            ),
             (reported, reported),
             "{values}: {output}"
         );

@@ -21,6 +21,7 @@ use crate::support::{Bed, TOKEN};
 mod chart;
 mod equivalence;
 mod helm;
+mod krew;
 mod makefile;
 mod permissions;
 mod upgrade;
