@@ -1,8 +1,8 @@
 # The operator's image. `make docker-build IMG=...` builds it for this machine, `make docker-buildx IMG=...` for all PLATFORMS:
 # the compiler always runs on the machine's own architecture, and cross-compiles for the other one.
 #
-# The two base images are named by tag, and a tag moves. To stay with one, write its digest (`docker buildx imagetools inspect
-# NAME:TAG` says it, for all architectures) behind the tag: NAME:TAG@sha256:DIGEST. Dependabot then offers newer ones.
+# The tags of the two base images move. To pin an image, write NAME:TAG@sha256:DIGEST (`docker buildx imagetools inspect NAME:TAG`
+# prints the digest for all architectures). Dependabot then offers newer ones.
 FROM --platform=$BUILDPLATFORM rust:1.95-bookworm AS builder
 ARG BUILDARCH
 ARG TARGETARCH
@@ -23,7 +23,7 @@ RUN set -eu; \
       printf '[target.%s-unknown-linux-gnu]\nlinker = "%s-linux-gnu-gcc"\n' "$machine" "$machine" >>.cargo/config.toml; \
     fi
 
-# The dependencies: a layer that changes with these files alone. cargo wants something to build in each member.
+# The dependencies: this layer changes only with these files. cargo needs a source file in each member.
 COPY Cargo.toml Cargo.lock hack/release.toml ./
 COPY testbed/Cargo.toml testbed/
 COPY xtask/Cargo.toml xtask/
@@ -40,19 +40,19 @@ RUN mkdir -p src testbed/src benches/figures; \
 COPY crates crates
 COPY src src
 COPY deploy/admission_policies.yaml deploy/crd.yaml deploy/
-# cargo goes by times, and those of the checkout are older than what was just built.
+# cargo compares times, and the files of the checkout are older than the build above.
 RUN touch src/main.rs src/lib.rs crates/*/src/lib.rs; \
     cargo build --config release.toml --release --locked --package quartermaster; \
     mv target/*/release/quartermaster /quartermaster
 
-# glibc, and the certificates of well-known authorities; no shell.
+# The image has glibc and the certificates of public authorities, but no shell.
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title=quartermaster \
       org.opencontainers.image.description="The everyday chores of a Kubernetes cluster, one small operator" \
       org.opencontainers.image.licenses=Apache-2.0
 COPY LICENSE /LICENSE
 COPY --from=builder /quartermaster /quartermaster
-# One heap for all threads: a second one costs about a mebibyte and makes nothing faster.
+# One heap for all threads: a second heap costs about a mebibyte and makes nothing faster.
 ENV MALLOC_ARENA_MAX=1
 USER 65532:65532
 ENTRYPOINT ["/quartermaster"]

@@ -496,8 +496,8 @@ fn operator() -> ValidatingAdmissionPolicySpec {
         annotates_a_tracked_field()
     );
     let because = format!(
-        "it has neither the label {OWNER_UID} nor one of its resources for a controller, and nobody handed it over with the \
-         annotation {ADOPT_BY}"
+        "the object has neither the label {OWNER_UID} nor a Quartermaster resource as its controller, and no annotation {ADOPT_BY} \
+         allows its adoption"
     );
     ValidatingAdmissionPolicySpec {
         failure_policy: Some("Fail".into()),
@@ -523,7 +523,7 @@ fn operator() -> ValidatingAdmissionPolicySpec {
             .collect(),
         ),
         validations: Some(
-            std::iter::once(operator_rule(&expression, "touch", &because))
+            std::iter::once(operator_rule(&expression, "change", &because))
                 .chain(PODS.iter().map(|(allowed, because)| {
                     operator_rule(&format!("!variables.runs || {allowed}"), "run", because)
                 }))
@@ -558,28 +558,28 @@ const PODS: &[(&str, &str)] = &[
     (
         "(!(request.namespace in ['kube-system', 'kube-public', 'kube-node-lease']) \
          && request.namespace != params.metadata.namespace)",
-        "it runs nothing in kube-system, kube-public, kube-node-lease and its own namespace",
+        "the operator runs no Pod in kube-system, kube-public, kube-node-lease and its own namespace",
     ),
     (
         "!['hostNetwork', 'hostPID', 'hostIPC'].exists(field, field in variables.pod && variables.pod[field])",
-        "it runs no Pod with hostNetwork, hostPID or hostIPC",
+        "the operator runs no Pod with hostNetwork, hostPID or hostIPC",
     ),
     (
         "!variables.pod.?volumes.orValue([]).exists(volume, has(volume.hostPath))",
-        "it runs no Pod with a hostPath volume",
+        "the operator runs no Pod with a hostPath volume",
     ),
     (
         "!variables.containers.exists(container, container.?ports.orValue([]).exists(port, \
          port.?hostPort.orValue(0) != 0))",
-        "it runs no Pod with a hostPort",
+        "the operator runs no Pod with a hostPort",
     ),
     (
         "!variables.containers.exists(container, container.?securityContext.?privileged.orValue(false))",
-        "it runs no privileged container",
+        "the operator runs no privileged container",
     ),
     (
         "request.resource.resource != 'pods' || variables.pod.?serviceAccountName.orValue('default') == 'default'",
-        "it creates Pods only with the ServiceAccount default",
+        "the operator creates Pods only with the ServiceAccount default",
     ),
 ];
 

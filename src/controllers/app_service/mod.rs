@@ -45,7 +45,7 @@ pub mod validate;
 pub const NAME: &str = "appservice";
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
-    &["2c0f60d51c04cbbd", "55c5848f593aeab1"],
+    &["2c0f60d51c04cbbd", "04f943852760ff6a"],
     DelegatedAccess::Children(&[
         ("horizontalpodautoscalers", "autoscaling"),
         ("ingresses", "ingress"),

@@ -43,7 +43,7 @@ pub mod status;
 pub const NAME: &str = "configmapsync";
 pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
     NAME,
-    &["b43bdc1f689dc8aa"],
+    &["b43bdc1f689dc8aa", "5cc7bb5d397f4e42"],
     DelegatedAccess::ConfigMaps,
     &[
         Permission::namespaced(

@@ -30,7 +30,7 @@ pub mod status;
 pub const NAME: &str = "contactpoint";
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["fc35e5ac8aeeadcb", "65c3f393d6cb0e5e"],
+    &["fc35e5ac8aeeadcb", "76bbcb51ffa44131"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),

@@ -38,7 +38,7 @@ pub mod step;
 pub const NAME: &str = "myapp";
 pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     NAME,
-    &["10a25c2057695947"],
+    &["10a25c2057695947", "a280b7eabaeb97e3"],
     DelegatedAccess::Children(&[]),
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),

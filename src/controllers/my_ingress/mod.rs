@@ -49,7 +49,7 @@ mod tests;
 pub const NAME: &str = "myingress";
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,
-    &["8caa0da94aa5df0b"],
+    &["8caa0da94aa5df0b", "3fb334e1f26c1293"],
     DelegatedAccess::Nothing,
     &[
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),

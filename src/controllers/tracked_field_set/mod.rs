@@ -62,7 +62,7 @@ pub mod selection;
 pub const NAME: &str = "trackedfieldset";
 pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
     NAME,
-    &["25a9fa6b37fde637"],
+    &["9064f654659b2ca3"],
     DelegatedAccess::SelectedTargets,
     &[
         Permission::namespaced(GROUP, &["trackedfieldsets"], &["get", "list", "watch"]),

@@ -170,9 +170,9 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
             object.metadata = serde_json::from_value(metadata).unwrap();
             object.metadata.name = Some(name.into());
             let expected = format!(
-                "the operator may not touch {} \"{name}\" in namespace \"{}\": it has neither the label \
-                 quartermaster.dev/owner-uid nor one of its resources for a controller, and nobody handed it over with the \
-                 annotation quartermaster.dev/adopt-by",
+                "the operator may not change {} \"{name}\" in namespace \"{}\": the object has neither the label \
+                 quartermaster.dev/owner-uid nor a Quartermaster resource as its controller, and no annotation \
+                 quartermaster.dev/adopt-by allows its adoption",
                 kind.plural, bed.namespace
             );
             // The operator may create objects only with the label.
@@ -263,7 +263,7 @@ async fn operator_annotates_any_tracked_field_and_changes_nothing_else() {
     ] {
         let rejection = rejection_of(patch(change).await);
         assert!(
-            rejection.contains("may not touch trackedfields \"mine\""),
+            rejection.contains("may not change trackedfields \"mine\""),
             "{rejection}"
         );
     }
@@ -317,7 +317,7 @@ async fn missing_account_blocks_nobody_else() {
     let own_objects =
         Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);
     let object = DynamicObject::new("nobodys", kind).data(json!({}));
-    rejected("the operator may not touch configmaps", async || {
+    rejected("the operator may not change configmaps", async || {
         own_objects.create(&DRY, &object).await
     })
     .await;

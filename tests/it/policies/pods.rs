@@ -167,7 +167,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
             let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
             let object = running(&kind, "a", &restricted);
             let expected = format!(
-                "the operator may not run {} \"a\" in namespace \"{namespace}\": it runs nothing in kube-system",
+                "the operator may not run {} \"a\" in namespace \"{namespace}\": the operator runs no Pod in kube-system",
                 kind.plural
             );
             rejected(&expected, async || api.create(&DRY, &object).await).await;

@@ -43,17 +43,14 @@ pub fn page() -> String {
         .get_subcommands()
         .filter(|it| !it.is_hide_set() && it.get_name() != "help")
     {
-        let about = command
-            .get_about()
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let about = command.get_long_about().or(command.get_about());
+        let about = about.map(ToString::to_string).unwrap_or_default();
+        let (line, explanation) = about.split_once("\n\n").unwrap_or((&about, ""));
         // Writing to a String does not fail.
-        let _ = write!(
-            page,
-            "\n## {}\n\n{}.\n",
-            command.get_name(),
-            code_after_colon(&about)
-        );
+        let _ = write!(page, "\n## {}\n\n{line}.\n", command.get_name());
+        if !explanation.is_empty() {
+            let _ = write!(page, "\n{explanation}\n");
+        }
         let flags: Vec<&Arg> = command
             .get_arguments()
             .filter(|it| !it.is_hide_set() && !["help", "version"].contains(&it.get_id().as_str()))
@@ -85,14 +82,6 @@ pub fn page() -> String {
         }
     }
     page
-}
-
-/// Formats the example after a colon as code.
-fn code_after_colon(about: &str) -> String {
-    match about.split_once(", such as: ") {
-        Some((about, example)) => format!("{about}, such as {}", code(example)),
-        None => about.to_owned(),
-    }
 }
 
 fn row(flag: &Arg) -> String {
