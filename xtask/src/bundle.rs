@@ -17,7 +17,7 @@ use super::files::{Error, File, generated, read, yaml};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const CHART: &str = "charts/quartermaster/Chart.yaml";
-const ICON: &str = "docs/images/icon.svg";
+const ICON: &str = "bundle/icon.svg";
 /// Namespace of the objects in `deploy/`, to which bindings and policies refer.
 const NAMESPACE: &str = "quartermaster-system";
 /// Beginning of the generated part of the chart's file.

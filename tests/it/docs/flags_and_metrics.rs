@@ -8,14 +8,17 @@ use quartermaster::cli::{Cli, Timings};
 
 use super::{page, pages, prose, row};
 
-/// Flags of other programs (helm, kubectl, velero, the apiserver) that pages name without their command.
-const OF_OTHERS: [&str; 8] = [
+/// Flags of other programs (helm, kubectl, velero, the apiserver, the bench) that pages name without their command.
+const OF_OTHERS: [&str; 11] = [
     "cluster-cidr",
     "create-namespace",
     "force-conflicts",
+    "from-literal",
+    "overwrite",
     "restore-status",
     "service-cluster-ip-range",
     "set",
+    "strict",
     "take-ownership",
     "wait",
 ];

@@ -23,9 +23,26 @@ pub fn code(text: &str) -> String {
     format!("{fence}{text}{fence}")
 }
 
+/// Returns the file name of the page about a kind, in `docs/kinds/`: `ContactPoint` is in `contact-point.md`.
+pub(super) fn page_of(kind: &str) -> String {
+    let mut name = String::new();
+    for letter in kind.chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name + ".md"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kind_has_a_page() {
+        assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
+    }
 
     #[test]
     fn anchor_matches_the_heading() {

@@ -16,6 +16,7 @@ mod permissions;
 pub mod reasons;
 
 pub use markdown::anchor;
+use markdown::page_of;
 pub use metrics::every_metric;
 
 /// Returns every generated page.
@@ -45,26 +46,4 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     Ok(pages
         .map(|(path, text)| (path, format!("{generated}{text}")))
         .collect())
-}
-
-/// Returns the file name of the page about a kind, in `docs/kinds/`: `ContactPoint` is in `contact-point.md`.
-pub fn page_of(kind: &str) -> String {
-    let mut name = String::new();
-    for letter in kind.chars() {
-        if letter.is_ascii_uppercase() && !name.is_empty() {
-            name.push('-');
-        }
-        name.push(letter.to_ascii_lowercase());
-    }
-    name + ".md"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kind_has_a_page() {
-        assert_eq!(page_of("ConfigMapSync"), "config-map-sync.md");
-    }
 }

@@ -6,8 +6,7 @@ use qm_core::conditions::{READY, RECONCILING, STALLED};
 use quartermaster::controllers::contact_point::status::OUTCOMES_RECORDED;
 use quartermaster::kinds::KINDS;
 
-use super::markdown::cell;
-use super::page_of;
+use super::markdown::{cell, page_of};
 
 pub mod table;
 
