@@ -308,14 +308,15 @@ fn examples_of_the_help_parse() {
         .map(|kind| kind.controller)
         .collect();
     let program = Cli::command();
-    let help = program
+    let help: Vec<_> = program
         .get_subcommands()
         .chain([&program])
         .filter_map(clap::Command::get_after_help)
-        .map(|help| format!("{help}\n"))
-        .collect::<String>();
+        .map(ToString::to_string)
+        .collect();
     let examples: Vec<_> = help
-        .lines()
+        .iter()
+        .flat_map(|help| help.lines())
         .map(str::trim)
         .filter(|line| line.starts_with("quartermaster "))
         .collect();

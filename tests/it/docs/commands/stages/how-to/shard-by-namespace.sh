@@ -1,4 +1,5 @@
 #! nothing is installed
+kubectl delete crd --all
 for namespace in shop shop-staging billing; do
   kubectl delete namespace $namespace --ignore-not-found
 done

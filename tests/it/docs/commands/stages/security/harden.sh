@@ -1,0 +1,1 @@
+kubectl delete namespace shop --ignore-not-found
