@@ -119,10 +119,28 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         quirks: Quirks<'_, K>,
     ) -> Result<Ensured<S>> {
         let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
-        match self.ensure(cx, &applied).await? {
-            Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
-            ensured => Ok(ensured),
-        }
+        unless_terminating(&applied, self.ensure(cx, &applied).await?)
+    }
+
+    /// Applies `desired` as [`Children::apply`] does, and creates a child that no watch shows without a read. The caller has
+    /// [confirmed](Context::confirm_owner) the owner: the child may be missing because it was deleted with its owner.
+    ///
+    /// # Errors
+    /// The errors of [`Children::apply`].
+    pub async fn create<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        desired: K,
+    ) -> Result<Ensured<S>> {
+        let quirks = Quirks::default();
+        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
+        self.synced().await;
+        let created = if self.cache.known(&applied.key).is_some() {
+            self.ensure(cx, &applied).await
+        } else {
+            Box::pin(self.ensure_unconfirmed(cx, &applied, &applied.key, false)).await
+        };
+        unless_terminating(&applied, created?)
     }
 
     /// Creates the child of the context's object that `desired` describes, or makes an existing one match.
@@ -526,6 +544,16 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         if let Some(owner) = owner {
             (self.wake)(&owner);
         }
+    }
+}
+
+fn unless_terminating<K: ChildKind, S>(
+    applied: &Applied<'_, K>,
+    ensured: Ensured<S>,
+) -> Result<Ensured<S>> {
+    match ensured {
+        Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
+        ensured => Ok(ensured),
     }
 }
 

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
-use qm_api::tracked_field::TargetReference;
+use qm_api::tracked_field::{StoredHistory, TargetReference};
 use qm_runtime::error::Error;
+use qm_runtime::pages::all_pages;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{ResourceName, WatchHub};
@@ -21,12 +23,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
 use super::field::Selectors;
-use super::follower::{FollowIdentity, ReadTicket};
+use super::follower::FollowIdentity;
 use super::grants::{Grant, Grants};
-use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable};
+use super::reads::{
+    Answer, MAX_SINGLE_READS, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable,
+};
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
-use super::tracker::{MAX_INLINE_BYTES, Tracker};
+use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
+use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
@@ -277,7 +282,12 @@ impl Targets {
         let group = match tracked {
             None => RequestGroup::discovery(&object.spec.target),
             Some(tracked) if self.is_unread(&key) => {
-                RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key))
+                match RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key)) {
+                    RequestGroup::Reads(resource) if self.is_listed(object, &resource) => {
+                        RequestGroup::List(resource)
+                    }
+                    group => group,
+                }
             }
             Some(_) => {
                 self.reads.not_needed(&key);
@@ -299,6 +309,54 @@ impl Targets {
         self.tracker.unread(key, self.resync).is_some()
     }
 
+    /// Returns whether a list reads the target of `object`, with others of the resource.
+    fn is_listed(&self, object: &TrackedField, resource: &ResourceName) -> bool {
+        // The value of a new child that is not sent is not urgent.
+        let is_gathered = Initial::of(object) == Initial::Quiet
+            && object.status.as_ref().is_none_or(StoredHistory::is_empty)
+            && self.reads.gathers(resource);
+        let most = MAX_SINGLE_READS + 1;
+        is_gathered || self.tracker.unread_of(resource, self.resync, most).len() == most
+    }
+
+    /// Reads all objects of `resource` that need it with one list; `resolved` is the resource.
+    async fn list(&self, resource: &ResourceName, resolved: &Resolved) -> Result<(), TrackError> {
+        let mut tickets = self.tracker.unread_of(resource, self.resync, usize::MAX);
+        let keys: Vec<_> = tickets.keys().cloned().collect();
+        let namespaces = if resolved.namespaced {
+            self.scope.namespaces()
+        } else {
+            vec![None]
+        };
+        for namespace in namespaces {
+            let (client, resource_type) = (self.client.clone(), &resolved.resource);
+            let api: Api<RawObject> = match &namespace {
+                Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
+                None => Api::all_with(client, resource_type),
+            };
+            let list = |page: ListParams| {
+                let api = api.clone();
+                async move { api.list(&page).await }
+            };
+            let read = |object: RawObject| self.tracker.read_listed(resource, &mut tickets, object);
+            match all_pages(ListParams::default(), list, read).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    let (resource, message) = (resource.clone(), status.message.clone());
+                    return Err(WaitingReason::Forbidden { resource, message }.into());
+                }
+                Err(error) => {
+                    return Err(Error::api("the targets could not be listed")(error).into());
+                }
+            }
+        }
+        self.tracker.read_unlisted(&tickets);
+        for key in keys {
+            self.trigger.wake(&key);
+        }
+        Ok(())
+    }
+
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
     /// the answer.
     pub(super) async fn inspect(
@@ -316,11 +374,10 @@ impl Targets {
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        let key = ObjectKey::of(object);
-        if let Some(ticket) = self.tracker.unread(&key, self.resync) {
+        if let Some(tickets) = self.tracker.unread(&ObjectKey::of(object), self.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
-                    self.accept_read(object, tracked.target, group, ticket, found)
+                    self.accept_read(tracked.target, group, tickets, found)
                         .await?;
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -340,20 +397,18 @@ impl Targets {
     /// Accepts the result of a read. Large objects and expensive lookups run in the background, not on an async worker.
     async fn accept_read(
         &self,
-        object: &TrackedField,
         target: TargetKey,
         group: &RequestGroup,
-        ticket: ReadTicket,
+        tickets: ReadTickets,
         found: Option<RawObject>,
     ) -> Result<(), Error> {
-        let (key, identity) = (ObjectKey::of(object), FollowIdentity::of(object));
         let needs_background = |found: &RawObject| {
             found.text_len() > MAX_INLINE_BYTES || matches!(group, RequestGroup::Background(_))
         };
         let found = match found {
             Some(found) if needs_background(&found) => found,
             found => {
-                self.tracker.read(&key, &identity, &target, ticket, found);
+                self.tracker.read(&target, &tickets, found);
                 return Ok(());
             }
         };
@@ -362,7 +417,7 @@ impl Targets {
         // Work that has begun must not be lost if the request times out meanwhile.
         let read = tokio::spawn(async move {
             tracker
-                .read_in_background((&key, &identity), &target, ticket, found, permit)
+                .read_in_background(&target, &tickets, found, permit)
                 .await
         });
         match read.await {
@@ -385,15 +440,66 @@ fn unanswered(limit: Duration) -> Error {
     ))
 }
 
-/// Sends the requests of a group one by one.
+/// Sends the requests of a group: lists for all of them, or one by one.
 async fn run(targets: Arc<Targets>, group: RequestGroup) {
-    let all = async {
-        while let Some((number, object)) = targets.reads.next(&group) {
+    let requests = async {
+        match &group {
+            RequestGroup::List(resource) => run_lists(&targets, &group, resource).await,
+            group => run_each(&targets, group).await,
+        }
+    };
+    tokio::select! {
+        () = requests => {}
+        () = targets.draining.cancelled() => {}
+    }
+}
+
+/// Answers the requests of a group with lists of the resource.
+async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceName) {
+    loop {
+        targets.reads.gathered(resource).await;
+        let requests = targets.reads.all(group);
+        let first = requests.first().map(|(_, object)| &object.spec.target);
+        let Some(target) = first else {
+            return;
+        };
+        let read = match targets.resolver.known(target) {
+            Some(resolved) => {
+                let permits = targets.reads.permits(group, false);
+                let Ok(_permit) = permits.acquire_owned().await else {
+                    return;
+                };
+                targets.list(resource, &resolved).await
+            }
+            // The next reconcile asks for the resource.
+            None => Ok(()),
+        };
+        let leads = targets.tracker.leads();
+        for (number, object) in requests {
+            let key = ObjectKey::of(object.as_ref());
+            let answer = match &read {
+                Ok(()) if targets.tracker.is_deferred(&key) => None,
+                Ok(()) => Some(Ok(Answer::Read)),
+                Err(error) => Some(Err(error.repeated())),
+            };
+            match answer {
+                Some(answer) => _ = targets.reads.answered(&key, number, Ok(answer), leads),
+                None => targets.reads.unanswered(&key, number),
+            }
+            targets.trigger.wake(&key);
+        }
+    }
+}
+
+/// Sends the requests of a group one by one.
+async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
+    {
+        while let Some((number, object)) = targets.reads.next(group) {
             let key = ObjectKey::of(object.as_ref());
             let reads_object =
                 matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
                     && targets.is_unread(&key);
-            let permits = targets.reads.permits(&group, reads_object);
+            let permits = targets.reads.permits(group, reads_object);
             let Ok(permit) = permits.acquire_owned().await else {
                 return;
             };
@@ -405,7 +511,7 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
                 &key,
             );
             let inspection =
-                tokio::time::timeout(limit, targets.inspect(&object, &group)).instrument(span);
+                tokio::time::timeout(limit, targets.inspect(&object, group)).instrument(span);
             let answer = AssertUnwindSafe(inspection).catch_unwind().await;
             drop(permit);
             let answer =
@@ -426,10 +532,6 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
                 tokio::time::sleep(OBJECT_PERIOD).await;
             }
         }
-    };
-    tokio::select! {
-        () = all => {}
-        () = targets.draining.cancelled() => {}
     }
 }
 

@@ -40,6 +40,8 @@ impl FollowIdentity {
 }
 
 pub(super) struct Follower {
+    /// Number of the follower: a later follower of the same `TrackedField` has another one.
+    number: u64,
     pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
     pub(super) selectors: Selectors,
@@ -80,6 +82,7 @@ pub(super) enum Certainty {
 /// State of a follower at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket {
+    follower: u64,
     newer_events: u64,
     outranks: Option<u64>,
 }
@@ -98,12 +101,14 @@ pub(super) struct Newest {
 impl Follower {
     /// Creates a follower without a known state.
     pub(super) fn new(
+        number: u64,
         identity: FollowIdentity,
         target: TargetKey,
         selectors: Selectors,
         certainty: Certainty,
     ) -> Self {
         Self {
+            number,
             identity,
             target,
             selectors,
@@ -313,9 +318,15 @@ impl Follower {
             _ => None,
         };
         ReadTicket {
+            follower: self.number,
             newer_events: self.newer_events,
             outranks,
         }
+    }
+
+    /// Returns whether the ticket was taken by this follower, rather than by an earlier one of the same `TrackedField`.
+    pub(super) fn has_taken(&self, ticket: &ReadTicket) -> bool {
+        ticket.follower == self.number
     }
 
     /// Accepts the result of a read, `None` if the object does not exist. A result that contradicts the watch counts

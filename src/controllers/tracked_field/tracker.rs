@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem::discriminant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,27 @@ struct TrackerState {
     queue: WatchEventQueue,
     /// Number of the last epoch of any watch.
     epochs: u64,
+    /// Number of the last follower.
+    last_follower: u64,
+}
+
+/// The followers that a read is for, as they were before the read began.
+pub struct ReadTickets(HashMap<ObjectKey, ReadTicket>);
+
+impl ReadTickets {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the keys of the followers.
+    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.0.keys()
+    }
+
+    fn of(&self, key: &ObjectKey, follower: &Follower) -> Option<ReadTicket> {
+        let ticket = self.0.get(key);
+        ticket.filter(|ticket| follower.has_taken(ticket)).copied()
+    }
 }
 
 /// Progress of a watch.
@@ -144,7 +166,9 @@ impl Tracker {
         } else {
             Certainty::AwaitingList(Instant::now())
         };
+        state.last_follower += 1;
         let mut follower = Follower::new(
+            state.last_follower,
             identity.clone(),
             target.clone(),
             selectors.clone(),
@@ -194,42 +218,95 @@ impl Tracker {
             .unwrap_or_default()
     }
 
-    /// Returns a ticket for a read of the target, if one is needed: the watch may have shown the state before the field
+    /// Returns the ticket for a read of the target, if one is needed: the watch may have shown the state before the field
     /// was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions above
     /// all).
-    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTicket> {
+    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTickets> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
         follower
             .has_to_be_read(trusted)
-            .then(|| follower.read_ticket())
+            .then(|| ReadTickets([(key.clone(), follower.read_ticket())].into()))
     }
 
-    /// Accepts the state of `target` from a read, `None` if the object does not exist.
+    /// Returns the tickets for reads of the targets of `resource` that need one, `most` at most. An object whose lookups
+    /// are too expensive for a thread with other work is read alone.
+    pub fn unread_of(
+        &self,
+        resource: &ResourceName,
+        trusted: Duration,
+        most: usize,
+    ) -> ReadTickets {
+        let state = self.state();
+        let followers = state.leads_since.map(|_| state.followers.iter());
+        let unread = followers.into_iter().flatten().filter(|(_, follower)| {
+            follower.target.resource == *resource
+                && !follower.is_deferred
+                && follower.has_to_be_read(trusted)
+        });
+        let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
+        ReadTickets(tickets.take(most).collect())
+    }
+
+    /// Accepts the state of `target` from a read, `None` if the object does not exist. `tickets` were taken before the
+    /// read began.
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
     /// read. Expensive lookups are deferred until [`Tracker::read_in_background`].
-    pub fn read(
-        &self,
-        key: &ObjectKey,
-        identity: &FollowIdentity,
-        target: &TargetKey,
-        ticket: ReadTicket,
-        object: Option<RawObject>,
-    ) {
+    pub fn read(&self, target: &TargetKey, tickets: &ReadTickets, object: Option<RawObject>) {
         let Some(object) = object else {
-            if let Some(follower) = self
-                .state()
-                .follower(key, identity)
-                .filter(|follower| follower.target == *target)
+            self.state().each_of(target, |of, follower| {
+                if let Some(ticket) = tickets.of(of, follower) {
+                    follower.read(ticket, Instant::now(), None);
+                }
+            });
+            return;
+        };
+        let lookups = self.lookups_of_read(tickets, target, &object);
+        let looked_up = lookups.run(&object, LookupMode::Inline);
+        self.apply_read(tickets, target, &object, &looked_up);
+    }
+
+    /// Accepts an object of a list that began after `tickets` were taken, and removes the tickets for it. An object that
+    /// is large, or whose lookups panic, is to be read alone.
+    pub fn read_listed(
+        &self,
+        resource: &ResourceName,
+        tickets: &mut ReadTickets,
+        object: RawObject,
+    ) {
+        let target = TargetKey {
+            resource: resource.clone(),
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+        };
+        let keys = self.state().targets.get(&target).cloned();
+        let Some(keys) = keys else {
+            return;
+        };
+        let is_read = object.text_len() <= MAX_INLINE_BYTES && {
+            let read = || self.read(&target, tickets, Some(object));
+            catch_unwind(AssertUnwindSafe(read)).is_ok()
+        };
+        if !is_read {
+            let mut state = self.state();
+            state.each_of(&target, |_, follower| follower.is_deferred = true);
+        }
+        for key in keys {
+            tickets.0.remove(&key);
+        }
+    }
+
+    /// Accepts that the list showed no object for these tickets.
+    pub fn read_unlisted(&self, tickets: &ReadTickets) {
+        let mut state = self.state();
+        for key in tickets.0.keys() {
+            if let Some(follower) = state.followers.get_mut(key)
+                && let Some(ticket) = tickets.of(key, follower)
             {
                 follower.read(ticket, Instant::now(), None);
             }
-            return;
-        };
-        let lookups = self.lookups_of_read((key, identity), target, &object);
-        let looked_up = lookups.run(&object, LookupMode::Inline);
-        self.apply_read((key, identity), target, ticket, &object, &looked_up);
+        }
     }
 
     /// Accepts the object from a read as [`Tracker::read`] does, and defers no lookup.
@@ -238,34 +315,33 @@ impl Tracker {
     /// See [`Permit::run`].
     pub async fn read_in_background(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
-        ticket: ReadTicket,
+        tickets: &ReadTickets,
         object: RawObject,
         permit: Permit,
     ) -> io::Result<()> {
-        let lookups = self.lookups_of_read((key, identity), target, &object);
+        let lookups = self.lookups_of_read(tickets, target, &object);
         let job = move || {
             let looked_up = lookups.run(&object, LookupMode::Background);
             (object, looked_up)
         };
         let (object, looked_up) = permit.run(job).await?;
-        self.apply_read((key, identity), target, ticket, &object, &looked_up);
+        self.apply_read(tickets, target, &object, &looked_up);
         Ok(())
     }
 
-    /// Returns the lookups in an object that a read for `key` returned: for `key`, and for others that wait for the
-    /// object.
+    /// Returns the lookups in an object that a read for `tickets` returned: for their followers, and for others that wait
+    /// for the object.
     fn lookups_of_read(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
+        tickets: &ReadTickets,
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            let is_requested = of == key && follower.identity == *identity;
-            let is_requested = is_requested || follower.is_satisfied_by(object);
+            let is_requested =
+                tickets.of(of, follower).is_some() || follower.is_satisfied_by(object);
             lookups.add(&follower.selectors, follower.known_value(), is_requested);
         });
         lookups
@@ -273,14 +349,13 @@ impl Tracker {
 
     fn apply_read(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
+        tickets: &ReadTickets,
         target: &TargetKey,
-        ticket: ReadTicket,
         object: &RawObject,
         looked_up: &LookupResults,
     ) {
         self.state().each_of(target, |of, follower| {
-            let ticket = if of == key && follower.identity == *identity {
+            let ticket = if let Some(ticket) = tickets.of(of, follower) {
                 ticket
             } else if follower.is_satisfied_by(object) {
                 self.trigger.wake(of);

@@ -48,7 +48,7 @@ use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
-use super::tracked_field::reads::TrackError;
+use super::tracked_field::reads::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::target::Resolved;
 use super::tracked_field::waiting::{Receivers, WaitingReason};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
@@ -318,7 +318,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             .await;
         let leaving = departures.due.len() + departures.waiting;
         let check_after = departures.check_after;
-        let written = self.write(cx, &owned, &plan, departures).await;
+        let written = self.write(cx, &resource, &owned, &plan, departures).await;
         let counts = ChildCounts {
             current: plan.desired.len(),
             leaving: leaving.saturating_sub(written.deleted),
@@ -725,6 +725,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,
+        resource: &ResourceName,
         owned: &OwnedChildren,
         plan: &Plan,
         departures: Departures,
@@ -775,6 +776,25 @@ impl<T: Transport> TrackedFieldSets<T> {
             remaining: writes.len().saturating_sub(MAX_WRITES),
             ..Written::default()
         };
+        let is_new = |write: &ChildWrite| match write {
+            ChildWrite::Ensure { child, .. } => !owned.contains_key(&ObjectKey::of(&**child)),
+            ChildWrite::Delete(_) => false,
+        };
+        let created = writes.iter().filter(|write| is_new(write)).count();
+        if created > 0
+            && let Err(error) = cx.confirm_owner().await
+        {
+            return Written {
+                error: Some(error),
+                ..Written::default()
+            };
+        }
+        // Their targets are read when all are created.
+        let reads = &self.targets.reads;
+        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
+        if is_gathering {
+            reads.gather(resource);
+        }
         writes.truncate(MAX_WRITES);
         let is_quota_exceeded = &AtomicBool::new(false);
         let results = writes.into_iter().map(|write| async move {
@@ -784,7 +804,11 @@ impl<T: Transport> TrackedFieldSets<T> {
                     if is_quota_exceeded.load(Ordering::Relaxed) && !owned.contains_key(&key) {
                         return (key, Ok(WriteResult::Waits));
                     }
-                    let applied = self.children.apply(cx, *child, Quirks::default()).await;
+                    let applied = if owned.contains_key(&key) {
+                        self.children.apply(cx, *child, Quirks::default()).await
+                    } else {
+                        self.children.create(cx, *child).await
+                    };
                     if let Err(error) = &applied {
                         let is_quota = error.classify().1 == QUOTA_EXCEEDED;
                         is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
@@ -807,6 +831,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
+        if is_gathering {
+            reads.gather(resource);
+        }
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
         for (key, result) in results {

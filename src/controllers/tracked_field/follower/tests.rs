@@ -28,6 +28,7 @@ fn follower(unread: bool) -> Follower {
         subject: Subject::new(&TargetReference::default(), "{.data.x}"),
     };
     Follower::new(
+        0,
         identity,
         target,
         FieldSelector::compile("ConfigMap", "{.data.x}")
