@@ -8,4 +8,5 @@ pub mod kind;
 pub mod names;
 pub mod readiness;
 pub mod schema;
+pub mod shared;
 pub mod time;

@@ -31,7 +31,7 @@ use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership};
 use super::raw_object::BoundedObject;
-use super::watch::{Index, SyncState};
+use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, apply, finalizer, version};
 
 mod desired;
@@ -80,7 +80,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     pub fn summary(&self, key: &ObjectKey, owner: &Owner) -> Option<S> {
         self.cache
             .known(key)
-            .filter(|known| known.owner_uid == owner.uid())
+            .filter(|known| *known.owner_uid == *owner.uid())
             .map(|known| known.summary)
     }
 
@@ -88,7 +88,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// exists.
     pub fn owned<O: ReconciledKind>(&self, cx: &Context<O>) -> HashMap<ObjectKey, KnownChild<S>> {
         self.cache.collect(|child| {
-            child.owner_uid == cx.owner.uid()
+            *child.owner_uid == *cx.owner.uid()
                 || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
         })
     }
@@ -567,14 +567,34 @@ fn basis(owner: &Owner, fingerprint: u64) -> Basis {
 
 impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
     fn apply(&self, BoundedObject(child): BoundedObject<K>) -> bool {
-        self.wake_owner(
-            self.cache
-                .on_applied(ObjectKey::of(&child), self.known(&child)),
-        );
-        true
+        Observer::apply(self, &child)
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<BoundedObject<K>>) {
+        Observer::delete(self, key, last.as_ref().map(|BoundedObject(child)| child));
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.cache.keys(namespace)
+    }
+}
+
+impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
+    fn apply(&self, child: &K) -> bool {
+        let key = ObjectKey::of(child);
+        let is_child = child.labels().contains_key(self.names.owner_uid);
+        self.wake_owner(if is_child {
+            self.cache.on_applied(key, self.known(child))
+        } else {
+            let (uid, version) = (child.uid(), child.resource_version());
+            let version = version.as_deref();
+            self.cache
+                .on_disowned(&key, &uid.unwrap_or_default(), super::version(version))
+        });
+        is_child
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<&K>) {
         self.wake_owner(match last {
             Some(child) => self.cache.on_deleted(key, &child.uid().unwrap_or_default()),
             None => self.cache.on_missing(key),

@@ -10,8 +10,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::core::{ApiResource, NamespaceResourceScope};
-use kube::runtime::reflector::Store;
-use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
@@ -24,16 +22,19 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{self, Cache, CacheChange};
+use super::cache::{Cache, CacheChange};
 use super::events::Events;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
+use super::objects::Objects;
 use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
-use super::watch::{Command, Index, ResourceName, ResourceWatch, SyncState, crds};
+use super::watch::{
+    Command, Index, Observed, Observer, ResourceName, ResourceWatch, SyncState, crds,
+};
 use super::{WatchScope, client, cluster, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
@@ -75,7 +76,7 @@ pub struct Manager {
 /// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
 pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// Cached objects.
-    pub store: Store<K>,
+    pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
     /// Phase of the cache.
@@ -83,7 +84,16 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
     synced_relist: watch::Sender<Option<u64>>,
-    writer: Writer<K>,
+    /// State of the lists of the kind's watch.
+    pub(super) sync: SyncState,
+    observers: Vec<Arc<dyn Observer<K>>>,
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
+    /// Adds an index that the watch of the kind feeds as well, with whole objects: the cache drops metadata.
+    pub fn observe(&mut self, observer: Arc<impl Observer<K>>) {
+        self.observers.push(observer);
+    }
 }
 
 /// Phase of the cache of a kind.
@@ -252,11 +262,10 @@ impl Manager {
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let (store, writer) = cache::empty_store();
         let state = watch::Sender::new(KindState::Syncing);
         let synced_relist = watch::Sender::new(None);
         KindHandles {
-            store,
+            objects: Objects::default(),
             trigger: Trigger::default(),
             phase: Phase {
                 state: state.subscribe(),
@@ -266,7 +275,8 @@ impl Manager {
             kind,
             state,
             synced_relist,
-            writer,
+            sync: SyncState::default(),
+            observers: Vec::new(),
         }
     }
 
@@ -294,26 +304,39 @@ impl Manager {
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
     {
         let KindHandles {
-            store,
+            objects,
             trigger,
             phase,
             kind,
             state,
             synced_relist,
-            writer,
+            sync,
+            observers,
         } = handles;
         let commands = watch::Sender::<Command>::default();
         let name = kind.controller;
-        let (served, objects) = (phase.clone(), store.clone());
+        let (served, counted) = (phase.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
             served
                 .is_served()
-                .then(|| tally(objects.state().iter().map(|object| object.readiness())))
+                .then(|| tally(counted.all().iter().map(|object| object.readiness())))
         });
         if self.settings.runs(name) {
             self.probes.set(name, KindState::Syncing);
-            let cache = Cache::new(name, writer, on, self.probes.clone(), state, synced_relist);
-            self.watch_kind(kind, cache, commands.clone());
+            let cache = Cache::new(
+                name,
+                objects.clone(),
+                sync.clone(),
+                on,
+                self.probes.clone(),
+                state,
+                synced_relist,
+            );
+            let index = Observed {
+                observers,
+                index: Arc::new(cache),
+            };
+            self.watch_kind(kind, index, sync, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
             let off = KindState::Absent(format!("disabled by {by}"));
@@ -339,7 +362,7 @@ impl Manager {
             }
             phase.synced().await;
             after.await;
-            runner.run(store, trigger).await;
+            runner.run(objects, trigger).await;
         };
         self.controllers.push(
             self.tasks
@@ -410,8 +433,13 @@ impl Manager {
     }
 
     /// Watches a kind while its CRD exists with a compatible schema.
-    fn watch_kind<K>(&mut self, kind: &KindInfo, cache: Cache<K>, commands: watch::Sender<Command>)
-    where
+    fn watch_kind<K>(
+        &mut self,
+        kind: &KindInfo,
+        index: Observed<K>,
+        sync: SyncState,
+        commands: watch::Sender<Command>,
+    ) where
         K: Kind
             + Resource<Scope = NamespaceResourceScope>
             + Clone
@@ -425,8 +453,8 @@ impl Manager {
             resource: ResourceName::from(&ApiResource::erase::<K>(&())),
             apis: self.scope.apis::<K>(&self.client),
             config: self.watch_config.clone(),
-            sync: cache.sync.clone(),
-            index: Arc::new(cache),
+            sync,
+            index: Arc::new(index),
             metrics: self.metrics.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),

@@ -296,7 +296,7 @@ impl ConfigMapSyncs {
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
     fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
         self.index.copies.keys_where(|copy| {
-            copy.owner_uid == cx.owner.uid()
+            *copy.owner_uid == *cx.owner.uid()
                 || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
         })
     }

@@ -13,6 +13,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
 use qm_api::tracked_field::{StoredHistory, TargetReference};
+use qm_core::shared;
 use qm_runtime::error::Error;
 use qm_runtime::pages::all_pages;
 use qm_runtime::raw_object::RawObject;
@@ -214,11 +215,7 @@ impl Targets {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
-        let key = TargetKey {
-            resource,
-            namespace: namespace.into(),
-            name: target.name.clone(),
-        };
+        let key = TargetKey::new(&resource, namespace, &target.name);
         Ok(FollowedTarget {
             target: key,
             api,
@@ -231,8 +228,8 @@ impl Targets {
         let discovered = target.api_version.clone().zip(target.resource.clone());
         discovered.map_or(0, |(api_version, plural)| {
             self.tracker.epoch(&ResourceName {
-                api_version,
-                plural,
+                api_version: shared::text(&api_version),
+                plural: shared::text(&plural),
             })
         })
     }
@@ -540,6 +537,8 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::convert::Infallible;
+    use std::future::ready;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http::{Request, Response};
@@ -552,6 +551,7 @@ mod tests {
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
     use qm_runtime::watch::WatchHub;
+    use rstest::rstest;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
@@ -562,6 +562,10 @@ mod tests {
     use crate::controllers::tracked_field::tracker::Tracker;
 
     fn targets(client: Client) -> Arc<Targets> {
+        targets_with(client, Duration::from_mins(1))
+    }
+
+    fn targets_with(client: Client, resync: Duration) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
@@ -589,7 +593,7 @@ mod tests {
             resolver: Resolver::default(),
             reads: Reads::default(),
             trigger: Trigger::default(),
-            resync: Duration::from_mins(1),
+            resync,
             timeout: Duration::from_mins(1),
             draining: CancellationToken::new(),
         })
@@ -657,6 +661,82 @@ mod tests {
             assert_eq!(failure, Some(untracked.waiting));
         }
         assert!(targets.reads.is_idle());
+    }
+
+    #[rstest]
+    #[case::few(MAX_SINGLE_READS)]
+    #[case::many(MAX_SINGLE_READS + 1)]
+    #[tokio::test]
+    async fn many_reads_of_a_resource_are_one_list(#[case] number: usize) {
+        let paths = Arc::new(Mutex::new(Vec::new()));
+        let service = tower::service_fn({
+            let paths = Arc::clone(&paths);
+            move |request: Request<Body>| {
+                let path = request.uri().path().to_owned();
+                let object = |name: &str| {
+                    let metadata = json!({ "namespace": "a", "name": name, "uid": name, "resourceVersion": "5" });
+                    json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": { "replicas": 1 } })
+                };
+                // The last target does not exist.
+                let (code, answer) = match path
+                    .strip_prefix("/apis/apps/v1/namespaces/a/deployments/")
+                {
+                    Some(name) if name == format!("d-{}", number - 1) => (
+                        404,
+                        json!({ "kind": "Status", "status": "Failure", "message": "", "reason": "NotFound", "code": 404 }),
+                    ),
+                    Some(name) => (200, object(name)),
+                    None => {
+                        let items: Vec<_> = (0..number - 1)
+                            .map(|at| object(&format!("d-{at}")))
+                            .collect();
+                        (
+                            200,
+                            json!({ "metadata": { "resourceVersion": "9" }, "items": items }),
+                        )
+                    }
+                };
+                paths.lock().unwrap().push(path);
+                let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+                ready(Ok::<_, Infallible>(
+                    Response::builder().status(code).body(answer).unwrap(),
+                ))
+            }
+        });
+        let targets = targets_with(Client::new(service, "a"), Duration::ZERO);
+        let fields: Vec<_> = (0..number)
+            .map(|at| {
+                let mut field = field(&format!("f-{at}"), &format!("d-{at}"))
+                    .as_ref()
+                    .clone();
+                let target =
+                    json!({ "kind": "Deployment", "namespace": "a", "name": format!("d-{at}") });
+                field.spec.target = serde_json::from_value(target).unwrap();
+                field.spec.field = "replicas".into();
+                Arc::new(field)
+            })
+            .collect();
+        for field in &fields {
+            targets.follow(field);
+        }
+        for field in &fields {
+            let (tracked, _) = targets.target(field).unwrap().unwrap();
+            assert!(targets.request(field, Some(&tracked)));
+        }
+        for (at, field) in fields.iter().enumerate() {
+            assert_eq!(
+                answer(&targets, field).await.unwrap().unwrap(),
+                Answer::Read
+            );
+            let exists = targets.tracker.exists(&ObjectKey::of(field.as_ref()));
+            assert_eq!(exists, Some(at + 1 < number));
+        }
+        let paths = paths.lock().unwrap();
+        if number > MAX_SINGLE_READS {
+            assert_eq!(*paths, ["/apis/apps/v1/deployments"]);
+        } else {
+            assert_eq!(paths.len(), number);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,8 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kube::ResourceExt;
 use qm_api::TrackedField;
+use qm_core::shared::Shared;
 use qm_notify::history::{NewestState, Observations};
 use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
@@ -41,13 +41,16 @@ pub struct Tracker {
     /// Decodes large objects and does expensive lookups.
     pub(super) background: Background,
     queued: Notify,
+    /// The fields in use: all `TrackedField`s of a set follow the same few.
+    selectors: Shared<Selectors>,
 }
 
 #[derive(Default)]
 struct TrackerState {
     /// Number of the first relist whose objects count, once this replica leads.
     leads_since: Option<u64>,
-    followers: HashMap<ObjectKey, Follower>,
+    /// Boxed: a large table is at most half full after it has grown.
+    followers: HashMap<ObjectKey, Box<Follower>>,
     targets: HashMap<TargetKey, Vec<ObjectKey>>,
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
@@ -104,6 +107,7 @@ impl Tracker {
             trigger,
             background: Background::default(),
             queued: Notify::new(),
+            selectors: Shared::default(),
         }
     }
 
@@ -122,7 +126,8 @@ impl Tracker {
     pub fn lead(&self, relist: u64) {
         let mut state = self.state();
         state.leads_since = Some(relist);
-        state.followers.values_mut().for_each(Follower::await_list);
+        let followers = state.followers.values_mut();
+        followers.for_each(|follower| follower.await_list());
     }
 
     /// Returns whether this replica leads.
@@ -143,6 +148,7 @@ impl Tracker {
         selectors: &Selectors,
         watched_namespace: Option<String>,
     ) -> bool {
+        let selectors_in_use = &self.selectors;
         let mut state = self.state();
         let before = state.followers.get_mut(key);
         if let Some(before) = before.filter(|it| {
@@ -150,8 +156,8 @@ impl Tracker {
                 && it.target == *target
                 && it.selectors.field == selectors.field
         }) {
-            if before.selectors != *selectors {
-                before.selectors = selectors.clone();
+            if *before.selectors != *selectors {
+                before.selectors = selectors_in_use.of(Arc::new(selectors.clone()));
             }
             return false;
         }
@@ -171,7 +177,7 @@ impl Tracker {
             state.last_follower,
             identity.clone(),
             target.clone(),
-            selectors.clone(),
+            selectors_in_use.of(Arc::new(selectors.clone())),
             certainty,
         );
         let was_followed = replaced.is_some();
@@ -180,12 +186,11 @@ impl Tracker {
         if let Some(before) = replaced.filter(|before| before.identity.uid == identity.uid) {
             follower.buffer = before.buffer;
         }
-        state.followers.insert(key.clone(), follower);
-        state
-            .targets
-            .entry(target.clone())
-            .or_default()
-            .push(key.clone());
+        state.followers.insert(key.clone(), Box::new(follower));
+        let followers = state.targets.entry(target.clone());
+        // Most targets have one.
+        let followers = followers.or_insert_with(|| Vec::with_capacity(1));
+        followers.push(key.clone());
         was_followed
     }
 
@@ -275,11 +280,7 @@ impl Tracker {
         tickets: &mut ReadTickets,
         object: RawObject,
     ) {
-        let target = TargetKey {
-            resource: resource.clone(),
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-        };
+        let target = TargetKey::of(resource, &object);
         let keys = self.state().targets.get(&target).cloned();
         let Some(keys) = keys else {
             return;
@@ -412,16 +413,12 @@ impl Tracker {
         self.state()
             .followers
             .get(key)
-            .is_some_and(Follower::is_outdated)
+            .is_some_and(|follower| follower.is_outdated())
     }
 
     /// Applies a metadata event to every follower of the object, and wakes those that need a read.
     fn observe_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
-        let target = TargetKey {
-            resource: resource.clone(),
-            namespace: metadata.namespace().unwrap_or_default(),
-            name: metadata.name_any(),
-        };
+        let target = TargetKey::of(resource, metadata);
         let mut state = self.state();
         if !state.counts(&target) {
             return;
@@ -508,11 +505,7 @@ impl Tracker {
     /// deferred until a read. Events of large objects, and later events of the same objects, wait for
     /// [`Tracker::inspect_queue`].
     fn apply(&self, resource: &ResourceName, object: RawObject, exists: bool) {
-        let target = TargetKey {
-            resource: resource.clone(),
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-        };
+        let target = TargetKey::of(resource, &object);
         let mut state = self.state();
         // Most objects are not targets.
         if !state.counts(&target) || !state.targets.contains_key(&target) {
@@ -649,7 +642,7 @@ impl Tracker {
 
 /// Returns whether a watch of this namespace shows `target`; `None` is all namespaces.
 fn is_watched_in(target: &TargetKey, watched_namespace: Option<&str>) -> bool {
-    watched_namespace.is_none_or(|namespace| target.namespace == namespace)
+    watched_namespace.is_none_or(|namespace| *target.namespace == *namespace)
 }
 
 impl TrackerState {
@@ -697,12 +690,11 @@ impl TrackerState {
 
     /// Returns the follower of `key`, if it follows `identity`.
     fn follower(&mut self, key: &ObjectKey, identity: &FollowIdentity) -> Option<&mut Follower> {
-        self.followers
-            .get_mut(key)
-            .filter(|follower| follower.identity == *identity)
+        let follower = self.followers.get_mut(key).map(AsMut::as_mut);
+        follower.filter(|follower: &&mut Follower| follower.identity == *identity)
     }
 
-    fn forget(&mut self, key: &ObjectKey) -> Option<Follower> {
+    fn forget(&mut self, key: &ObjectKey) -> Option<Box<Follower>> {
         let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);

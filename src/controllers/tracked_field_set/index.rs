@@ -11,15 +11,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::core::{ObjectMeta, PartialObjectMeta};
-use qm_api::common::{ADOPT_BY, NAMES};
 use qm_api::{TrackedField, TrackedFieldSet};
-use qm_runtime::ownership::owner_of;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, version};
 
-use super::child::{self, Identity};
+use super::child::Identity;
+use super::precedence::Tracking;
 use super::selection::{Places, Selection};
 
 /// Index of the resources that sets select.
@@ -40,7 +39,7 @@ struct IndexState {
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     fields: HashMap<ObjectKey, Tracking>,
     /// The keys of `fields` by identity.
-    identities: HashMap<Identity, Vec<ObjectKey>>,
+    identities: BTreeSet<(Identity, ObjectKey)>,
 }
 
 /// Selection of a set and the resources that match.
@@ -78,17 +77,6 @@ pub struct Target {
 struct Watch {
     is_listed: bool,
     problem: Option<WatchProblem>,
-}
-
-/// A `TrackedField`, as far as sets need it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracking {
-    identity: Identity,
-    pub contact_point: String,
-    /// Owner that the annotation names: caches keep no owner references.
-    pub owner: Option<ObjectKey>,
-    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
-    pub adopt_by: Option<String>,
 }
 
 impl SetIndex {
@@ -293,30 +281,32 @@ impl SetIndex {
     /// Returns the `TrackedField`s with this identity.
     pub fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
         let state = self.state();
-        let keys = state.identities.get(&identity).into_iter().flatten();
-        keys.filter_map(|key| Some((key.clone(), state.fields.get(key)?.clone())))
+        let keys = state.identities.range((identity, first_key())..);
+        keys.take_while(|(of, _)| *of == identity)
+            .filter_map(|(_, key)| Some((key.clone(), state.fields.get(key)?.clone())))
             .collect()
+    }
+
+    /// Returns whether there is a `TrackedField` of this key.
+    pub fn has_field(&self, key: &ObjectKey) -> bool {
+        self.state().fields.contains_key(key)
+    }
+
+    /// Returns the owner of a `TrackedField`.
+    pub fn owner(&self, key: &ObjectKey) -> Option<ObjectKey> {
+        self.state().fields.get(key)?.owner.clone()
     }
 
     /// Records a `TrackedField`, and wakes the sets of its namespace if it tracks something else now.
     pub fn field_changed(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
-        let tracking = Tracking {
-            identity: child::identity(field),
-            contact_point: field.spec.notification.contact_point.clone(),
-            adopt_by: field.annotations().get(ADOPT_BY).cloned(),
-            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
-        };
+        let tracking = Tracking::of(field);
         let mut state = self.state();
         if state.fields.get(&key) == Some(&tracking) {
             return;
         }
         state.forget_field(&key);
-        state
-            .identities
-            .entry(tracking.identity)
-            .or_default()
-            .push(key.clone());
+        state.identities.insert((tracking.identity, key.clone()));
         let owner = tracking.owner.clone();
         state.fields.insert(key.clone(), tracking);
         // The owner knows.
@@ -505,14 +495,14 @@ impl IndexState {
         let Some(Tracking { identity, .. }) = self.fields.remove(key) else {
             return false;
         };
-        if let Some(keys) = self.identities.get_mut(&identity) {
-            keys.retain(|other| other != key);
-            if keys.is_empty() {
-                self.identities.remove(&identity);
-            }
-        }
+        self.identities.remove(&(identity, key.clone()));
         true
     }
+}
+
+/// Returns the key before all others.
+fn first_key() -> ObjectKey {
+    ObjectKey::new("", "")
 }
 
 /// An object that a watch shows, as far as sets need it.
@@ -592,6 +582,23 @@ impl watch::Index<PartialObjectMeta<Namespace>> for SetIndex {
         let state = self.state();
         let names = state.namespaces.keys();
         names.map(|name| ObjectKey::new("", name)).collect()
+    }
+}
+
+impl watch::Observer<TrackedField> for SetIndex {
+    fn apply(&self, field: &TrackedField) -> bool {
+        self.field_changed(field);
+        true
+    }
+
+    fn delete(&self, key: &ObjectKey, _last: Option<&TrackedField>) {
+        self.field_deleted(key);
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let keys = state.fields.keys();
+        keys.filter(|key| key.is_in(namespace)).cloned().collect()
     }
 }
 
@@ -796,7 +803,7 @@ mod tests {
             fixture.sets.field_changed(field);
         }
         let found = || {
-            let found = fixture.sets.tracking(child::identity(&mine)).into_iter();
+            let found = fixture.sets.tracking(super::super::child::identity(&mine)).into_iter();
             found
                 .map(|(key, it)| {
                     (

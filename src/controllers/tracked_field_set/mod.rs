@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::core::{DynamicObject, PartialObjectMeta};
-use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
@@ -35,6 +34,7 @@ use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED,
     Result, WRITE_FAILED, WRITE_REJECTED,
 };
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
@@ -43,6 +43,7 @@ use qm_runtime::{ObjectKey, WatchScope, short_digest};
 use self::child::{ChildSummary, Departure, DepartureReason, Identity, Initial};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
+use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{Places, Selection, SelectionError};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
@@ -56,6 +57,7 @@ use crate::cli::NO_CROSS_NAMESPACE_REFS;
 pub mod child;
 pub mod index;
 pub mod metrics;
+pub mod precedence;
 pub mod selection;
 
 /// Name of the controller in logs and metrics.
@@ -145,14 +147,16 @@ pub struct TrackedFieldSets<T> {
     pub index: Arc<SetIndex>,
     pub children: Arc<Children<TrackedField, ChildSummary>>,
     /// All sets.
-    pub sets: Store<TrackedFieldSet>,
+    pub sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
-    pub fields: Store<TrackedField>,
+    pub fields: Objects<TrackedField>,
     pub targets: Arc<Targets>,
     pub receivers: Arc<Receivers<T>>,
     pub metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
     pub resync: Duration,
+    /// Minimum time between two writes of a set's status: its numbers change with every child.
+    pub status_interval: Duration,
     pub states: Mutex<HashMap<ObjectKey, SetState>>,
 }
 
@@ -305,7 +309,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         }
         if !self.index.is_listed(&cx.key) {
             let message = format!("the operator lists {}", resource.plural);
-            return Ok(Outcome::in_progress(PROGRESSING, message));
+            return Ok(Outcome::unknown(PROGRESSING, message));
         }
         self.list(&cx.key, &selection, &resolved).await?;
         self.children.synced().await;
@@ -353,6 +357,10 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
 
     async fn synced(&self) {
         self.children.synced().await;
+    }
+
+    fn status_interval(&self) -> Duration {
+        self.status_interval
     }
 
     fn forget(&self, key: &ObjectKey) {
@@ -496,8 +504,14 @@ impl<T: Transport> TrackedFieldSets<T> {
         owned: &OwnedChildren,
     ) -> Plan {
         let spec = &cx.object.spec;
+        let claimant = Claimant {
+            key: &cx.key,
+            contact_point: &spec.template.contact_point,
+            age: Some(child::age(&cx.object.metadata)),
+        };
+        let age_of = |set: &ObjectKey| Some(child::age(&self.sets.get(set)?.metadata));
         let mut plan = Plan::default();
-        let (mut kept, mut new) = (Vec::new(), Vec::new());
+        let (mut all, mut demands) = (Vec::new(), Vec::new());
         for (target, known) in targets {
             let reference = spec.target.reference(&target.namespace, &target.name);
             let mut children = Vec::new();
@@ -505,23 +519,30 @@ impl<T: Transport> TrackedFieldSets<T> {
                 let identity = child::identity_of(&cx.key.namespace, &reference, field);
                 let derived = child::name(&cx.key.name, resource, target, field);
                 let derived = ObjectKey::new(&cx.key.namespace, &derived);
-                match self.existing(cx, identity, &derived, owned) {
-                    Existing::Covered => plan.covered += 1,
-                    Existing::Own(key) => children.push((key, field, identity)),
+                let candidates = self.index.tracking(identity);
+                let owns = |key: &ObjectKey, _: &Tracking| owned.contains_key(key);
+                match claimant.existing(candidates, &derived, owns, age_of) {
+                    Existing::Covered(_) => plan.covered += 1,
+                    Existing::Own(key) | Existing::Adoptable(key) => {
+                        children.push((key, field, identity));
+                    }
                     Existing::None => children.push((derived, field, identity)),
                 }
             }
-            if children.is_empty() {
-                continue;
-            }
-            let has_child = children.iter().any(|(key, ..)| owned.contains_key(key));
-            let list = if has_child { &mut kept } else { &mut new };
-            list.push((target, known, children));
+            demands.push(if children.is_empty() {
+                Demand::Nothing
+            } else if children.iter().any(|(key, ..)| owned.contains_key(key)) {
+                Demand::Kept
+            } else {
+                Demand::New
+            });
+            all.push((target, known, children));
         }
-        let free = spec.places().saturating_sub(kept.len());
-        plan.left_out = new.len().saturating_sub(free);
+        let left_out = precedence::left_out(&demands, spec.places());
+        plan.left_out = left_out.iter().filter(|it| **it).count();
+        let placed = all.into_iter().zip(left_out).filter(|(_, is_out)| !is_out);
         let mut with_child = Vec::new();
-        for (target, known, children) in kept.into_iter().chain(new.into_iter().take(free)) {
+        for ((target, known, children), _) in placed {
             for (key, field, identity) in children {
                 let initial = match owned.get(&key) {
                     // The value of an existing child never changes.
@@ -529,6 +550,8 @@ impl<T: Transport> TrackedFieldSets<T> {
                         with_child.push((target, identity));
                         child.summary.initial
                     }
+                    // One that the set adopts has reported what it tracks.
+                    None if self.index.has_field(&key) => Initial::Quiet,
                     None => initial(cx, known, identity),
                 };
                 plan.desired
@@ -537,43 +560,6 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         self.index.record_children(&cx.key, with_child);
         plan
-    }
-
-    /// Returns the `TrackedField` that already tracks a field for this set, or instead of it. `derived` is the key of a child
-    /// that the set creates.
-    fn existing(
-        &self,
-        cx: &Context<TrackedFieldSet>,
-        identity: Identity,
-        derived: &ObjectKey,
-        owned: &OwnedChildren,
-    ) -> Existing {
-        let contact_point = &cx.object.spec.template.contact_point;
-        let mut own = None;
-        for (key, tracking) in self.index.tracking(identity) {
-            if owned.contains_key(&key) || tracking.adopt_by == Some(cx.owner.path()) {
-                // An adopted one keeps its history.
-                if own.is_none() || key != *derived {
-                    own = Some(key);
-                }
-            } else if tracking.contact_point == *contact_point
-                && tracking
-                    .owner
-                    .is_none_or(|owner| self.has_precedence(cx, &owner))
-            {
-                return Existing::Covered;
-            }
-        }
-        own.map_or(Existing::None, Existing::Own)
-    }
-
-    /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
-    fn has_precedence(&self, cx: &Context<TrackedFieldSet>, owner: &ObjectKey) -> bool {
-        let other = self.sets.get(&owner.object_ref());
-        // Any client may write the annotation that names the owner.
-        *owner == cx.key
-            || other
-                .is_none_or(|other| child::age(&other.metadata) < child::age(&cx.object.metadata))
     }
 
     /// Decides which children leave.
@@ -641,7 +627,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         known: &KnownChild<ChildSummary>,
     ) -> Decided {
         // The history must be that of the version that is deleted.
-        let field = self.fields.get(&key.object_ref()).filter(|field| {
+        let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());
@@ -956,7 +942,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 "{done} of {} TrackedFields are up to date",
                 plan.desired.len()
             );
-            Outcome::in_progress(PROGRESSING, message)
+            Outcome::unknown(PROGRESSING, message)
         } else if targets.is_empty() {
             let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
             Outcome {
@@ -1014,14 +1000,6 @@ enum Decided {
     },
     /// More must be known first.
     Unknown,
-}
-
-/// The `TrackedField` for a field of a target.
-enum Existing {
-    None,
-    Own(ObjectKey),
-    /// Another one sends the same messages.
-    Covered,
 }
 
 /// Checks what does not depend on the cluster.

@@ -31,9 +31,11 @@ fn follower(unread: bool) -> Follower {
         0,
         identity,
         target,
-        FieldSelector::compile("ConfigMap", "{.data.x}")
-            .unwrap()
-            .into(),
+        Arc::new(
+            FieldSelector::compile("ConfigMap", "{.data.x}")
+                .unwrap()
+                .into(),
+        ),
         certainty,
     )
 }

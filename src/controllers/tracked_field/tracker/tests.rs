@@ -257,7 +257,7 @@ fn observations_of_another_scope_are_still_recorded() {
         &key,
         &identity,
         &TargetKey {
-            namespace: String::new(),
+            namespace: "".into(),
             ..here
         }
     ));
