@@ -5,9 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
-use kube::core::PartialObjectMeta;
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
@@ -64,7 +61,11 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         async move { outbox.drain().await }
     });
     let sets = manager.kind::<TrackedFieldSet>(&tracked_field_set::KIND);
-    let set_index = Arc::new(SetIndex::new(manager.scope.clone(), sets.trigger.clone()));
+    let set_index = Arc::new(SetIndex::new(
+        manager.scope.clone(),
+        manager.namespaces_sync.clone(),
+        sets.trigger.clone(),
+    ));
     fields.observe(Arc::clone(&set_index));
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
@@ -159,18 +160,9 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             fields_synced.await;
         }
         .boxed();
-        if let Some(sync) = &set_index.namespaces_sync {
-            let namespaces = vec![(None, Api::all(setup.manager.client.clone()))];
-            let (config, watch_needed) = (setup.manager.watch_config.clone(), &setup.watch_needed);
-            setup
-                .manager
-                .watch_resource::<PartialObjectMeta<Namespace>>(
-                    namespaces,
-                    &config,
-                    watch_needed,
-                    &set_index,
-                    sync,
-                );
+        if set_index.namespaces_sync.is_some() {
+            let (manager, needed) = (&mut *setup.manager, &setup.watch_needed);
+            manager.watch_namespaces(needed, Arc::clone(&set_index));
         }
         let metrics = setup.manager.metrics.register(SetMetrics::register);
         Ok(TrackedFieldSets {

@@ -183,6 +183,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         Some(entry.confirmed.as_ref()?.matched.clone())
     }
 
+    /// Returns the number of children that satisfy the predicate.
+    pub fn count(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> usize {
+        let state = self.state();
+        let known = state.known.values();
+        known.filter(|entry| is_selected(&entry.known)).count()
+    }
+
     /// Returns the keys of all children that satisfy the predicate.
     pub fn keys_where(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
         let state = self.state();
@@ -197,12 +204,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Returns all children that satisfy the predicate.
     pub fn collect(
         &self,
-        is_selected: impl Fn(&KnownChild<S>) -> bool,
+        is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
     ) -> HashMap<ObjectKey, KnownChild<S>> {
         let state = self.state();
         let known = state.known.iter();
         known
-            .filter(|(_, entry)| is_selected(&entry.known))
+            .filter(|(key, entry)| is_selected(key, &entry.known))
             .map(|(key, entry)| (key.clone(), entry.known.clone()))
             .collect()
     }

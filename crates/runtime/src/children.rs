@@ -84,13 +84,29 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .map(|known| known.summary)
     }
 
-    /// Returns the cached children of the context's object, and those of an earlier object of its name that no longer
-    /// exists.
-    pub fn owned<O: ReconciledKind>(&self, cx: &Context<O>) -> HashMap<ObjectKey, KnownChild<S>> {
-        self.cache.collect(|child| {
-            *child.owner_uid == *cx.owner.uid()
-                || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
-        })
+    /// Returns those cached children that the context's object [owns](Children::owned) and that satisfy the predicate.
+    pub fn owned_where<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
+    ) -> HashMap<ObjectKey, KnownChild<S>> {
+        self.cache
+            .collect(|key, child| is_owned(cx, child) && is_selected(key, child))
+    }
+
+    /// Returns the number of children that the context's object owns.
+    pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
+        self.cache.count(|child| is_owned(cx, child))
+    }
+
+    /// Returns the cached child of this name, if it belongs to the context's object, or to an earlier object of its name that
+    /// no longer exists.
+    pub fn owned<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        key: &ObjectKey,
+    ) -> Option<KnownChild<S>> {
+        self.cache.known(key).filter(|child| is_owned(cx, child))
     }
 
     /// Returns the digest of the content of a cached child.
@@ -545,6 +561,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             (self.wake)(&owner);
         }
     }
+}
+
+fn is_owned<O: ReconciledKind, S>(cx: &Context<O>, child: &KnownChild<S>) -> bool {
+    *child.owner_uid == *cx.owner.uid()
+        || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
 }
 
 fn unless_terminating<K: ChildKind, S>(

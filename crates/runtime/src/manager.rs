@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
-use kube::core::{ApiResource, NamespaceResourceScope};
+use futures::future::{BoxFuture, select_all};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
@@ -41,6 +42,9 @@ use crate::settings::{Settings, Timings};
 /// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
 
+/// A namespace, of which only the metadata is watched.
+pub type NamespaceMeta = PartialObjectMeta<Namespace>;
+
 /// The operator's controllers, and what they share.
 pub struct Manager {
     /// Settings of the runtime.
@@ -65,6 +69,10 @@ pub struct Manager {
     pub tasks: Tasks,
     /// Availability of the apiserver.
     pub availability: Availability,
+    /// State of the list of namespaces, see [`Manager::watch_namespaces`].
+    pub namespaces_sync: SyncState,
+    namespace_observers: Vec<Arc<dyn Observer<NamespaceMeta>>>,
+    namespaces_needed: Vec<Arc<SetOnce<()>>>,
     probes: Probes,
     identity: String,
     running: JoinSet<()>,
@@ -200,6 +208,9 @@ pub async fn run(
         controllers: Vec::new(),
         drains: Vec::new(),
         reconciles: TaskTracker::new(),
+        namespaces_sync: SyncState::default(),
+        namespace_observers: Vec::new(),
+        namespaces_needed: Vec::new(),
         fence,
         client,
         availability,
@@ -212,6 +223,7 @@ pub async fn run(
     let watch = manager.availability.clone().watch(manager.client.clone());
     manager.spawn("the probe of the apiserver's availability", watch);
     start(&mut manager)?;
+    manager.start_namespaces();
     let end = stop.child_token();
     let lead = Box::pin(manager.lead(kubernetes, end.clone()));
     tasks.supervise(&end, lead).await
@@ -334,7 +346,7 @@ impl Manager {
             );
             let index = Observed {
                 observers,
-                index: Arc::new(cache),
+                index: Some(Arc::new(cache)),
             };
             self.watch_kind(kind, index, sync, commands.clone());
         } else {
@@ -395,6 +407,43 @@ impl Manager {
             resource,
         };
         self.spawn_watch(watch, watch_needed, watch::channel(Command::default()).1);
+    }
+
+    /// Feeds `observer` by the watch of all namespaces, which the controllers share. The watch begins once one of them needs
+    /// it: `watch_needed` is set.
+    pub fn watch_namespaces(
+        &mut self,
+        watch_needed: &Arc<SetOnce<()>>,
+        observer: Arc<impl Observer<NamespaceMeta>>,
+    ) {
+        self.namespaces_needed.push(Arc::clone(watch_needed));
+        self.namespace_observers.push(observer);
+    }
+
+    fn start_namespaces(&mut self) {
+        let observers = std::mem::take(&mut self.namespace_observers);
+        let needed = std::mem::take(&mut self.namespaces_needed);
+        if observers.is_empty() {
+            return;
+        }
+        let index = Arc::new(Observed {
+            observers,
+            index: None,
+        });
+        let is_needed = Arc::new(SetOnce::new());
+        let (apis, config) = (
+            vec![(None, Api::all(self.client.clone()))],
+            self.watch_config.clone(),
+        );
+        let sync = self.namespaces_sync.clone();
+        self.watch_resource::<NamespaceMeta>(apis, &config, &is_needed, &index, &sync);
+        self.spawn("the need of the watch of namespaces", async move {
+            let first = select_all(needed.iter().map(|needed| needed.wait().boxed()));
+            first.await;
+            // Nothing else sets the result.
+            let _ = is_needed.set(());
+            std::future::pending::<()>().await;
+        });
     }
 
     fn spawn_watch<W>(

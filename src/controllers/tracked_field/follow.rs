@@ -550,7 +550,7 @@ mod tests {
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
-    use qm_runtime::watch::WatchHub;
+    use qm_runtime::watch::{SyncState, WatchHub};
     use rstest::rstest;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
@@ -570,7 +570,11 @@ mod tests {
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
         let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
-        let sets = Arc::new(SetIndex::new(scope.clone(), Trigger::default()));
+        let sets = Arc::new(SetIndex::new(
+            scope.clone(),
+            SyncState::default(),
+            Trigger::default(),
+        ));
         let new_index = Tracker::new_index(&tracker);
         let hub = WatchHub::new(
             client.clone(),

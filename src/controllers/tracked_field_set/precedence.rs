@@ -14,6 +14,7 @@ use super::child::{self, Age, Identity};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracking {
     pub identity: Identity,
+    pub target: ObjectKey,
     contact_point: Arc<str>,
     /// Owner that the annotation names. Any client may write the annotation.
     pub owner: Option<ObjectKey>,
@@ -27,6 +28,10 @@ impl Tracking {
         let adopt_by = adopt_by.and_then(|annotations| annotations.get(ADOPT_BY));
         Self {
             identity: child::identity(field),
+            target: {
+                let target = &field.spec.target;
+                ObjectKey::new(&target.namespace, &target.name)
+            },
             contact_point: shared::text(&field.spec.notification.contact_point),
             adopt_by: adopt_by.map(|set| shared::text(set)),
             owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
@@ -144,6 +149,7 @@ mod tests {
     fn tracking(contact_point: &str, owner: Option<&str>, adopt_by: Option<&str>) -> Tracking {
         Tracking {
             identity: 1,
+            target: key("web"),
             contact_point: contact_point.into(),
             owner: owner.map(key),
             adopt_by: adopt_by.map(Into::into),

@@ -82,7 +82,7 @@ pub trait Observer<T>: Send + Sync + 'static {
 /// An index and the observers that its watch feeds first: the index wakes what asks them.
 pub(crate) struct Observed<T> {
     pub observers: Vec<Arc<dyn Observer<T>>>,
-    pub index: Arc<dyn Index<T>>,
+    pub index: Option<Arc<dyn Index<T>>>,
 }
 
 impl<T: 'static> Index<T> for Observed<T> {
@@ -91,25 +91,29 @@ impl<T: 'static> Index<T> for Observed<T> {
         for observer in &self.observers {
             is_kept |= observer.apply(&object);
         }
-        self.index.apply(object) || is_kept
+        self.index.as_ref().is_some_and(|index| index.apply(object)) || is_kept
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<T>) {
         for observer in &self.observers {
             observer.delete(key, last.as_ref());
         }
-        self.index.delete(key, last);
+        if let Some(index) = &self.index {
+            index.delete(key, last);
+        }
     }
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
-        let observers = self.observers.iter();
-        let mut keys: HashSet<_> = observers.flat_map(|it| it.keys(namespace)).collect();
-        keys.extend(self.index.keys(namespace));
+        let observers = self.observers.iter().map(|it| it.keys(namespace));
+        let index = self.index.iter().map(|it| it.keys(namespace));
+        let keys: HashSet<_> = observers.chain(index).flatten().collect();
         keys.into_iter().collect()
     }
 
     fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
-        self.index.phase(namespace, phase);
+        if let Some(index) = &self.index {
+            index.phase(namespace, phase);
+        }
     }
 }
 
