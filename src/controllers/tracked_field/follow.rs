@@ -313,7 +313,7 @@ impl Targets {
             && object.status.as_ref().is_none_or(StoredHistory::is_empty)
             && self.reads.gathers(resource);
         let most = MAX_SINGLE_READS + 1;
-        is_gathered || self.tracker.unread_of(resource, self.resync, most).len() == most
+        is_gathered || self.tracker.unread_of(resource, self.resync, most).count() == most
     }
 
     /// Reads all objects of `resource` that need it with one list; `resolved` is the resource.
@@ -490,44 +490,41 @@ async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceN
 
 /// Sends the requests of a group one by one.
 async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
-    {
-        while let Some((number, object)) = targets.reads.next(group) {
-            let key = ObjectKey::of(object.as_ref());
-            let reads_object =
-                matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
-                    && targets.is_unread(&key);
-            let permits = targets.reads.permits(group, reads_object);
-            let Ok(permit) = permits.acquire_owned().await else {
-                return;
-            };
-            let limit = targets.timeout;
-            let span = telemetry::background_span(
-                targets.controller,
-                &TrackedField::group(&()),
-                &TrackedField::kind(&()),
-                &key,
-            );
-            let inspection =
-                tokio::time::timeout(limit, targets.inspect(&object, group)).instrument(span);
-            let answer = AssertUnwindSafe(inspection).catch_unwind().await;
-            drop(permit);
-            let answer =
-                answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
-            if let Err(panic) = &answer {
-                error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
-            }
-            let leads = targets.tracker.leads();
-            let awaited = targets.reads.answered(&key, number, answer, leads);
-            if awaited && leads {
-                targets.trigger.wake(&key);
-            } else if awaited {
-                // A standby does not reconcile, so the target is followed here.
-                targets.follow(&object);
-                targets.ensure(&object);
-            }
-            if reads_object {
-                tokio::time::sleep(OBJECT_PERIOD).await;
-            }
+    while let Some((number, object)) = targets.reads.next(group) {
+        let key = ObjectKey::of(object.as_ref());
+        let reads_object = matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
+            && targets.is_unread(&key);
+        let permits = targets.reads.permits(group, reads_object);
+        let Ok(permit) = permits.acquire_owned().await else {
+            return;
+        };
+        let limit = targets.timeout;
+        let span = telemetry::background_span(
+            targets.controller,
+            &TrackedField::group(&()),
+            &TrackedField::kind(&()),
+            &key,
+        );
+        let inspection =
+            tokio::time::timeout(limit, targets.inspect(&object, group)).instrument(span);
+        let answer = AssertUnwindSafe(inspection).catch_unwind().await;
+        drop(permit);
+        let answer =
+            answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
+        if let Err(panic) = &answer {
+            error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
+        }
+        let leads = targets.tracker.leads();
+        let awaited = targets.reads.answered(&key, number, answer, leads);
+        if awaited && leads {
+            targets.trigger.wake(&key);
+        } else if awaited {
+            // A standby does not reconcile, so the target is followed here.
+            targets.follow(&object);
+            targets.ensure(&object);
+        }
+        if reads_object {
+            tokio::time::sleep(OBJECT_PERIOD).await;
         }
     }
 }

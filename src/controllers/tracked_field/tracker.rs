@@ -66,7 +66,8 @@ struct TrackerState {
 pub struct ReadTickets(HashMap<ObjectKey, ReadTicket>);
 
 impl ReadTickets {
-    pub fn len(&self) -> usize {
+    /// Returns the number of followers.
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 

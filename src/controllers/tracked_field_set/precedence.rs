@@ -1,12 +1,13 @@
 //! Which `TrackedField` tracks a field for a set or instead of it, and which targets get a place. Pure: the controller and
 //! `quartermaster matches` decide by the same rules.
 
+use std::sync::Arc;
+
 use qm_api::TrackedField;
 use qm_api::common::{ADOPT_BY, NAMES};
 use qm_core::shared;
 use qm_runtime::ObjectKey;
 use qm_runtime::ownership::owner_of;
-use std::sync::Arc;
 
 use super::child::{self, Age, Identity};
 
