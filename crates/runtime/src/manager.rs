@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, select_all};
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
@@ -437,13 +437,15 @@ impl Manager {
         );
         let sync = self.namespaces_sync.clone();
         self.watch_resource::<NamespaceMeta>(apis, &config, &is_needed, &index, &sync);
-        self.spawn("the need of the watch of namespaces", async move {
-            let first = select_all(needed.iter().map(|needed| needed.wait().boxed()));
-            first.await;
-            // Nothing else sets the result.
-            let _ = is_needed.set(());
-            std::future::pending::<()>().await;
-        });
+        for needed in needed {
+            let is_needed = Arc::clone(&is_needed);
+            self.spawn("the need of the watch of namespaces", async move {
+                needed.wait().await;
+                // Later calls have no effect.
+                let _ = is_needed.set(());
+                std::future::pending::<()>().await;
+            });
+        }
     }
 
     fn spawn_watch<W>(

@@ -20,6 +20,7 @@ use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{ResourceName, WatchHub};
 use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
@@ -34,6 +35,13 @@ use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
 use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
+
+/// Number of followers that a list wakes at once, if they have something to record.
+const MAX_WOKEN: usize = 32;
+/// Interval of the checks whether they have recorded it.
+const WAKE_PAUSE: Duration = Duration::from_millis(5);
+/// Maximum time to wait for them.
+const MAX_WAKE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {
@@ -316,8 +324,12 @@ impl Targets {
         is_gathered || self.tracker.unread_of(resource, self.resync, most).count() == most
     }
 
-    /// Reads all objects of `resource` that need it with one list; `resolved` is the resource.
-    async fn list(&self, resource: &ResourceName, resolved: &Resolved) -> Result<(), TrackError> {
+    /// Reads all objects of `resource` that need it with one list; `resolved` is the resource. Returns the followers.
+    async fn list(
+        &self,
+        resource: &ResourceName,
+        resolved: &Resolved,
+    ) -> Result<Vec<ObjectKey>, TrackError> {
         let mut tickets = self.tracker.unread_of(resource, self.resync, usize::MAX);
         let keys: Vec<_> = tickets.keys().cloned().collect();
         let namespaces = if resolved.namespaced {
@@ -348,10 +360,26 @@ impl Targets {
             }
         }
         self.tracker.read_unlisted(&tickets);
-        for key in keys {
-            self.trigger.wake(&key);
+        Ok(keys)
+    }
+
+    /// Wakes a follower that a list has read. Other changes wait in the same queue, so the call waits while too many of
+    /// those `woken` have something to record.
+    async fn wake(&self, key: ObjectKey, woken: &mut Vec<ObjectKey>) {
+        let latest = Instant::now() + MAX_WAKE_PAUSE;
+        while woken.len() >= MAX_WOKEN {
+            woken.retain(|key| self.tracker.is_unrecorded(key));
+            if woken.len() < MAX_WOKEN {
+                break;
+            }
+            if Instant::now() >= latest {
+                woken.clear();
+                break;
+            }
+            sleep(WAKE_PAUSE).await;
         }
-        Ok(())
+        self.trigger.wake(&key);
+        woken.push(key);
     }
 
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
@@ -469,21 +497,27 @@ async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceN
                 targets.list(resource, &resolved).await
             }
             // The next reconcile asks for the resource.
-            None => Ok(()),
+            None => Ok(Vec::new()),
         };
         let leads = targets.tracker.leads();
+        let mut woken = Vec::new();
         for (number, object) in requests {
             let key = ObjectKey::of(object.as_ref());
             let answer = match &read {
-                Ok(()) if targets.tracker.is_deferred(&key) => None,
-                Ok(()) => Some(Ok(Answer::Read)),
+                Ok(_) if targets.tracker.is_deferred(&key) => None,
+                Ok(_) => Some(Ok(Answer::Read)),
                 Err(error) => Some(Err(error.repeated())),
             };
             match answer {
                 Some(answer) => _ = targets.reads.answered(&key, number, Ok(answer), leads),
                 None => targets.reads.unanswered(&key, number),
             }
-            targets.trigger.wake(&key);
+            targets.wake(key, &mut woken).await;
+        }
+        for key in read.unwrap_or_default() {
+            if targets.tracker.is_unrecorded(&key) {
+                targets.wake(key, &mut woken).await;
+            }
         }
     }
 }
@@ -524,7 +558,7 @@ async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
             targets.ensure(&object);
         }
         if reads_object {
-            tokio::time::sleep(OBJECT_PERIOD).await;
+            sleep(OBJECT_PERIOD).await;
         }
     }
 }

@@ -478,6 +478,13 @@ impl Tracker {
         is_observed || state.queue.holds(&target)
     }
 
+    /// Returns whether an observed change of the target of `key` is not recorded yet.
+    pub fn is_unrecorded(&self, key: &ObjectKey) -> bool {
+        let state = self.state();
+        let follower = state.followers.get(key);
+        follower.is_some_and(|follower| !follower.buffer.is_empty())
+    }
+
     /// Returns whether the target of `key` exists, `None` if unknown.
     pub fn exists(&self, key: &ObjectKey) -> Option<bool> {
         let state = self.state();

@@ -106,8 +106,10 @@ impl<T: 'static> Index<T> for Observed<T> {
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let observers = self.observers.iter().map(|it| it.keys(namespace));
         let index = self.index.iter().map(|it| it.keys(namespace));
-        let keys: HashSet<_> = observers.chain(index).flatten().collect();
-        keys.into_iter().collect()
+        let mut keys: Vec<_> = observers.chain(index).flatten().collect();
+        keys.sort();
+        keys.dedup();
+        keys
     }
 
     fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
