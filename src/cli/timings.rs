@@ -72,6 +72,9 @@ pub struct Timings {
     /// Reconcile each object at least at this interval
     #[arg(long, env = "QUARTERMASTER_SYNC_PERIOD", value_parser = duration, default_value = "30m", hide = true)]
     pub sync_period: Duration,
+    /// Write the status of a TrackedFieldSet at most once in this time
+    #[arg(long, env = "QUARTERMASTER_SET_STATUS_PERIOD", value_parser = duration, default_value = "5s", hide = true)]
+    pub set_status_period: Duration,
     /// Count repeated corrections of one child within this time as contested
     #[arg(long, env = "QUARTERMASTER_DRIFT_WINDOW", value_parser = duration, default_value = "10m", hide = true)]
     pub drift_window: Duration,
@@ -151,6 +154,7 @@ impl Default for Timings {
             reconcile_timeout: runtime.reconcile_timeout,
             event_renewal: Duration::from_mins(30),
             sync_period: runtime.sync_period,
+            set_status_period: Duration::from_secs(5),
             drift_window: runtime.drift_window,
             drift_backoff_min: runtime.drift_backoff_min,
             drift_backoff_max: runtime.drift_backoff_max,

@@ -5,9 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
-use kube::core::PartialObjectMeta;
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_notify::client::{self, HttpSender};
 use qm_notify::metrics::DeliveryMetrics;
@@ -41,7 +38,7 @@ const MAX_WAIT_FOR_SETS: Duration = Duration::from_secs(10);
 /// Adds the controllers.
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
-    let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
+    let mut fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();
     let metrics = manager.metrics.register(DeliveryMetrics::register);
     let outbox = Outbox::new(
@@ -64,7 +61,12 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         async move { outbox.drain().await }
     });
     let sets = manager.kind::<TrackedFieldSet>(&tracked_field_set::KIND);
-    let set_index = Arc::new(SetIndex::new(manager.scope.clone(), sets.trigger.clone()));
+    let set_index = Arc::new(SetIndex::new(
+        manager.scope.clone(),
+        manager.namespaces_sync.clone(),
+        sets.trigger.clone(),
+    ));
+    fields.observe(Arc::clone(&set_index));
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
         !manager.settings.leader_elect,
@@ -103,7 +105,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     // as not granted.
     let grants_known = follow_grants(manager, &grants, &targets, &fields, &sets);
     let receivers = Arc::new(Receivers {
-        points: points.store.clone(),
+        points: points.objects.clone(),
         phase: points.phase.clone(),
         outbox: Arc::clone(&outbox),
     });
@@ -126,16 +128,16 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         cluster: config.cluster_name.clone(),
         outbox: Arc::clone(&outbox),
         reread: timings.secret_refresh_period,
-        points: points.store.clone(),
-        fields: fields.store.clone(),
+        points: points.objects.clone(),
+        fields: fields.objects.clone(),
         field_trigger: fields.trigger.clone(),
-        sets: sets.store.clone(),
+        sets: sets.objects.clone(),
         set_trigger: sets.trigger.clone(),
         configs: Mutex::default(),
     };
     let tracked_fields = TrackedFields {
         targets: Arc::clone(&targets),
-        sets: sets.store.clone(),
+        sets: sets.objects.clone(),
         set_index: Arc::clone(&set_index),
         receivers: Arc::clone(&receivers),
         outbox,
@@ -148,44 +150,37 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
     };
-    let (field_store, fields_synced) = (fields.store.clone(), fields.phase.clone().synced());
+    let (field_store, fields_synced) = (fields.objects.clone(), fields.phase.clone().synced());
     manager.add_controller(points, |_| Ok(contact_points))?;
-    manager.add_controller(fields, |setup| {
-        setup.after = after.clone().boxed();
-        Ok(tracked_fields)
-    })?;
+    let after_sets = after.clone();
     manager.add_controller(sets, |setup| {
         // A set that does not know a TrackedField would create it again.
         setup.after = async move {
-            after.await;
+            after_sets.await;
             fields_synced.await;
         }
         .boxed();
-        if let Some(sync) = &set_index.namespaces_sync {
-            let namespaces = vec![(None, Api::all(setup.manager.client.clone()))];
-            let (config, watch_needed) = (setup.manager.watch_config.clone(), &setup.watch_needed);
-            setup
-                .manager
-                .watch_resource::<PartialObjectMeta<Namespace>>(
-                    namespaces,
-                    &config,
-                    watch_needed,
-                    &set_index,
-                    sync,
-                );
+        if set_index.namespaces_sync.is_some() {
+            let (manager, needed) = (&mut *setup.manager, &setup.watch_needed);
+            manager.watch_namespaces(needed, Arc::clone(&set_index));
         }
         let metrics = setup.manager.metrics.register(SetMetrics::register);
         Ok(TrackedFieldSets {
             index: set_index,
-            children: setup.children(ChildSummary::of, &[]),
+            children: setup.children_of_kind(&mut fields, ChildSummary::of, &[]),
             sets: setup.objects.clone(),
             fields: field_store,
             targets,
             receivers,
             metrics,
             resync: timings.sync_period,
+            status_interval: timings.set_status_period,
             states: Mutex::default(),
         })
+    })?;
+    manager.add_controller(fields, |setup| {
+        setup.after = after.boxed();
+        Ok(tracked_fields)
     })
 }
 
@@ -203,10 +198,10 @@ fn follow_grants(
     let known = Arc::new(SetOnce::new());
     let is_known = Arc::clone(&known);
     let targets = Arc::clone(targets);
-    let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
-    let (sets, set_trigger) = (sets.store.clone(), sets.trigger.clone());
+    let (store, trigger) = (fields.objects.clone(), fields.trigger.clone());
+    let (sets, set_trigger) = (sets.objects.clone(), sets.trigger.clone());
     let changed = move || {
-        let fields = store.state();
+        let fields = store.all();
         for field in &fields {
             targets.follow(field);
         }
@@ -214,7 +209,7 @@ fn follow_grants(
             targets.watch(field);
             trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        for set in sets.state() {
+        for set in sets.all() {
             set_trigger.wake(&ObjectKey::of(set.as_ref()));
         }
         // Later calls have no effect.

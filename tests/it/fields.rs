@@ -285,7 +285,7 @@ impl Widgets {
     }
 
     /// Deletes the CRD, and with it all widgets.
-    async fn end(&self, bed: &Bed) {
+    pub async fn end(&self, bed: &Bed) {
         bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)])
             .await;
     }

@@ -22,6 +22,9 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings, at_each_write, changes, killed_at, texts};
 
+mod faults;
+mod limits;
+
 /// Spec of a set that tracks the replicas of Deployments of its own namespace.
 fn replicas(more: Value) -> Value {
     let mut spec = json!({
@@ -438,7 +441,7 @@ async fn nothing_leaves_while_the_watch_shows_nothing() {
             .until("all", "is not ready", |set: &TrackedFieldSet| {
                 let status = set.status.as_ref();
                 status.is_some_and(|status| {
-                    conditions::ready(&status.conditions).is_some_and(|ready| !ready.is_true)
+                    conditions::ready(&status.conditions).is_some_and(|ready| !ready.is_true())
                 })
             })
             .await;

@@ -1,6 +1,7 @@
 //! `TrackedField`: a field of a resource whose changes go to a contact point, and its history.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -10,6 +11,7 @@ use qm_core::conditions::{Activity, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
+use qm_core::shared::Shared;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -75,7 +77,7 @@ pub struct TrackedFieldSpec {
     pub field: String,
     /// How changes are recorded and sent.
     #[serde(flatten)]
-    pub notification: NotificationSpec,
+    pub notification: Arc<NotificationSpec>,
     /// Whether the first value of a resource that existed before this object is sent: `Notify` sends it, `Quiet` records it with
     /// `skipped: Initial`. Defaults to `Notify`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +90,7 @@ pub struct TrackedFieldSpec {
 }
 
 /// How the changes of a field are recorded and sent.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint"]))]
 pub struct NotificationSpec {
@@ -279,6 +281,9 @@ pub const A_PATH: &str = "a JSONPath in braces, such as {.metadata.generation}";
 
 /// API group of the kinds for notifications.
 pub const GROUP: &str = "tg.azamaton.ru";
+
+/// The notification specs in use: all `TrackedField`s of a set have the same one.
+static NOTIFICATIONS: LazyLock<Shared<NotificationSpec>> = LazyLock::new(Shared::default);
 
 /// Message for a target of [`GROUP`].
 pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints, TrackedFields and TrackedFieldSets cannot be tracked, because their \
@@ -486,13 +491,18 @@ impl Kind for TrackedField {
             .is_some_and(|history| !history.is_empty());
         from_waiting(waiting(self), recorded)
     }
+
+    fn share(&mut self) {
+        let notification = &mut self.spec.notification;
+        *notification = NOTIFICATIONS.of(Arc::clone(notification));
+    }
 }
 
 /// The history has no room for a condition: annotations report it while it is False.
 impl HasReadyCondition for TrackedField {
     fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
         waiting(self).map(|(reason, message)| ReadyCondition {
-            is_true: false,
+            status: Readiness::False,
             reason,
             message,
             activity: Activity::default(),
@@ -513,11 +523,9 @@ impl HasReadyCondition for TrackedField {
 
     fn ready_annotations(condition: &ReadyCondition<'_>) -> Vec<(&'static str, Option<String>)> {
         let ReadyCondition {
-            is_true,
-            reason,
-            message,
-            ..
+            reason, message, ..
         } = *condition;
+        let is_true = condition.is_true();
         vec![
             (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),
             (WAITING_REASON, (!is_true).then(|| reason.to_owned())),

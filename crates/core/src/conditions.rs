@@ -2,6 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::readiness::Readiness;
+
 /// Type of the condition that summarizes the state of an object.
 pub const READY: &str = "Ready";
 /// Condition of an object that the operator is still working on; absent otherwise.
@@ -27,8 +29,8 @@ pub enum Activity {
 /// The condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyCondition<'a> {
-    /// True if the status is `True`.
-    pub is_true: bool,
+    /// Status of the condition.
+    pub status: Readiness,
     /// CamelCase reason.
     pub reason: &'a str,
     /// Message for people.
@@ -38,6 +40,11 @@ pub struct ReadyCondition<'a> {
 }
 
 impl ReadyCondition<'_> {
+    /// Returns whether the object is ready.
+    pub fn is_true(&self) -> bool {
+        self.status == Readiness::True
+    }
+
     /// Returns the conditions other than `Ready`, each with whether it is True; the status has only those that are.
     pub fn others(&self) -> [(&'static str, bool); 2] {
         [
@@ -68,13 +75,13 @@ pub trait HasConditions {
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
-    is_true: bool,
+    status: Readiness,
     reason: &str,
     message: &str,
     generation: i64,
     now: Time,
 ) {
-    let status = if is_true { "True" } else { "False" };
+    let status = status.as_str();
     let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
     let existing = conditions
         .iter_mut()
@@ -106,7 +113,7 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
 pub fn ready(conditions: &[Condition]) -> Option<ReadyCondition<'_>> {
     let is_present = |type_| get(conditions, type_).is_some();
     get(conditions, READY).map(|ready| ReadyCondition {
-        is_true: ready.status == "True",
+        status: Readiness::of(&ready.status),
         reason: &ready.reason,
         message: &ready.message,
         activity: match (is_present(RECONCILING), is_present(STALLED)) {
@@ -127,7 +134,7 @@ pub fn set_ready(
     set(
         conditions,
         READY,
-        ready.is_true,
+        ready.status,
         ready.reason,
         ready.message,
         generation,
@@ -139,7 +146,7 @@ pub fn set_ready(
             set(
                 conditions,
                 type_,
-                true,
+                Readiness::True,
                 reason,
                 message,
                 generation,
@@ -166,7 +173,7 @@ mod tests {
         set(
             &mut conditions,
             READY,
-            false,
+            Readiness::False,
             "SecretNotFound",
             "no",
             1,
@@ -175,7 +182,7 @@ mod tests {
         set(
             &mut conditions,
             READY,
-            false,
+            Readiness::False,
             "Unauthorized",
             "still no",
             2,
@@ -190,7 +197,7 @@ mod tests {
         set(
             &mut conditions,
             READY,
-            true,
+            Readiness::True,
             "Ready",
             "",
             2,

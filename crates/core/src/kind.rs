@@ -22,6 +22,9 @@ pub trait Kind: Resource<DynamicType = ()> {
     /// Returns the readiness as last written.
     fn readiness(&self) -> ReadinessSummary<'_>;
 
+    /// Shares what other objects have as well, before a cache keeps the object.
+    fn share(&mut self) {}
+
     /// Returns whether the spec tells the operator to change nothing.
     fn is_suspended(&self) -> bool {
         false
@@ -68,7 +71,7 @@ impl<K: Kind + HasStatus<Status: HasConditions>> HasReadyCondition for K {
         now: Time,
     ) {
         conditions::set_ready(status.conditions_mut(), condition, generation, &now);
-        status.mirror_ready(condition.is_true, generation);
+        status.mirror_ready(condition.is_true(), generation);
     }
 }
 

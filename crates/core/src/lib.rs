@@ -8,5 +8,6 @@ pub mod kind;
 pub mod names;
 pub mod readiness;
 pub mod schema;
+pub mod shared;
 pub mod time;
 pub mod validation;

@@ -12,11 +12,20 @@ pub enum Readiness {
     True,
     /// The object is not ready.
     False,
-    /// No status covers the object's current spec.
+    /// No status covers the object's current spec, or the operator is still finding out.
     Unknown,
 }
 
 impl Readiness {
+    /// Reads the value of a condition's `status`.
+    pub fn of(status: &str) -> Self {
+        match status {
+            "True" => Self::True,
+            "False" => Self::False,
+            _ => Self::Unknown,
+        }
+    }
+
     /// Returns the value of a condition's `status`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -38,9 +47,7 @@ pub fn from_condition<'a>(
 ) -> ReadinessSummary<'a> {
     match condition {
         Some((observed, _, _)) if generation > observed => (Readiness::Unknown, NOT_OBSERVED),
-        Some((_, "True", reason)) => (Readiness::True, reason),
-        Some((_, "False", reason)) => (Readiness::False, reason),
-        Some((_, _, reason)) => (Readiness::Unknown, reason),
+        Some((_, status, reason)) => (Readiness::of(status), reason),
         None => (Readiness::Unknown, NOT_OBSERVED),
     }
 }

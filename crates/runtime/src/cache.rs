@@ -1,17 +1,15 @@
 //! Cache of the objects of one of the operator's own kinds.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kube::ResourceExt;
-use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{ObjectRef, Store, store};
-use kube::runtime::watcher::Event;
 use qm_core::kind::Kind;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::ObjectKey;
 use super::health::{KindState, Probes};
+use super::objects::Objects;
 use super::watch::{Index, SyncState, WatchPhase};
 
 /// Maximum memory for an object's finalizers, in bytes. The apiserver limits the length of each, but not their number;
@@ -22,13 +20,12 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 /// shortened list.
 const REMOVED_FINALIZERS: &str = "";
 
-/// Index that fills a [`Store`], and sets the kind's state for the probes.
+/// Index that fills [`Objects`], and sets the kind's state for the probes.
 pub struct Cache<K: Kind + Clone + 'static> {
     name: &'static str,
-    writer: Mutex<Writer<K>>,
-    store: Store<K>,
+    objects: Objects<K>,
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
-    pub sync: SyncState,
+    sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
     /// Number of the relist that is complete, as far as the apiserver allows lists.
@@ -43,22 +40,14 @@ pub enum CacheChange<K> {
     Deleted(Arc<K>),
 }
 
-/// Creates the empty store of a cache, and its writer.
-pub(crate) fn empty_store<K: Kind + Clone + 'static>() -> (Store<K>, Writer<K>) {
-    let (store, mut writer) = store();
-    // A store is ready after one complete list. Readers of this store wait for the kind's phase instead.
-    writer.apply_watcher_event(&Event::Init);
-    writer.apply_watcher_event(&Event::InitDone);
-    (store, writer)
-}
-
 impl<K: Kind + Clone + 'static> Cache<K> {
-    /// Creates a cache of the kind whose controller is `name`; `writer` fills the store. `on` gets each change of the
+    /// Creates a cache of the kind whose controller is `name`, which fills `objects`. `on` gets each change of the
     /// cache, and whether all objects have been listed; after the list, `on` gets each object again. While the watch is
     /// stopped, the cache is empty: an older CRD may have pruned fields of the objects.
     pub fn new(
         name: &'static str,
-        writer: Writer<K>,
+        objects: Objects<K>,
+        sync: SyncState,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
         probes: Probes,
         state: watch::Sender<KindState>,
@@ -66,20 +55,13 @@ impl<K: Kind + Clone + 'static> Cache<K> {
     ) -> Self {
         Self {
             name,
-            store: writer.as_reader(),
-            writer: Mutex::new(writer),
+            objects,
             on: Box::new(on),
-            sync: SyncState::default(),
+            sync,
             probes,
             state,
             synced_relist,
         }
-    }
-
-    fn write(&self, event: &Event<K>) {
-        // No holder of the lock panics.
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.apply_watcher_event(event);
     }
 
     fn notify(&self, change: CacheChange<K>) {
@@ -111,30 +93,26 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     /// have shown the deletion.
     fn apply(&self, mut object: K) -> bool {
         strip(&mut object);
-        let key = ObjectRef::from_obj(&object);
-        let before = self.store.get(&key);
+        let before = self.objects.get(&ObjectKey::of(&object));
         let replaced = before.filter(|before| before.uid() != object.uid());
-        self.write(&Event::Apply(object));
+        let object = self.objects.insert(object);
         if let Some(replaced) = replaced {
             self.notify(CacheChange::Deleted(replaced));
         }
-        if let Some(object) = self.store.get(&key) {
-            self.notify(CacheChange::Present(object));
-        }
+        self.notify(CacheChange::Present(object));
         true
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<K>) {
-        let cached = || self.store.get(&key.object_ref());
+        let cached = || self.objects.get(key);
         if let Some(object) = last.map(Arc::new).or_else(cached) {
-            self.write(&Event::Delete(object.as_ref().clone()));
+            self.objects.remove(key);
             self.notify(CacheChange::Deleted(object));
         }
     }
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
-        let objects = self.store.state();
-        let keys = objects.iter().map(|object| ObjectKey::of(object.as_ref()));
+        let keys = self.objects.keys().into_iter();
         keys.filter(|key| key.is_in(namespace)).collect()
     }
 
@@ -153,7 +131,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         }
         let is_news = *self.synced_relist.borrow() != synced;
         if is_news {
-            for object in self.store.state() {
+            for object in self.objects.all() {
                 self.notify(CacheChange::Present(object));
             }
         }
@@ -169,17 +147,21 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     }
 }
 
-/// Removes metadata that no controller reads: `managedFields`, labels, owner references and other programs'
-/// annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep their names only. If the
+/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations of a
+/// child, and other programs' annotations, which may be as large as the object; shares the rest with other objects.
+/// [`Kind::FOREIGN_ANNOTATIONS`] keep their names only. If the
 /// finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the result.
 pub fn strip<K: Kind>(object: &mut K) {
+    object.share();
     let metadata = object.meta_mut();
     metadata.managed_fields = None;
     metadata.labels = None;
     metadata.owner_references = None;
     if let Some(annotations) = &mut metadata.annotations {
+        let of_child = [K::NAMES.owner, K::NAMES.applied_digest];
         annotations.retain(|name, _| {
-            name.starts_with(K::NAMES.prefix) || K::FOREIGN_ANNOTATIONS.contains(&&**name)
+            (name.starts_with(K::NAMES.prefix) && !of_child.contains(&&**name))
+                || K::FOREIGN_ANNOTATIONS.contains(&&**name)
         });
         for name in K::FOREIGN_ANNOTATIONS {
             if let Some(value) = annotations.get_mut(*name) {
@@ -187,6 +169,9 @@ pub fn strip<K: Kind>(object: &mut K) {
             }
         }
     }
+    metadata
+        .annotations
+        .take_if(|annotations| annotations.is_empty());
     if let Some(finalizers) = &mut metadata.finalizers
         && finalizers
             .iter()
@@ -266,7 +251,8 @@ mod tests {
         };
         let cache = Arc::new(Cache::new(
             "widget",
-            empty_store().1,
+            Objects::default(),
+            SyncState::default(),
             on,
             Probes::new(),
             state,
@@ -329,7 +315,7 @@ mod tests {
             stop(Some("older"));
             assert_eq!(scene.changes.recv().await.unwrap(), "-x");
             assert_eq!(*scene.state.borrow(), KindState::Absent("older".into()));
-            assert!(scene.cache.store.is_empty());
+            assert!(scene.cache.objects.is_empty());
             stop(None);
         }
     }
@@ -346,7 +332,7 @@ mod tests {
         let (mut states, commands) = (scene.state.clone(), scene.commands.clone());
         let names = async |synced: &mut watch::Receiver<Option<u64>>, relist| {
             synced.wait_for(|it| *it == Some(relist)).await.unwrap();
-            let objects = scene.cache.store.state();
+            let objects = scene.cache.objects.all();
             let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
             (log.count(WatchRequest::List), names)
         };

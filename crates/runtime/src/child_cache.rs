@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::Api;
 use kube::core::ObjectMeta;
 use qm_core::names::MetadataNames;
+use qm_core::shared;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
@@ -25,7 +26,8 @@ pub struct ChildCache<S> {
 }
 
 struct CacheState<S> {
-    known: HashMap<ObjectKey, Entry<S>>,
+    /// Boxed: a large table is at most half full after it has grown.
+    known: HashMap<ObjectKey, Box<Entry<S>>>,
     /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -65,7 +67,7 @@ pub struct KnownChild<S> {
     /// Owner that the child names; changes of the child wake this owner.
     pub owner: Option<ObjectKey>,
     /// The owner's UID; empty if the child lacks it.
-    pub owner_uid: String,
+    pub owner_uid: Arc<str>,
     /// Digest of the relevant content; a change triggers a check.
     pub fingerprint: u64,
     /// True if the child is being deleted.
@@ -85,10 +87,10 @@ impl<S> KnownChild<S> {
             uid: metadata.uid.clone().unwrap_or_default(),
             version: version(metadata.resource_version.as_deref()),
             owner,
-            owner_uid: uid
-                .or_else(|| label().map(String::as_str))
-                .unwrap_or_default()
-                .to_owned(),
+            owner_uid: shared::text(
+                uid.or_else(|| label().map(String::as_str))
+                    .unwrap_or_default(),
+            ),
             fingerprint,
             terminating: metadata.deletion_timestamp.is_some(),
             summary,
@@ -148,7 +150,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             known,
             confirmed: Some(confirmed),
             ..
-        }) = state.known.get(key)
+        }) = state.known.get(key).map(AsRef::as_ref)
         else {
             return false;
         };
@@ -181,6 +183,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         Some(entry.confirmed.as_ref()?.matched.clone())
     }
 
+    /// Returns the number of children that satisfy the predicate.
+    pub fn count(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> usize {
+        let state = self.state();
+        let known = state.known.values();
+        known.filter(|entry| is_selected(&entry.known)).count()
+    }
+
     /// Returns the keys of all children that satisfy the predicate.
     pub fn keys_where(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
         let state = self.state();
@@ -195,12 +204,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Returns all children that satisfy the predicate.
     pub fn collect(
         &self,
-        is_selected: impl Fn(&KnownChild<S>) -> bool,
+        is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
     ) -> HashMap<ObjectKey, KnownChild<S>> {
         let state = self.state();
         let known = state.known.iter();
         known
-            .filter(|(_, entry)| is_selected(&entry.known))
+            .filter(|(key, entry)| is_selected(key, &entry.known))
             .map(|(key, entry)| (key.clone(), entry.known.clone()))
             .collect()
     }
@@ -375,13 +384,27 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.remove(key)?.known.owner
     }
 
+    /// Records that the watch showed a version of an object without the ownership label. Returns the owner of the child, if
+    /// the object was a known one.
+    pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
+        let is_known = {
+            let mut state = self.state();
+            if let Some(read) = state.reads.get_mut(key) {
+                read.deleted.push(uid.to_owned());
+            }
+            let known = state.known.get(key).map(|entry| &entry.known);
+            known.is_some_and(|known| known.uid == uid && known.version < version)
+        };
+        is_known.then(|| self.on_deleted(key, uid)).flatten()
+    }
+
     /// Records that a list did not show the child. Returns the owner of the child, if the child was known.
     pub fn on_missing(&self, key: &ObjectKey) -> Option<ObjectKey> {
         let mut state = self.state();
         if let Some(read) = state.reads.get_mut(key) {
             read.missed = true;
         }
-        let Entry { known, .. } = state.known.remove(key)?;
+        let Entry { known, .. } = *state.known.remove(key)?;
         state.record_deletion(key, &known.uid);
         known.owner
     }
@@ -402,7 +425,7 @@ impl<S> CacheState<S> {
             confirmed,
             read_due: None,
         };
-        self.known.insert(key, entry);
+        self.known.insert(key, Box::new(entry));
     }
 
     /// Records the deletion of the known child of this UID, by the operator or another client.

@@ -31,7 +31,7 @@ use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership};
 use super::raw_object::BoundedObject;
-use super::watch::{Index, SyncState};
+use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, apply, finalizer, version};
 
 mod desired;
@@ -80,17 +80,33 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     pub fn summary(&self, key: &ObjectKey, owner: &Owner) -> Option<S> {
         self.cache
             .known(key)
-            .filter(|known| known.owner_uid == owner.uid())
+            .filter(|known| *known.owner_uid == *owner.uid())
             .map(|known| known.summary)
     }
 
-    /// Returns the cached children of the context's object, and those of an earlier object of its name that no longer
-    /// exists.
-    pub fn owned<O: ReconciledKind>(&self, cx: &Context<O>) -> HashMap<ObjectKey, KnownChild<S>> {
-        self.cache.collect(|child| {
-            child.owner_uid == cx.owner.uid()
-                || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
-        })
+    /// Returns those cached children that the context's object [owns](Children::owned) and that satisfy the predicate.
+    pub fn owned_where<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
+    ) -> HashMap<ObjectKey, KnownChild<S>> {
+        self.cache
+            .collect(|key, child| is_owned(cx, child) && is_selected(key, child))
+    }
+
+    /// Returns the number of children that the context's object owns.
+    pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
+        self.cache.count(|child| is_owned(cx, child))
+    }
+
+    /// Returns the cached child of this name, if it belongs to the context's object, or to an earlier object of its name that
+    /// no longer exists.
+    pub fn owned<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        key: &ObjectKey,
+    ) -> Option<KnownChild<S>> {
+        self.cache.known(key).filter(|child| is_owned(cx, child))
     }
 
     /// Returns the digest of the content of a cached child.
@@ -119,10 +135,28 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         quirks: Quirks<'_, K>,
     ) -> Result<Ensured<S>> {
         let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
-        match self.ensure(cx, &applied).await? {
-            Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
-            ensured => Ok(ensured),
-        }
+        unless_terminating(&applied, self.ensure(cx, &applied).await?)
+    }
+
+    /// Applies `desired` as [`Children::apply`] does, and creates a child that no watch shows without a read. The caller has
+    /// [confirmed](Context::confirm_owner) the owner: the child may be missing because it was deleted with its owner.
+    ///
+    /// # Errors
+    /// The errors of [`Children::apply`].
+    pub async fn create<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        desired: K,
+    ) -> Result<Ensured<S>> {
+        let quirks = Quirks::default();
+        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
+        self.synced().await;
+        let created = if self.cache.known(&applied.key).is_some() {
+            self.ensure(cx, &applied).await
+        } else {
+            Box::pin(self.ensure_unconfirmed(cx, &applied, &applied.key, false)).await
+        };
+        unless_terminating(&applied, created?)
     }
 
     /// Creates the child of the context's object that `desired` describes, or makes an existing one match.
@@ -529,6 +563,21 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     }
 }
 
+fn is_owned<O: ReconciledKind, S>(cx: &Context<O>, child: &KnownChild<S>) -> bool {
+    *child.owner_uid == *cx.owner.uid()
+        || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
+}
+
+fn unless_terminating<K: ChildKind, S>(
+    applied: &Applied<'_, K>,
+    ensured: Ensured<S>,
+) -> Result<Ensured<S>> {
+    match ensured {
+        Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
+        ensured => Ok(ensured),
+    }
+}
+
 fn basis(owner: &Owner, fingerprint: u64) -> Basis {
     Basis {
         fingerprint,
@@ -539,14 +588,34 @@ fn basis(owner: &Owner, fingerprint: u64) -> Basis {
 
 impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
     fn apply(&self, BoundedObject(child): BoundedObject<K>) -> bool {
-        self.wake_owner(
-            self.cache
-                .on_applied(ObjectKey::of(&child), self.known(&child)),
-        );
-        true
+        Observer::apply(self, &child)
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<BoundedObject<K>>) {
+        Observer::delete(self, key, last.as_ref().map(|BoundedObject(child)| child));
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.cache.keys(namespace)
+    }
+}
+
+impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
+    fn apply(&self, child: &K) -> bool {
+        let key = ObjectKey::of(child);
+        let is_child = child.labels().contains_key(self.names.owner_uid);
+        self.wake_owner(if is_child {
+            self.cache.on_applied(key, self.known(child))
+        } else {
+            let (uid, version) = (child.uid(), child.resource_version());
+            let version = version.as_deref();
+            self.cache
+                .on_disowned(&key, &uid.unwrap_or_default(), super::version(version))
+        });
+        is_child
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<&K>) {
         self.wake_owner(match last {
             Some(child) => self.cache.on_deleted(key, &child.uid().unwrap_or_default()),
             None => self.cache.on_missing(key),

@@ -12,7 +12,6 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::object::HasStatus;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::kind::{HasReadyCondition, Kind as _, KindInfo};
 use serde::Serialize;
@@ -24,6 +23,7 @@ use super::drift::CONTESTED;
 use super::error::{Class, Error, Result};
 use super::event_dedup::EventDedup;
 use super::events::Events;
+use super::objects::Objects;
 use super::outcome::{EventPolicy, Outcome, Progress, Requeue};
 use super::own_writes::OwnWrites;
 use super::owners::Owners;
@@ -141,6 +141,11 @@ pub trait Controller: Send + Sync + 'static {
     fn resync(&self, default: Duration) -> Duration {
         default
     }
+
+    /// Returns the minimum time between two writes of an object's status, apart from those in the middle of a reconcile.
+    fn status_interval(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// State that all reconciles of a kind share.
@@ -158,7 +163,7 @@ impl<K: ReconciledKind> KindContext<K> {
     pub fn new(
         client: Client,
         field_manager: &'static str,
-        objects: Store<K>,
+        objects: Objects<K>,
         trigger: Trigger<K>,
         events: Events,
     ) -> Arc<Self> {
@@ -635,6 +640,10 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.controller.resync(default)
     }
 
+    fn status_interval(&self) -> Duration {
+        self.controller.status_interval()
+    }
+
     fn forget(&self, key: &ObjectKey) {
         self.controller.forget(key);
         self.shared.own_writes.forget(key);
@@ -650,7 +659,6 @@ mod tests {
     use futures::FutureExt as _;
     use http::{Method, Request, Response};
     use kube::client::Body;
-    use kube::runtime::reflector;
     use qm_core::kind::DelegatedAccess;
     use rstest::rstest;
     use serde_json::{Value, json};
@@ -723,7 +731,7 @@ mod tests {
             let client = Client::new(apiserver, "default");
             let (events, write) = Events::new(client.clone(), "widgets", "widgets-0");
             tokio::spawn(write);
-            let (objects, trigger) = (reflector::store().0, Trigger::default());
+            let (objects, trigger) = (Objects::default(), Trigger::default());
             let shared = KindContext::new(client, "widgets", objects, trigger, events);
             let widgets = Widgets {
                 results: Mutex::new(results),

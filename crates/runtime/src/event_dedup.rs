@@ -41,7 +41,7 @@ impl EventDedup {
         // A new process does not know what the previous one reported.
         let was_failing = match objects.get(key) {
             Some(reported) => !reported.reasons.is_empty(),
-            None => before.is_some_and(|before| !before.is_true),
+            None => before.is_some_and(|before| !before.is_true()),
         };
         let reported = objects.entry(key.clone()).or_default();
         if outcome.event == EventPolicy::Never {
@@ -83,11 +83,14 @@ impl EventDedup {
         period: Duration,
     ) -> (bool, Option<Duration>) {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = &mut objects.entry(key.clone()).or_default().renewed;
         if outcome.progress == Progress::Ready {
-            *last = None;
+            // Most objects never have anything to report.
+            if let Some(reported) = objects.get_mut(key) {
+                reported.renewed = None;
+            }
             return (false, None);
         }
+        let last = &mut objects.entry(key.clone()).or_default().renewed;
         let left = match last {
             Some((reason, message, at))
                 if *reason == outcome.reason && *message == outcome.message =>
@@ -115,6 +118,7 @@ impl EventDedup {
 #[cfg(test)]
 mod tests {
     use qm_core::conditions::Activity;
+    use qm_core::readiness::Readiness;
     use rstest::rstest;
 
     use super::*;
@@ -131,7 +135,11 @@ mod tests {
         message: &'static str,
     ) -> ReadyCondition<'static> {
         ReadyCondition {
-            is_true,
+            status: if is_true {
+                Readiness::True
+            } else {
+                Readiness::False
+            },
             reason,
             message,
             activity: Activity::default(),

@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use kube::core::NamespaceResourceScope;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_core::shared;
 use sha2::{Digest, Sha256};
 
 pub mod apply;
@@ -36,6 +36,7 @@ pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
 pub mod nesting;
+pub mod objects;
 pub mod outcome;
 mod own_writes;
 pub mod owners;
@@ -70,8 +71,8 @@ impl ObjectKey {
     /// Creates the key of `name` in `namespace`.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
-            namespace: namespace.into(),
-            name: name.into(),
+            namespace: shared::text(namespace),
+            name: shared::text(name),
         }
     }
 
@@ -81,11 +82,6 @@ impl ObjectKey {
             object.meta().namespace.as_deref().unwrap_or_default(),
             object.meta().name.as_deref().unwrap_or_default(),
         )
-    }
-
-    /// Returns the reference of an object of this key.
-    pub fn object_ref<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
-        ObjectRef::new(&self.name).within(&self.namespace)
     }
 
     /// Returns whether the object is in `namespace`; `None` is all namespaces.

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use kube::core::{ApiResource, NamespaceResourceScope};
-use kube::runtime::reflector::Store;
-use kube::runtime::reflector::store::Writer;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
@@ -24,21 +23,27 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{self, Cache, CacheChange};
+use super::cache::{Cache, CacheChange};
 use super::events::Events;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
+use super::objects::Objects;
 use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
-use super::watch::{Command, Index, ResourceName, ResourceWatch, SyncState, crds};
+use super::watch::{
+    Command, Index, Observed, Observer, ResourceName, ResourceWatch, SyncState, crds,
+};
 use super::{WatchScope, client, cluster, drain, pages, signals};
 use crate::settings::{Settings, Timings};
 
 /// Most concurrent reconciles of one controller.
 const CONCURRENCY: u16 = 16;
+
+/// A namespace, of which only the metadata is watched.
+pub type NamespaceMeta = PartialObjectMeta<Namespace>;
 
 /// The operator's controllers, and what they share.
 pub struct Manager {
@@ -64,6 +69,10 @@ pub struct Manager {
     pub tasks: Tasks,
     /// Availability of the apiserver.
     pub availability: Availability,
+    /// State of the list of namespaces, see [`Manager::watch_namespaces`].
+    pub namespaces_sync: SyncState,
+    namespace_observers: Vec<Arc<dyn Observer<NamespaceMeta>>>,
+    namespaces_needed: Vec<Arc<SetOnce<()>>>,
     probes: Probes,
     identity: String,
     running: JoinSet<()>,
@@ -75,7 +84,7 @@ pub struct Manager {
 /// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
 pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// Cached objects.
-    pub store: Store<K>,
+    pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
     /// Phase of the cache.
@@ -83,7 +92,16 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
     synced_relist: watch::Sender<Option<u64>>,
-    writer: Writer<K>,
+    /// State of the lists of the kind's watch.
+    pub(super) sync: SyncState,
+    observers: Vec<Arc<dyn Observer<K>>>,
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
+    /// Adds an index that the watch of the kind feeds as well, with whole objects: the cache drops metadata.
+    pub fn observe(&mut self, observer: Arc<impl Observer<K>>) {
+        self.observers.push(observer);
+    }
 }
 
 /// Phase of the cache of a kind.
@@ -190,6 +208,9 @@ pub async fn run(
         controllers: Vec::new(),
         drains: Vec::new(),
         reconciles: TaskTracker::new(),
+        namespaces_sync: SyncState::default(),
+        namespace_observers: Vec::new(),
+        namespaces_needed: Vec::new(),
         fence,
         client,
         availability,
@@ -202,6 +223,7 @@ pub async fn run(
     let watch = manager.availability.clone().watch(manager.client.clone());
     manager.spawn("the probe of the apiserver's availability", watch);
     start(&mut manager)?;
+    manager.start_namespaces();
     let end = stop.child_token();
     let lead = Box::pin(manager.lead(kubernetes, end.clone()));
     tasks.supervise(&end, lead).await
@@ -252,11 +274,10 @@ impl Manager {
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let (store, writer) = cache::empty_store();
         let state = watch::Sender::new(KindState::Syncing);
         let synced_relist = watch::Sender::new(None);
         KindHandles {
-            store,
+            objects: Objects::default(),
             trigger: Trigger::default(),
             phase: Phase {
                 state: state.subscribe(),
@@ -266,7 +287,8 @@ impl Manager {
             kind,
             state,
             synced_relist,
-            writer,
+            sync: SyncState::default(),
+            observers: Vec::new(),
         }
     }
 
@@ -294,26 +316,39 @@ impl Manager {
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
     {
         let KindHandles {
-            store,
+            objects,
             trigger,
             phase,
             kind,
             state,
             synced_relist,
-            writer,
+            sync,
+            observers,
         } = handles;
         let commands = watch::Sender::<Command>::default();
         let name = kind.controller;
-        let (served, objects) = (phase.clone(), store.clone());
+        let (served, counted) = (phase.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
             served
                 .is_served()
-                .then(|| tally(objects.state().iter().map(|object| object.readiness())))
+                .then(|| tally(counted.all().iter().map(|object| object.readiness())))
         });
         if self.settings.runs(name) {
             self.probes.set(name, KindState::Syncing);
-            let cache = Cache::new(name, writer, on, self.probes.clone(), state, synced_relist);
-            self.watch_kind(kind, cache, commands.clone());
+            let cache = Cache::new(
+                name,
+                objects.clone(),
+                sync.clone(),
+                on,
+                self.probes.clone(),
+                state,
+                synced_relist,
+            );
+            let index = Observed {
+                observers,
+                index: Some(Arc::new(cache)),
+            };
+            self.watch_kind(kind, index, sync, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
             let off = KindState::Absent(format!("disabled by {by}"));
@@ -339,7 +374,7 @@ impl Manager {
             }
             phase.synced().await;
             after.await;
-            runner.run(store, trigger).await;
+            runner.run(objects, trigger).await;
         };
         self.controllers.push(
             self.tasks
@@ -372,6 +407,45 @@ impl Manager {
             resource,
         };
         self.spawn_watch(watch, watch_needed, watch::channel(Command::default()).1);
+    }
+
+    /// Feeds `observer` by the watch of all namespaces, which the controllers share. The watch begins once one of them needs
+    /// it: `watch_needed` is set.
+    pub fn watch_namespaces(
+        &mut self,
+        watch_needed: &Arc<SetOnce<()>>,
+        observer: Arc<impl Observer<NamespaceMeta>>,
+    ) {
+        self.namespaces_needed.push(Arc::clone(watch_needed));
+        self.namespace_observers.push(observer);
+    }
+
+    fn start_namespaces(&mut self) {
+        let observers = std::mem::take(&mut self.namespace_observers);
+        let needed = std::mem::take(&mut self.namespaces_needed);
+        if observers.is_empty() {
+            return;
+        }
+        let index = Arc::new(Observed {
+            observers,
+            index: None,
+        });
+        let is_needed = Arc::new(SetOnce::new());
+        let (apis, config) = (
+            vec![(None, Api::all(self.client.clone()))],
+            self.watch_config.clone(),
+        );
+        let sync = self.namespaces_sync.clone();
+        self.watch_resource::<NamespaceMeta>(apis, &config, &is_needed, &index, &sync);
+        for needed in needed {
+            let is_needed = Arc::clone(&is_needed);
+            self.spawn("the need of the watch of namespaces", async move {
+                needed.wait().await;
+                // Later calls have no effect.
+                let _ = is_needed.set(());
+                std::future::pending::<()>().await;
+            });
+        }
     }
 
     fn spawn_watch<W>(
@@ -410,8 +484,13 @@ impl Manager {
     }
 
     /// Watches a kind while its CRD exists with a compatible schema.
-    fn watch_kind<K>(&mut self, kind: &KindInfo, cache: Cache<K>, commands: watch::Sender<Command>)
-    where
+    fn watch_kind<K>(
+        &mut self,
+        kind: &KindInfo,
+        index: Observed<K>,
+        sync: SyncState,
+        commands: watch::Sender<Command>,
+    ) where
         K: Kind
             + Resource<Scope = NamespaceResourceScope>
             + Clone
@@ -425,8 +504,8 @@ impl Manager {
             resource: ResourceName::from(&ApiResource::erase::<K>(&())),
             apis: self.scope.apis::<K>(&self.client),
             config: self.watch_config.clone(),
-            sync: cache.sync.clone(),
-            index: Arc::new(cache),
+            sync,
+            index: Arc::new(index),
             metrics: self.metrics.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),

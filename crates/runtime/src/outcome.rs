@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use qm_core::conditions::{Activity, READY, ReadyCondition};
+use qm_core::readiness::Readiness;
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
@@ -30,6 +31,9 @@ pub struct Outcome {
 pub enum Progress {
     /// The object matches its desired state: `Ready` is `True`.
     Ready,
+    /// The operator is still finding out whether the object matches its desired state: `Ready` is `Unknown`, and its Event
+    /// is Normal.
+    Unknown,
     /// The operator is working towards the desired state: `Ready` is `False`, and its Event is Normal.
     InProgress,
     /// The spec tells the operator to change nothing: `Ready` is `False`, and its Event is Normal.
@@ -95,6 +99,14 @@ impl Outcome {
         }
     }
 
+    /// Creates the outcome of an object whose state the operator is still finding out, without an Event.
+    pub fn unknown(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            progress: Progress::Unknown,
+            ..Self::in_progress(reason, message)
+        }
+    }
+
     /// Creates the outcome of an object with a problem. An invalid spec stalls the object; otherwise the operator
     /// retries.
     pub fn failed(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
@@ -157,12 +169,18 @@ impl Outcome {
     /// Returns the condition `Ready`.
     pub fn condition(&self) -> ReadyCondition<'_> {
         ReadyCondition {
-            is_true: self.progress == Progress::Ready,
+            status: match self.progress {
+                Progress::Ready => Readiness::True,
+                Progress::Unknown => Readiness::Unknown,
+                _ => Readiness::False,
+            },
             reason: &self.reason,
             message: &self.message,
             activity: match self.progress {
                 Progress::Ready | Progress::Suspended | Progress::Unchanged => Activity::Idle,
-                Progress::InProgress | Progress::Failed => Activity::Reconciling,
+                Progress::Unknown | Progress::InProgress | Progress::Failed => {
+                    Activity::Reconciling
+                }
                 Progress::Stalled => Activity::Stalled,
             },
         }

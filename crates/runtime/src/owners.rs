@@ -3,16 +3,16 @@
 use std::fmt::Debug;
 
 use kube::core::NamespaceResourceScope;
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
+use super::objects::Objects;
 use super::ownership::Owner;
 
 /// All objects of a kind that own children.
 pub struct Owners<K: Resource<DynamicType = ()> + 'static> {
     client: Client,
-    store: Store<K>,
+    objects: Objects<K>,
 }
 
 /// Reason why the owner's existence is not confirmed.
@@ -34,14 +34,14 @@ where
         + DeserializeOwned
         + 'static,
 {
-    /// Creates the owners from the cache `store`; `client` confirms them.
-    pub fn new(client: Client, store: Store<K>) -> Self {
-        Self { client, store }
+    /// Creates the owners from the cached `objects`; `client` confirms them.
+    pub fn new(client: Client, objects: Objects<K>) -> Self {
+        Self { client, objects }
     }
 
     /// Returns whether an object has that UID, as far as the cache shows.
     pub fn exists(&self, uid: &str) -> bool {
-        self.store
+        self.objects
             .find(|resource| resource.meta().uid.as_deref() == Some(uid))
             .is_some()
     }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, future};
 use kube::core::Status;
-use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
@@ -28,6 +27,7 @@ use super::backoff::{BackoffPolicy, Backoffs};
 use super::error::{Class, Error};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
+use super::objects::Objects;
 use super::outcome::Requeue;
 use super::trigger::Trigger;
 use super::{tasks, telemetry};
@@ -64,6 +64,11 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
     fn resync(&self, default: Duration) -> Duration {
         default
+    }
+
+    /// Returns the minimum time between two writes of an object's status.
+    fn status_interval(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a
@@ -140,14 +145,14 @@ pub(super) struct Runner<R: Reconcile> {
     running: TaskTracker,
     /// Objects whose last reconcile failed for a transient reason, or during an outage, with the time until which the
     /// apiserver asked them to wait.
-    transient: Mutex<HashMap<ObjectRef<R::Object>, Option<Instant>>>,
-    failed: Backoffs<ObjectRef<R::Object>>,
-    slow: Backoffs<ObjectRef<R::Object>>,
-    waiting: Backoffs<ObjectRef<R::Object>>,
+    transient: Mutex<HashMap<ObjectKey, Option<Instant>>>,
+    failed: Backoffs<ObjectKey>,
+    slow: Backoffs<ObjectKey>,
+    waiting: Backoffs<ObjectKey>,
     work: Arc<Mutex<WorkOf<R>>>,
 }
 
-type WorkOf<R> = Work<ObjectRef<<R as Reconcile>::Object>, <R as Reconcile>::StatusUpdate>;
+type WorkOf<R> = Work<ObjectKey, <R as Reconcile>::StatusUpdate>;
 
 /// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
 /// wait forever (kube 5: `Scheduler::pending` is a set).
@@ -164,6 +169,10 @@ struct Work<O, R> {
     /// Objects that are reconciled for the first time, which creates their children.
     creating: HashSet<O>,
     burst: Burst,
+    /// Minimum time between two writes of an object's status.
+    status_interval: Duration,
+    /// Last write of each object's status, if there is a minimum time between two.
+    written: HashMap<O, Instant>,
 }
 
 /// New objects that follow each other closely. While they arrive, the client that creates them is the bottleneck, so
@@ -259,6 +268,8 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             running: HashMap::new(),
             creating: HashSet::new(),
             burst: Burst::default(),
+            status_interval: Duration::ZERO,
+            written: HashMap::new(),
         }
     }
 
@@ -289,6 +300,24 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         (at, self.last_position)
     }
 
+    /// Returns the position of a new write of a status, which waits for reconciles for `max_delay` at most.
+    fn status_position(&mut self, object: &O, now: Instant, max_delay: Duration) -> QueuePosition {
+        let at = if self.status_interval.is_zero() {
+            now + max_delay
+        } else {
+            let last = self.written.get(object);
+            last.map_or(now, |last| now.max(*last + self.status_interval))
+        };
+        self.position(at)
+    }
+
+    /// Records that the status of an object is written.
+    fn status_written(&mut self, object: &O, now: Instant) {
+        if !self.status_interval.is_zero() {
+            self.written.insert(object.clone(), now);
+        }
+    }
+
     fn take_status_update(&mut self, object: &O) -> Option<Pending<R>> {
         let item = self.objects.get_mut(object)?;
         item.update.take().map(|pending| *pending)
@@ -300,13 +329,14 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     /// Under load, children come before statuses: due reconciles come before writes of statuses, and no such write
     /// begins while an object is reconciled for the first time or during a [`Burst`], because the write would compete
     /// with the creation of children. Without load, the status of an object is written before its next reconcile. A
-    /// write that has waited for the maximum time comes first.
+    /// write that has waited for the maximum time comes first. With a minimum time between two writes of a status, a write
+    /// waits for that time.
     fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
         let is_loaded = due > free || !self.creating.is_empty() || self.burst.end(now).is_some();
         let first_write = self.status_writes.first_key_value();
         let is_overdue = first_write.is_some_and(|((at, _), _)| *at <= now);
-        let may_write = is_closed || is_overdue || !is_loaded;
+        let may_write = is_closed || is_overdue || (!is_loaded && self.status_interval.is_zero());
         let first = if due > 0 && !is_closed && !is_overdue {
             self.queue.first_key_value()
         } else {
@@ -369,6 +399,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     fn forget(&mut self, object: &O) {
         self.running.remove(object);
         self.creating.remove(object);
+        self.written.remove(object);
         let Some(item) = self.objects.remove(object) else {
             return;
         };
@@ -418,7 +449,9 @@ impl<R: Reconcile> Runner<R> {
         watchdog: Watchdog,
         running: TaskTracker,
     ) -> Self {
-        let work = Arc::new(Mutex::new(Work::new()));
+        let mut work = Work::new();
+        work.status_interval = reconciler.status_interval();
+        let work = Arc::new(Mutex::new(work));
         metrics.set_queue(name, {
             let work = Arc::clone(&work);
             move || {
@@ -447,11 +480,11 @@ impl<R: Reconcile> Runner<R> {
         self.reconciler.lead();
     }
 
-    /// Reconciles every object of the store, then each triggered object, until the future is dropped.
-    pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
+    /// Reconciles every cached object, then each triggered object, until the future is dropped.
+    pub async fn run(self, objects: Objects<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
-        for object in store.state() {
-            self.triggered(ObjectRef::from_obj(object.as_ref()));
+        for object in objects.keys() {
+            self.triggered(object);
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
         let mut steps = FuturesUnordered::new();
@@ -468,7 +501,7 @@ impl<R: Reconcile> Runner<R> {
                         object,
                         waited,
                         timed,
-                    }) => match store.get(&object) {
+                    }) => match objects.get(&object) {
                         Some(object) => {
                             if timed {
                                 self.metrics.added();
@@ -479,7 +512,7 @@ impl<R: Reconcile> Runner<R> {
                         None => self.forget_deleted(&object),
                     },
                     Some(Step::WriteStatus(object, update)) => {
-                        if store.get(&object).is_some() {
+                        if objects.get(&object).is_some() {
                             steps.push(self.write_status(object, *update).boxed());
                         } else {
                             self.forget_deleted(&object);
@@ -504,18 +537,15 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    fn triggered(&self, object: ObjectRef<R::Object>) {
+    fn triggered(&self, object: ObjectKey) {
         if self.work().triggered(object, Instant::now()) {
             self.metrics.added();
         }
     }
 
-    fn forget_deleted(&self, object: &ObjectRef<R::Object>) {
+    fn forget_deleted(&self, object: &ObjectKey) {
         self.forget(object);
-        self.reconciler.forget(&ObjectKey::new(
-            object.namespace.as_deref().unwrap_or_default(),
-            &object.name,
-        ));
+        self.reconciler.forget(object);
     }
 
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
@@ -546,10 +576,7 @@ impl<R: Reconcile> Runner<R> {
                 // Another trigger may have been faster.
                 if self.transient().contains_key(&key) {
                     self.reset(&key);
-                    trigger.wake(&ObjectKey::new(
-                        key.namespace.as_deref().unwrap_or_default(),
-                        &key.name,
-                    ));
+                    trigger.wake(&key);
                 }
             }
             next = Instant::now() + pauses.next_delay();
@@ -561,14 +588,11 @@ impl<R: Reconcile> Runner<R> {
         if self.availability.stores_nothing()
             && let Some(key) = self.transient().keys().choose(&mut rand::rng())
         {
-            trigger.wake(&ObjectKey::new(
-                key.namespace.as_deref().unwrap_or_default(),
-                &key.name,
-            ));
+            trigger.wake(key);
         }
     }
 
-    fn transient(&self) -> MutexGuard<'_, HashMap<ObjectRef<R::Object>, Option<Instant>>> {
+    fn transient(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Instant>>> {
         self.transient
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -579,20 +603,20 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Resets all delays of an object.
-    fn reset(&self, key: &ObjectRef<R::Object>) {
+    fn reset(&self, key: &ObjectKey) {
         for backoffs in [&self.failed, &self.slow, &self.waiting] {
             backoffs.reset(key);
         }
     }
 
-    fn forget(&self, key: &ObjectRef<R::Object>) {
+    fn forget(&self, key: &ObjectKey) {
         self.reset(key);
         self.transient().remove(key);
         self.work().forget(key);
     }
 
     /// Records generation and `requested-at` of an object. Returns whether one of them is new.
-    fn record_trigger(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
+    fn record_trigger(&self, key: &ObjectKey, object: &R::Object) -> bool {
         let trigger = (
             object.meta().generation,
             object
@@ -606,13 +630,13 @@ impl<R: Reconcile> Runner<R> {
     }
 
     async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
-        let key = ObjectRef::from_obj(object.as_ref());
+        let key = ObjectKey::of(object.as_ref());
         let delay = self.reconcile_unless_paused(&key, object).await;
         self.work().ended(key, Some(Instant::now() + delay));
     }
 
     /// Writes the status of a reconcile. A failed write fails the reconcile, which is then repeated.
-    async fn write_status(&self, key: ObjectRef<R::Object>, pending: Pending<R::StatusUpdate>) {
+    async fn write_status(&self, key: ObjectKey, pending: Pending<R::StatusUpdate>) {
         let Pending {
             update,
             requeue,
@@ -623,6 +647,7 @@ impl<R: Reconcile> Runner<R> {
         let write = self.attempt(&key, self.reconciler.write_status(update).boxed());
         let delay = match write.instrument(span).await {
             Ok(renewal) => {
+                self.work().status_written(&key, Instant::now());
                 if let Some(requeue) = requeue {
                     self.succeeded(&key, requeue);
                 }
@@ -635,11 +660,7 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
-    async fn reconcile_unless_paused(
-        &self,
-        key: &ObjectRef<R::Object>,
-        object: Arc<R::Object>,
-    ) -> Duration {
+    async fn reconcile_unless_paused(&self, key: &ObjectKey, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| {
@@ -651,18 +672,17 @@ impl<R: Reconcile> Runner<R> {
         if self.record_trigger(key, &object) {
             self.reset(key);
         }
-        let namespace = key.namespace.as_deref().unwrap_or_default();
         let span = telemetry::reconcile_span(
             self.name,
             &R::Object::group(&()),
             &R::Object::kind(&()),
-            namespace,
+            &key.namespace,
             &key.name,
         );
         self.run_reconcile(key, object).instrument(span).await
     }
 
-    async fn run_reconcile(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
+    async fn run_reconcile(&self, key: &ObjectKey, object: Arc<R::Object>) -> Duration {
         let began = Instant::now();
         self.transient().remove(key);
         let unwritten = self.work().take_status_update(key);
@@ -686,8 +706,9 @@ impl<R: Reconcile> Runner<R> {
             let pending = Pending {
                 update,
                 // The newest status keeps the position of the first unwritten one.
-                position: position
-                    .unwrap_or_else(|| work.position(Instant::now() + R::MAX_STATUS_DELAY)),
+                position: position.unwrap_or_else(|| {
+                    work.status_position(key, Instant::now(), R::MAX_STATUS_DELAY)
+                }),
                 requeue,
                 span: Span::current(),
                 running: self.running.token(),
@@ -703,7 +724,7 @@ impl<R: Reconcile> Runner<R> {
     /// if the step failed.
     async fn attempt<T>(
         &self,
-        key: &ObjectRef<R::Object>,
+        key: &ObjectKey,
         step: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Duration> {
         let (began, returns) = (Instant::now(), self.availability.outages_ended());
@@ -741,7 +762,7 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Resets the delays of an object whose reconcile succeeded and whose status is written.
-    fn succeeded(&self, key: &ObjectRef<R::Object>, requeue: Requeue) {
+    fn succeeded(&self, key: &ObjectKey, requeue: Requeue) {
         if !matches!(requeue, Requeue::InFlight(_)) {
             self.failed.reset(key);
             self.slow.reset(key);
@@ -752,11 +773,7 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Returns the result of a reconcile that succeeded, and the delay until the next one.
-    fn next_reconcile(
-        &self,
-        key: &ObjectRef<R::Object>,
-        requeue: Requeue,
-    ) -> (ReconcileResult, Duration) {
+    fn next_reconcile(&self, key: &ObjectKey, requeue: Requeue) -> (ReconcileResult, Duration) {
         match requeue {
             Requeue::OnChange => (ReconcileResult::Success, self.resync()),
             Requeue::Poll => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
@@ -801,7 +818,7 @@ impl<R: Reconcile> Runner<R> {
 
     fn failed(
         &self,
-        key: &ObjectRef<R::Object>,
+        key: &ObjectKey,
         failure: &Failure,
         paused: Option<Instant>,
     ) -> (ReconcileResult, Duration) {

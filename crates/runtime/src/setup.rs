@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
-use kube::runtime::reflector::Store;
+use qm_core::kind::Kind;
 use tokio::sync::SetOnce;
 
 use super::cache::CacheChange;
@@ -14,6 +14,7 @@ use super::controller::{Controller, KindContext, Managed, ReconciledKind};
 use super::drift::{Advice, Drift};
 use super::events::Events;
 use super::manager::{KindHandles, Manager};
+use super::objects::Objects;
 use super::raw_object::BoundedObject;
 use super::trigger::Trigger;
 use super::watch::SyncState;
@@ -23,7 +24,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     /// Manager that the controller is added to.
     pub manager: &'a mut Manager,
     /// Cached objects of the kind.
-    pub objects: Store<K>,
+    pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
     /// Publisher of the controller's Events.
@@ -56,6 +57,25 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let children = Arc::new(self.children_of(cache, sync.clone(), summary, false, drift));
         self.manager
             .watch_resource(apis, &config, &self.watch_needed, &children, &sync);
+        children
+    }
+
+    /// Returns children of a kind of the operator's own, which the watch of the kind shows: `handles` are those of the kind,
+    /// to be [added](Manager::add_controller) later.
+    pub fn children_of_kind<T, S>(
+        &mut self,
+        handles: &mut KindHandles<T>,
+        summary: fn(&T) -> S,
+        advice: Advice,
+    ) -> Arc<Children<T, S>>
+    where
+        T: ChildKind + Kind,
+        S: ChildSummary,
+    {
+        let (cache, sync) = (self.child_cache(), handles.sync.clone());
+        let drift = self.drift(advice);
+        let children = Arc::new(self.children_of(cache, sync, summary, false, drift));
+        handles.observe(Arc::clone(&children));
         children
     }
 
@@ -133,7 +153,7 @@ impl Manager {
         handles: KindHandles<C::Kind>,
         new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
     ) -> anyhow::Result<()> {
-        let (objects, trigger) = (handles.store.clone(), handles.trigger.clone());
+        let (objects, trigger) = (handles.objects.clone(), handles.trigger.clone());
         let watch_needed = Arc::new(SetOnce::new());
         let events = self.events(C::KIND.controller);
         let shared = KindContext::new(

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::runtime::reflector;
 use kube::{Client, CustomResource};
 use qm_core::conditions::ReadyCondition;
 use qm_core::kind::{HasReadyCondition, Kind};
@@ -15,6 +14,7 @@ use serde_json::Value;
 
 use crate::controller::{Context, KindContext};
 use crate::events::Events;
+use crate::objects::Objects;
 use crate::ownership::Owner;
 use crate::settings::Program;
 use crate::trigger::Trigger;
@@ -80,7 +80,7 @@ impl HasReadyCondition for Widget {
 /// Returns the context of a widget with this owner, in a cluster without other widgets.
 pub(crate) fn context(client: &Client, owner: Owner) -> Context<Widget> {
     let events = Events::new(client.clone(), "test", "qm-0").0;
-    let (objects, trigger) = (reflector::store().0, Trigger::default());
+    let (objects, trigger) = (Objects::default(), Trigger::default());
     let shared = KindContext::new(
         client.clone(),
         "quartermaster/test",

@@ -1,42 +1,55 @@
 //! Triggers of reconciles.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::Resource;
-use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 
 use super::ObjectKey;
 
 /// Trigger of the reconciles of one controller. Triggers have no effect before [`Trigger::open`], after which every
 /// object is reconciled once.
-pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
+pub struct Trigger<K: Resource> {
+    sender: Arc<Mutex<Option<mpsc::UnboundedSender<ObjectKey>>>>,
+    kind: PhantomData<fn() -> K>,
+}
 
 impl<K: Resource> Clone for Trigger<K> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self {
+            sender: Arc::clone(&self.sender),
+            kind: PhantomData,
+        }
     }
 }
 
 impl<K: Resource> Default for Trigger<K> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self {
+            sender: Arc::default(),
+            kind: PhantomData,
+        }
     }
 }
 
 impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     /// Triggers a reconcile of the object of this key, if it exists.
     pub fn wake(&self, key: &ObjectKey) {
-        if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(sender) = &*self.lock() {
             // The receiver is dropped only while the process ends.
-            let _ = sender.send(key.object_ref());
+            let _ = sender.send(key.clone());
         }
     }
 
     /// Starts to deliver triggers. Returns the receiver of the keys.
-    pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
+    pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectKey> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        *self.lock() = Some(sender);
         receiver
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<mpsc::UnboundedSender<ObjectKey>>> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

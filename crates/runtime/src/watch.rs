@@ -10,8 +10,9 @@ pub mod crds;
 mod hub;
 mod stream;
 
+pub(crate) use adapter::Observed;
 pub use adapter::{
-    Command, Index, ResourceName, ResourceWatch, SyncState, WatchPhase, WatchProblem,
+    Command, Index, Observer, ResourceName, ResourceWatch, SyncState, WatchPhase, WatchProblem,
 };
 pub use hub::{NewIndex, WatchHub};
 #[cfg(test)]

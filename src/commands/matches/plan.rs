@@ -2,27 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use kube::ResourceExt;
-use qm_api::common::{ADOPT_BY, NAMES};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
-use qm_runtime::ownership::owner_of;
 use qm_runtime::watch::ResourceName;
 use serde::Serialize;
 
 use super::super::printer::Colour;
 use crate::controllers::tracked_field_set::child::{self, Age, Identity, age};
+use crate::controllers::tracked_field_set::precedence::{
+    self, Claimant, Demand, Existing, Tracking,
+};
 
 /// A `TrackedField`, as far as the command needs it.
 #[derive(Debug)]
 pub(super) struct Stored {
     key: ObjectKey,
-    identity: Identity,
     target: ObjectKey,
     field: String,
-    contact_point: String,
-    owner: Option<ObjectKey>,
-    adopt_by: Option<String>,
+    tracking: Tracking,
 }
 
 impl Stored {
@@ -30,12 +27,9 @@ impl Stored {
         let spec = &field.spec;
         Self {
             key: ObjectKey::of(field),
-            identity: child::identity(field),
             target: ObjectKey::new(&spec.target.namespace, &spec.target.name),
             field: spec.field.clone(),
-            contact_point: spec.notification.contact_point.clone(),
-            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
-            adopt_by: field.annotations().get(ADOPT_BY).cloned(),
+            tracking: Tracking::of(field),
         }
     }
 }
@@ -144,23 +138,29 @@ pub(super) fn plan(
         .into_iter()
         .map(|target| known.matches(&target))
         .collect();
-    let has_child = |matches: &[Match]| matches.iter().any(|it| it.state == State::Tracked);
-    // Resources that have a child keep it.
-    let mut free = places.saturating_sub(by_target.iter().filter(|it| has_child(it)).count());
+    let demand = |matches: &Vec<Match>| {
+        if matches.iter().any(|it| it.state == State::Tracked) {
+            Demand::Kept
+        } else if matches.iter().any(|it| it.state != State::Covered) {
+            Demand::New
+        } else {
+            Demand::Nothing
+        }
+    };
+    let demands: Vec<_> = by_target.iter().map(demand).collect();
     let mut needed = HashSet::new();
-    for mut matches in by_target {
-        let needs_place = matches.iter().any(|it| it.state != State::Covered);
-        if needs_place && !has_child(&matches) {
-            if free == 0 {
-                plan.left_out += 1;
-                for found in &mut matches {
-                    if found.state != State::Covered {
-                        found.state = State::LeftOut;
-                        found.tracked_field.clear();
-                    }
+    for (mut matches, is_left_out) in by_target
+        .into_iter()
+        .zip(precedence::left_out(&demands, places))
+    {
+        if is_left_out {
+            plan.left_out += 1;
+            for found in &mut matches {
+                if found.state != State::Covered {
+                    found.state = State::LeftOut;
+                    found.tracked_field.clear();
                 }
             }
-            free = free.saturating_sub(1);
         }
         let children = matches.iter().filter(|it| it.state == State::Tracked);
         needed.extend(children.map(|it| it.tracked_field.clone()));
@@ -199,7 +199,8 @@ impl<'a> Known<'a> {
     ) -> Self {
         let mut by_identity = HashMap::<_, Vec<_>>::new();
         for field in fields {
-            by_identity.entry(field.identity).or_default().push(field);
+            let identity = field.tracking.identity;
+            by_identity.entry(identity).or_default().push(field);
         }
         Self {
             set,
@@ -212,15 +213,7 @@ impl<'a> Known<'a> {
     }
 
     fn owns(&self, field: &Stored) -> bool {
-        field.owner.as_ref() == Some(&self.key)
-    }
-
-    /// Returns whether the owner of another `TrackedField` comes first. A set that is not stored yet is the youngest.
-    fn has_precedence(&self, owner: &ObjectKey) -> bool {
-        let own = &self.set.metadata;
-        self.ages
-            .get(owner)
-            .is_none_or(|other| own.uid.is_none() || *other < age(own))
+        field.tracking.owner.as_ref() == Some(&self.key)
     }
 
     fn matches(&self, target: &ObjectKey) -> Vec<Match> {
@@ -235,30 +228,29 @@ impl<'a> Known<'a> {
         let spec = &self.set.spec;
         let reference = spec.target.reference(&target.namespace, &target.name);
         let identity = child::identity_of(&self.key.namespace, &reference, field);
-        let mut own = None;
-        for known in self.by_identity.get(&identity).into_iter().flatten() {
-            let name = known.key.name.to_string();
-            if self.owns(known) {
-                own = Some((State::Tracked, name));
-            } else if known.adopt_by == Some(self.key.to_string()) {
-                own = own.or(Some((State::New, name)));
-            } else if known.contact_point == spec.template.contact_point
-                && known
-                    .owner
-                    .as_ref()
-                    .is_none_or(|owner| self.has_precedence(owner))
-            {
-                return (State::Covered, name);
-            }
-        }
-        own.unwrap_or_else(|| {
-            let name = child::name(&self.key.name, self.resource, target, field);
-            match self.by_name.get(&*name) {
-                None => (State::New, name),
-                Some(other) if self.owns(other) => (State::Tracked, name),
-                Some(_) => (State::Conflict, name),
-            }
-        })
+        let own = &self.set.metadata;
+        let claimant = Claimant {
+            key: &self.key,
+            contact_point: &spec.template.contact_point,
+            age: own.uid.as_ref().map(|_| age(own)),
+        };
+        let candidates = self.by_identity.get(&identity).into_iter().flatten();
+        let candidates = candidates.map(|it| (it.key.clone(), it.tracking.clone()));
+        let derived = child::name(&self.key.name, self.resource, target, field);
+        let derived = ObjectKey::new(&self.key.namespace, &derived);
+        let owns = |_: &ObjectKey, it: &Tracking| it.owner.as_ref() == Some(&self.key);
+        let age_of = |set: &ObjectKey| self.ages.get(set).cloned();
+        let (state, key) = match claimant.existing(candidates, &derived, owns, age_of) {
+            Existing::Own(key) => (State::Tracked, key),
+            Existing::Adoptable(key) => (State::New, key),
+            Existing::Covered(key) => (State::Covered, key),
+            Existing::None => match self.by_name.get(&*derived.name) {
+                None => (State::New, derived),
+                Some(other) if self.owns(other) => (State::Tracked, derived),
+                Some(_) => (State::Conflict, derived),
+            },
+        };
+        (state, key.name.to_string())
     }
 }
 

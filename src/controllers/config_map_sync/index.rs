@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
 use qm_runtime::child_cache::{ChildCache, KnownChild};
+use qm_runtime::manager::NamespaceMeta;
 use qm_runtime::ownership::owner_of;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, SyncState, WatchPhase};
@@ -68,13 +69,14 @@ impl SyncIndex {
     /// Creates an empty index, which fills the cache `copies`. `trigger` wakes the syncs that a change concerns.
     pub fn new(
         scope: &WatchScope,
+        namespaces_sync: SyncState,
         copies: Arc<ChildCache<()>>,
         trigger: Trigger<ConfigMapSync>,
     ) -> Self {
         Self {
             copies,
             maps_sync: SyncState::default(),
-            namespaces_sync: (*scope == WatchScope::Cluster).then(SyncState::default),
+            namespaces_sync: (*scope == WatchScope::Cluster).then_some(namespaces_sync),
             state: Mutex::default(),
             trigger,
         }
@@ -351,21 +353,21 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
     }
 }
 
-impl watch::Index<PartialObjectMeta<Namespace>> for SyncIndex {
-    fn apply(&self, namespace: PartialObjectMeta<Namespace>) -> bool {
+impl watch::Observer<NamespaceMeta> for SyncIndex {
+    fn apply(&self, namespace: &NamespaceMeta) -> bool {
         let name = namespace.name_any();
         let is_terminating = namespace.metadata.deletion_timestamp.is_some();
         self.set_namespace(
             &name,
             Some(NamespaceInfo {
-                labels: namespace.metadata.labels.unwrap_or_default(),
+                labels: namespace.labels().clone(),
                 is_terminating,
             }),
         );
         true
     }
 
-    fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Namespace>>) {
+    fn delete(&self, key: &ObjectKey, _last: Option<&NamespaceMeta>) {
         self.set_namespace(&key.name, None);
     }
 

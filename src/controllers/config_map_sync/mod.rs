@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::core::PartialObjectMeta;
@@ -106,33 +106,24 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         let cache = setup.child_cache();
         let index = Arc::new(SyncIndex::new(
             &setup.manager.scope,
+            setup.manager.namespaces_sync.clone(),
             Arc::clone(&cache),
             setup.trigger.clone(),
         ));
         let copies = setup.children_by_metadata(cache, index.maps_sync.clone(), ADVICE);
         let watch_needed = &setup.watch_needed;
         let manager = &mut *setup.manager;
-        let (newest, others) = (
-            manager.watch_config.clone(),
-            manager.streaming_watch_config.clone(),
-        );
+        let streaming = manager.streaming_watch_config.clone();
         let maps = manager.scope.apis(&manager.client);
         manager.watch_resource::<PartialObjectMeta<ConfigMap>>(
             maps,
-            &others,
+            &streaming,
             watch_needed,
             &index,
             &index.maps_sync,
         );
-        if let Some(sync) = &index.namespaces_sync {
-            let namespaces = vec![(None, Api::all(manager.client.clone()))];
-            manager.watch_resource::<PartialObjectMeta<Namespace>>(
-                namespaces,
-                &newest,
-                watch_needed,
-                &index,
-                sync,
-            );
+        if index.namespaces_sync.is_some() {
+            manager.watch_namespaces(watch_needed, Arc::clone(&index));
         }
         Ok(ConfigMapSyncs {
             scope: manager.scope.clone(),
@@ -296,7 +287,7 @@ impl ConfigMapSyncs {
     /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
     fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
         self.index.copies.keys_where(|copy| {
-            copy.owner_uid == cx.owner.uid()
+            *copy.owner_uid == *cx.owner.uid()
                 || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
         })
     }

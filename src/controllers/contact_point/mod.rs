@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::common::{REQUESTED_AT, TEST_AT};
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_api::tracked_field::GROUP;
@@ -17,6 +16,7 @@ use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::trigger::Trigger;
 use qm_runtime::{ObjectKey, short_digest};
@@ -55,12 +55,12 @@ pub struct ContactPoints<T> {
     /// Time after which a Secret in use is read again.
     pub reread: Duration,
     /// All contact points.
-    pub points: Store<ContactPoint>,
+    pub points: Objects<ContactPoint>,
     /// All `TrackedField`s, some of which wait for a contact point.
-    pub fields: Store<TrackedField>,
+    pub fields: Objects<TrackedField>,
     pub field_trigger: Trigger<TrackedField>,
     /// All `TrackedFieldSet`s, which report the contact point of their children.
-    pub sets: Store<TrackedFieldSet>,
+    pub sets: Objects<TrackedFieldSet>,
     pub set_trigger: Trigger<TrackedFieldSet>,
     /// Configuration of each contact point's queue.
     pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
@@ -140,19 +140,19 @@ impl<T: Transport> ContactPoints<T> {
     /// contact point is missing, because their message suggests the nearest name.
     fn wake_dependents(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
-        for field in self.fields.state() {
+        for field in self.fields.all() {
             let (name, field) = (
                 &field.spec.notification.contact_point,
                 ObjectKey::of(field.as_ref()),
             );
-            let named = ObjectRef::new(name).within(&key.namespace);
+            let named = ObjectKey::new(&key.namespace, name);
             if field.namespace == key.namespace
                 && (**name == *key.name || self.points.get(&named).is_none())
             {
                 self.field_trigger.wake(&field);
             }
         }
-        for set in self.sets.state() {
+        for set in self.sets.all() {
             if set.metadata.namespace.as_deref() == Some(&*key.namespace) {
                 self.set_trigger.wake(&ObjectKey::of(set.as_ref()));
             }

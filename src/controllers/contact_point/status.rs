@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::contact_point::{ContactPointSpec, ContactPointStatus, LastTest};
 use qm_core::conditions::{self, READY};
+use qm_core::readiness::Readiness;
 use qm_notify::queue::{AcceptedTests, ReceiverState, RequestedTest};
 use qm_runtime::error::WRITE_REJECTED;
 use qm_runtime::outcome::{EventPolicy, Outcome};
@@ -186,7 +187,7 @@ pub fn set_outcomes_recorded(
     conditions::set(
         &mut status.conditions,
         OUTCOMES_RECORDED,
-        false,
+        Readiness::False,
         WRITE_REJECTED,
         &message,
         generation,

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
 use qm_api::MyIngress;
 use qm_api::my_ingress::GROUP;
@@ -18,6 +17,7 @@ use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome};
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::SyncState;
@@ -69,7 +69,7 @@ pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
 pub(crate) struct MyIngresses<A> {
     executor: Executor<A>,
-    ingresses: Store<MyIngress>,
+    ingresses: Objects<MyIngress>,
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
     resync: Duration,
@@ -157,7 +157,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
     fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
         // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
-        for other in self.ingresses.state() {
+        for other in self.ingresses.all() {
             let other_key = ObjectKey::of(other.as_ref());
             if other.name_any() == *key.name && other_key != *key {
                 self.trigger.wake(&other_key);

@@ -81,10 +81,10 @@ mod tests {
 
     fn spec(when: &str) -> TrackedFieldSpec {
         TrackedFieldSpec {
-            notification: NotificationSpec {
+            notification: Arc::new(NotificationSpec {
                 when: Some(when.into()),
                 ..NotificationSpec::default()
-            },
+            }),
             ..TrackedFieldSpec::default()
         }
     }

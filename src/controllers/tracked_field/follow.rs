@@ -9,25 +9,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
-use qm_api::tracked_field::TargetReference;
+use qm_api::tracked_field::{StoredHistory, TargetReference};
+use qm_core::shared;
 use qm_runtime::error::Error;
+use qm_runtime::pages::all_pages;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{ResourceName, WatchHub};
 use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
 use super::field::Selectors;
-use super::follower::{FollowIdentity, ReadTicket};
+use super::follower::FollowIdentity;
 use super::grants::{Grant, Grants};
-use super::reads::{Answer, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable};
+use super::reads::{
+    Answer, MAX_SINGLE_READS, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable,
+};
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
-use super::tracker::{MAX_INLINE_BYTES, Tracker};
+use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
+use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
+
+/// Number of followers that a list wakes at once, if they have something to record.
+const MAX_WOKEN: usize = 32;
+/// Interval of the checks whether they have recorded it.
+const WAKE_PAUSE: Duration = Duration::from_millis(5);
+/// Maximum time to wait for them.
+const MAX_WAKE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {
@@ -209,11 +223,7 @@ impl Targets {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
-        let key = TargetKey {
-            resource,
-            namespace: namespace.into(),
-            name: target.name.clone(),
-        };
+        let key = TargetKey::new(&resource, namespace, &target.name);
         Ok(FollowedTarget {
             target: key,
             api,
@@ -226,8 +236,8 @@ impl Targets {
         let discovered = target.api_version.clone().zip(target.resource.clone());
         discovered.map_or(0, |(api_version, plural)| {
             self.tracker.epoch(&ResourceName {
-                api_version,
-                plural,
+                api_version: shared::text(&api_version),
+                plural: shared::text(&plural),
             })
         })
     }
@@ -277,7 +287,12 @@ impl Targets {
         let group = match tracked {
             None => RequestGroup::discovery(&object.spec.target),
             Some(tracked) if self.is_unread(&key) => {
-                RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key))
+                match RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key)) {
+                    RequestGroup::Reads(resource) if self.is_listed(object, &resource) => {
+                        RequestGroup::List(resource)
+                    }
+                    group => group,
+                }
             }
             Some(_) => {
                 self.reads.not_needed(&key);
@@ -299,6 +314,74 @@ impl Targets {
         self.tracker.unread(key, self.resync).is_some()
     }
 
+    /// Returns whether a list reads the target of `object`, with others of the resource.
+    fn is_listed(&self, object: &TrackedField, resource: &ResourceName) -> bool {
+        // The value of a new child that is not sent is not urgent.
+        let is_gathered = Initial::of(object) == Initial::Quiet
+            && object.status.as_ref().is_none_or(StoredHistory::is_empty)
+            && self.reads.gathers(resource);
+        let most = MAX_SINGLE_READS + 1;
+        is_gathered || self.tracker.unread_of(resource, self.resync, most).count() == most
+    }
+
+    /// Reads all objects of `resource` that need it with one list; `resolved` is the resource. Returns the followers.
+    async fn list(
+        &self,
+        resource: &ResourceName,
+        resolved: &Resolved,
+    ) -> Result<Vec<ObjectKey>, TrackError> {
+        let mut tickets = self.tracker.unread_of(resource, self.resync, usize::MAX);
+        let keys: Vec<_> = tickets.keys().cloned().collect();
+        let namespaces = if resolved.namespaced {
+            self.scope.namespaces()
+        } else {
+            vec![None]
+        };
+        for namespace in namespaces {
+            let (client, resource_type) = (self.client.clone(), &resolved.resource);
+            let api: Api<RawObject> = match &namespace {
+                Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
+                None => Api::all_with(client, resource_type),
+            };
+            let list = |page: ListParams| {
+                let api = api.clone();
+                async move { api.list(&page).await }
+            };
+            let read = |object: RawObject| self.tracker.read_listed(resource, &mut tickets, object);
+            match all_pages(ListParams::default(), list, read).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    let (resource, message) = (resource.clone(), status.message.clone());
+                    return Err(WaitingReason::Forbidden { resource, message }.into());
+                }
+                Err(error) => {
+                    return Err(Error::api("the targets could not be listed")(error).into());
+                }
+            }
+        }
+        self.tracker.read_unlisted(&tickets);
+        Ok(keys)
+    }
+
+    /// Wakes a follower that a list has read. Other changes wait in the same queue, so the call waits while too many of
+    /// those `woken` have something to record.
+    async fn wake(&self, key: ObjectKey, woken: &mut Vec<ObjectKey>) {
+        let latest = Instant::now() + MAX_WAKE_PAUSE;
+        while woken.len() >= MAX_WOKEN {
+            woken.retain(|key| self.tracker.is_unrecorded(key));
+            if woken.len() < MAX_WOKEN {
+                break;
+            }
+            if Instant::now() >= latest {
+                woken.clear();
+                break;
+            }
+            sleep(WAKE_PAUSE).await;
+        }
+        self.trigger.wake(&key);
+        woken.push(key);
+    }
+
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
     /// the answer.
     pub(super) async fn inspect(
@@ -316,11 +399,10 @@ impl Targets {
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        let key = ObjectKey::of(object);
-        if let Some(ticket) = self.tracker.unread(&key, self.resync) {
+        if let Some(tickets) = self.tracker.unread(&ObjectKey::of(object), self.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
-                    self.accept_read(object, tracked.target, group, ticket, found)
+                    self.accept_read(tracked.target, group, tickets, found)
                         .await?;
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -340,20 +422,18 @@ impl Targets {
     /// Accepts the result of a read. Large objects and expensive lookups run in the background, not on an async worker.
     async fn accept_read(
         &self,
-        object: &TrackedField,
         target: TargetKey,
         group: &RequestGroup,
-        ticket: ReadTicket,
+        tickets: ReadTickets,
         found: Option<RawObject>,
     ) -> Result<(), Error> {
-        let (key, identity) = (ObjectKey::of(object), FollowIdentity::of(object));
         let needs_background = |found: &RawObject| {
             found.text_len() > MAX_INLINE_BYTES || matches!(group, RequestGroup::Background(_))
         };
         let found = match found {
             Some(found) if needs_background(&found) => found,
             found => {
-                self.tracker.read(&key, &identity, &target, ticket, found);
+                self.tracker.read(&target, &tickets, found);
                 return Ok(());
             }
         };
@@ -362,7 +442,7 @@ impl Targets {
         // Work that has begun must not be lost if the request times out meanwhile.
         let read = tokio::spawn(async move {
             tracker
-                .read_in_background((&key, &identity), &target, ticket, found, permit)
+                .read_in_background(&target, &tickets, found, permit)
                 .await
         });
         match read.await {
@@ -385,51 +465,101 @@ fn unanswered(limit: Duration) -> Error {
     ))
 }
 
-/// Sends the requests of a group one by one.
+/// Sends the requests of a group: lists for all of them, or one by one.
 async fn run(targets: Arc<Targets>, group: RequestGroup) {
-    let all = async {
-        while let Some((number, object)) = targets.reads.next(&group) {
-            let key = ObjectKey::of(object.as_ref());
-            let reads_object =
-                matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
-                    && targets.is_unread(&key);
-            let permits = targets.reads.permits(&group, reads_object);
-            let Ok(permit) = permits.acquire_owned().await else {
-                return;
-            };
-            let limit = targets.timeout;
-            let span = telemetry::background_span(
-                targets.controller,
-                &TrackedField::group(&()),
-                &TrackedField::kind(&()),
-                &key,
-            );
-            let inspection =
-                tokio::time::timeout(limit, targets.inspect(&object, &group)).instrument(span);
-            let answer = AssertUnwindSafe(inspection).catch_unwind().await;
-            drop(permit);
-            let answer =
-                answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
-            if let Err(panic) = &answer {
-                error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
-            }
-            let leads = targets.tracker.leads();
-            let awaited = targets.reads.answered(&key, number, answer, leads);
-            if awaited && leads {
-                targets.trigger.wake(&key);
-            } else if awaited {
-                // A standby does not reconcile, so the target is followed here.
-                targets.follow(&object);
-                targets.ensure(&object);
-            }
-            if reads_object {
-                tokio::time::sleep(OBJECT_PERIOD).await;
-            }
+    let requests = async {
+        match &group {
+            RequestGroup::List(resource) => run_lists(&targets, &group, resource).await,
+            group => run_each(&targets, group).await,
         }
     };
     tokio::select! {
-        () = all => {}
+        () = requests => {}
         () = targets.draining.cancelled() => {}
+    }
+}
+
+/// Answers the requests of a group with lists of the resource.
+async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceName) {
+    loop {
+        targets.reads.gathered(resource).await;
+        let requests = targets.reads.all(group);
+        let first = requests.first().map(|(_, object)| &object.spec.target);
+        let Some(target) = first else {
+            return;
+        };
+        let read = match targets.resolver.known(target) {
+            Some(resolved) => {
+                let permits = targets.reads.permits(group, false);
+                let Ok(_permit) = permits.acquire_owned().await else {
+                    return;
+                };
+                targets.list(resource, &resolved).await
+            }
+            // The next reconcile asks for the resource.
+            None => Ok(Vec::new()),
+        };
+        let leads = targets.tracker.leads();
+        let mut woken = Vec::new();
+        for (number, object) in requests {
+            let key = ObjectKey::of(object.as_ref());
+            let answer = match &read {
+                Ok(_) if targets.tracker.is_deferred(&key) => None,
+                Ok(_) => Some(Ok(Answer::Read)),
+                Err(error) => Some(Err(error.repeated())),
+            };
+            match answer {
+                Some(answer) => _ = targets.reads.answered(&key, number, Ok(answer), leads),
+                None => targets.reads.unanswered(&key, number),
+            }
+            targets.wake(key, &mut woken).await;
+        }
+        for key in read.unwrap_or_default() {
+            if targets.tracker.is_unrecorded(&key) {
+                targets.wake(key, &mut woken).await;
+            }
+        }
+    }
+}
+
+/// Sends the requests of a group one by one.
+async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
+    while let Some((number, object)) = targets.reads.next(group) {
+        let key = ObjectKey::of(object.as_ref());
+        let reads_object = matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
+            && targets.is_unread(&key);
+        let permits = targets.reads.permits(group, reads_object);
+        let Ok(permit) = permits.acquire_owned().await else {
+            return;
+        };
+        let limit = targets.timeout;
+        let span = telemetry::background_span(
+            targets.controller,
+            &TrackedField::group(&()),
+            &TrackedField::kind(&()),
+            &key,
+        );
+        let inspection =
+            tokio::time::timeout(limit, targets.inspect(&object, group)).instrument(span);
+        let answer = AssertUnwindSafe(inspection).catch_unwind().await;
+        drop(permit);
+        let answer =
+            answer.map(|in_time| in_time.unwrap_or_else(|_| Err(unanswered(limit).into())));
+        if let Err(panic) = &answer {
+            error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
+        }
+        let leads = targets.tracker.leads();
+        let awaited = targets.reads.answered(&key, number, answer, leads);
+        if awaited && leads {
+            targets.trigger.wake(&key);
+        } else if awaited {
+            // A standby does not reconcile, so the target is followed here.
+            targets.follow(&object);
+            targets.ensure(&object);
+        }
+        if reads_object {
+            sleep(OBJECT_PERIOD).await;
+        }
     }
 }
 
@@ -438,6 +568,8 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::convert::Infallible;
+    use std::future::ready;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http::{Request, Response};
@@ -449,7 +581,8 @@ mod tests {
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
-    use qm_runtime::watch::WatchHub;
+    use qm_runtime::watch::{SyncState, WatchHub};
+    use rstest::rstest;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
@@ -460,11 +593,19 @@ mod tests {
     use crate::controllers::tracked_field::tracker::Tracker;
 
     fn targets(client: Client) -> Arc<Targets> {
+        targets_with(client, Duration::from_mins(1))
+    }
+
+    fn targets_with(client: Client, resync: Duration) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
         let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
-        let sets = Arc::new(SetIndex::new(scope.clone(), Trigger::default()));
+        let sets = Arc::new(SetIndex::new(
+            scope.clone(),
+            SyncState::default(),
+            Trigger::default(),
+        ));
         let new_index = Tracker::new_index(&tracker);
         let hub = WatchHub::new(
             client.clone(),
@@ -487,7 +628,7 @@ mod tests {
             resolver: Resolver::default(),
             reads: Reads::default(),
             trigger: Trigger::default(),
-            resync: Duration::from_mins(1),
+            resync,
             timeout: Duration::from_mins(1),
             draining: CancellationToken::new(),
         })
@@ -555,6 +696,82 @@ mod tests {
             assert_eq!(failure, Some(untracked.waiting));
         }
         assert!(targets.reads.is_idle());
+    }
+
+    #[rstest]
+    #[case::few(MAX_SINGLE_READS)]
+    #[case::many(MAX_SINGLE_READS + 1)]
+    #[tokio::test]
+    async fn many_reads_of_a_resource_are_one_list(#[case] number: usize) {
+        let paths = Arc::new(Mutex::new(Vec::new()));
+        let service = tower::service_fn({
+            let paths = Arc::clone(&paths);
+            move |request: Request<Body>| {
+                let path = request.uri().path().to_owned();
+                let object = |name: &str| {
+                    let metadata = json!({ "namespace": "a", "name": name, "uid": name, "resourceVersion": "5" });
+                    json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": { "replicas": 1 } })
+                };
+                // The last target does not exist.
+                let (code, answer) = match path
+                    .strip_prefix("/apis/apps/v1/namespaces/a/deployments/")
+                {
+                    Some(name) if name == format!("d-{}", number - 1) => (
+                        404,
+                        json!({ "kind": "Status", "status": "Failure", "message": "", "reason": "NotFound", "code": 404 }),
+                    ),
+                    Some(name) => (200, object(name)),
+                    None => {
+                        let items: Vec<_> = (0..number - 1)
+                            .map(|at| object(&format!("d-{at}")))
+                            .collect();
+                        (
+                            200,
+                            json!({ "metadata": { "resourceVersion": "9" }, "items": items }),
+                        )
+                    }
+                };
+                paths.lock().unwrap().push(path);
+                let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+                ready(Ok::<_, Infallible>(
+                    Response::builder().status(code).body(answer).unwrap(),
+                ))
+            }
+        });
+        let targets = targets_with(Client::new(service, "a"), Duration::ZERO);
+        let fields: Vec<_> = (0..number)
+            .map(|at| {
+                let mut field = field(&format!("f-{at}"), &format!("d-{at}"))
+                    .as_ref()
+                    .clone();
+                let target =
+                    json!({ "kind": "Deployment", "namespace": "a", "name": format!("d-{at}") });
+                field.spec.target = serde_json::from_value(target).unwrap();
+                field.spec.field = "replicas".into();
+                Arc::new(field)
+            })
+            .collect();
+        for field in &fields {
+            targets.follow(field);
+        }
+        for field in &fields {
+            let (tracked, _) = targets.target(field).unwrap().unwrap();
+            assert!(targets.request(field, Some(&tracked)));
+        }
+        for (at, field) in fields.iter().enumerate() {
+            assert_eq!(
+                answer(&targets, field).await.unwrap().unwrap(),
+                Answer::Read
+            );
+            let exists = targets.tracker.exists(&ObjectKey::of(field.as_ref()));
+            assert_eq!(exists, Some(at + 1 < number));
+        }
+        let paths = paths.lock().unwrap();
+        if number > MAX_SINGLE_READS {
+            assert_eq!(*paths, ["/apis/apps/v1/deployments"]);
+        } else {
+            assert_eq!(paths.len(), number);
+        }
     }
 
     #[tokio::test(start_paused = true)]

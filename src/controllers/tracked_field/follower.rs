@@ -1,11 +1,13 @@
 //! A followed field: its newest state, the certainty of that state, and the changes not recorded yet.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
 use qm_api::TrackedField;
 use qm_api::tracked_field::{Entry, Subject};
+use qm_core::shared;
 use qm_notify::history::{
     NewestState, ObservationBuffer, ObservedField, ObservedValue, observation,
 };
@@ -24,7 +26,7 @@ pub const CONTRADICTION_GRACE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowIdentity {
     /// UID of the `TrackedField`.
-    pub uid: Option<String>,
+    pub uid: Option<Arc<str>>,
     /// Target and field of the spec.
     pub subject: Subject,
 }
@@ -33,16 +35,20 @@ impl FollowIdentity {
     /// Returns the identity of `object`.
     pub fn of(object: &TrackedField) -> Self {
         Self {
-            uid: object.uid(),
+            uid: object.metadata.uid.as_deref().map(shared::text),
             subject: Subject::new(&object.spec.target, &object.spec.field),
         }
     }
 }
 
 pub(super) struct Follower {
+    /// Number of the follower: a later follower of the same `TrackedField` has another one.
+    number: u64,
+    /// Time since when the field is followed.
+    begun: Timestamp,
     pub(super) identity: FollowIdentity,
     pub(super) target: TargetKey,
-    pub(super) selectors: Selectors,
+    pub(super) selectors: Arc<Selectors>,
     /// The watch has shown the object since its last list began.
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
@@ -80,6 +86,7 @@ pub(super) enum Certainty {
 /// State of a follower at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket {
+    follower: u64,
     newer_events: u64,
     outranks: Option<u64>,
 }
@@ -98,12 +105,15 @@ pub(super) struct Newest {
 impl Follower {
     /// Creates a follower without a known state.
     pub(super) fn new(
+        number: u64,
         identity: FollowIdentity,
         target: TargetKey,
-        selectors: Selectors,
+        selectors: Arc<Selectors>,
         certainty: Certainty,
     ) -> Self {
         Self {
+            number,
+            begun: Timestamp::now(),
             identity,
             target,
             selectors,
@@ -260,6 +270,10 @@ impl Follower {
         Some(NewestState {
             observation: newest.observation(&self.identity, None),
             created: newest.created,
+            // The apiserver cuts the time to seconds.
+            existed: newest
+                .created
+                .is_some_and(|created| created.as_second() < self.begun.as_second()),
             outranks: newest.outranks,
         })
     }
@@ -313,9 +327,15 @@ impl Follower {
             _ => None,
         };
         ReadTicket {
+            follower: self.number,
             newer_events: self.newer_events,
             outranks,
         }
+    }
+
+    /// Returns whether the ticket was taken by this follower, rather than by an earlier one of the same `TrackedField`.
+    pub(super) fn has_taken(&self, ticket: &ReadTicket) -> bool {
+        ticket.follower == self.number
     }
 
     /// Accepts the result of a read, `None` if the object does not exist. A result that contradicts the watch counts

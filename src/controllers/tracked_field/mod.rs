@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::runtime::reflector::Store;
-use qm_api::common::{NAMES, REQUESTED_AT};
+use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
@@ -22,8 +21,8 @@ use qm_notify::{Transport, history};
 use qm_runtime::availability::Availability;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
-use qm_runtime::ownership::owner_of;
 use qm_runtime::watch::WatchProblem;
 use qm_runtime::{ObjectKey, apply};
 use tracing::debug;
@@ -83,7 +82,7 @@ pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
-    pub sets: Store<TrackedFieldSet>,
+    pub sets: Objects<TrackedFieldSet>,
     pub set_index: Arc<SetIndex>,
     pub receivers: Arc<Receivers<T>>,
     /// Entries that wait to be sent.
@@ -123,11 +122,18 @@ fn keep_condition(error: Error) -> Error {
     }
 }
 
-/// Returns the UID of the target if its first entry is not sent.
-fn quiet<'a>(object: &TrackedField, newest: Option<&'a NewestState>) -> Option<&'a str> {
+/// Returns the UID of the target if its first entry is not sent: the target existed before the object, or before the spec
+/// named the target instead of the one that `history` is about.
+fn quiet<'a>(
+    object: &TrackedField,
+    identity: &FollowIdentity,
+    history: &[Entry],
+    newest: Option<&'a NewestState>,
+) -> Option<&'a str> {
     let NewestState {
         observation,
         created,
+        existed,
         ..
     } = newest?;
     let created_before = object
@@ -135,7 +141,10 @@ fn quiet<'a>(object: &TrackedField, newest: Option<&'a NewestState>) -> Option<&
         .creation_timestamp
         .as_ref()
         .is_some_and(|own| created.is_some_and(|created| created <= own.0));
-    let is_quiet = Initial::of(object) == Initial::Quiet && created_before;
+    let last = history.last().and_then(|last| last.subject.as_ref());
+    let is_renamed = last.is_some_and(|subject| *subject != identity.subject);
+    let is_quiet =
+        Initial::of(object) == Initial::Quiet && (created_before || (is_renamed && *existed));
     observation.uid.as_deref().filter(|_| is_quiet)
 }
 
@@ -156,11 +165,13 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    fn outcome(&self, waiting: Option<&WaitingReason>) -> Outcome {
+    /// Returns the outcome of an object that `set` owns, or no set.
+    fn outcome(&self, waiting: Option<&WaitingReason>, set: Option<&TrackedFieldSet>) -> Outcome {
         let outcome = match waiting {
             None => Outcome::ready(""),
             Some(waiting) if waiting.is_warning() => {
-                Outcome::failed(waiting.reason(), waiting.message())
+                let message = waiting.message() + &waiting.advice_of(set);
+                Outcome::failed(waiting.reason(), message)
             }
             Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
         };
@@ -205,7 +216,7 @@ impl<T: Transport> TrackedFields<T> {
                 in_flight: &self.outbox.in_flight(&key),
                 suspended,
                 when: filter.as_deref().map(Filter::when),
-                quiet: quiet(&cx.object, newest.as_ref()),
+                quiet: quiet(&cx.object, &identity, &before, newest.as_ref()),
                 limit: cx.object.spec.notification.history_limit,
                 suspended_for: &self.outbox.observe(&key, &before, suspended, now),
                 now: now.wall,
@@ -262,7 +273,8 @@ impl<T: Transport> TrackedFields<T> {
             self.outbox
                 .write_rejected(key, point, (code, &message), circumstances);
             if let Some(why) = self.outbox.left_out(key) {
-                return error.with_outcome(self.outcome(Some(&WaitingReason::WriteRejected(why))));
+                let waiting = WaitingReason::WriteRejected(why);
+                return error.with_outcome(self.outcome(Some(&waiting), None));
             }
         }
         error
@@ -405,7 +417,7 @@ impl<T: Transport> TrackedFields<T> {
             // The history stays unchanged.
             self.targets.unfollow(&key);
             self.outbox.dequeue(&key, false);
-            return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message))));
+            return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));
         }
         // Each observed change wakes the object: a rejected write must not be repeated that often.
         let circumstances = self.circumstances(&object);
@@ -468,8 +480,8 @@ impl<T: Transport> TrackedFields<T> {
             point: point.as_deref(),
             filter: filter.as_deref(),
         };
-        let owner = owner_of(&object.metadata, &NAMES).map(|(owner, _)| owner);
-        let set = owner.and_then(|owner| self.sets.get(&owner.object_ref()));
+        let owner = self.set_index.owner(&key);
+        let set = owner.and_then(|owner| self.sets.get(&owner));
         // A suspended set reports nothing else.
         let set = set.filter(|set| !set.is_suspended());
         let is_reported_by_set = |waiting: &WaitingReason| {
@@ -483,7 +495,7 @@ impl<T: Transport> TrackedFields<T> {
             Obstacle::Unknown => Outcome::unchanged(),
             Obstacle::Known(waiting) => {
                 let waiting = waiting.filter(|waiting| !is_reported_by_set(waiting));
-                self.outcome(waiting.as_ref())
+                self.outcome(waiting.as_ref(), set.as_deref())
             }
         };
         let outcome = outcome.requeue(self.requeue(&key, &run));
@@ -509,7 +521,6 @@ impl<T: Transport> Controller for TrackedFields<T> {
     }
 
     fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {
-        self.set_index.field_changed(field);
         self.targets.follow(field);
         if is_listed {
             self.targets.watch(field);
@@ -522,10 +533,6 @@ impl<T: Transport> Controller for TrackedFields<T> {
         if !tracker.leads() {
             hub.relist(|relist| tracker.lead(relist));
         }
-    }
-
-    fn deleted(&self, field: &Arc<TrackedField>) {
-        self.set_index.field_deleted(&ObjectKey::of(field.as_ref()));
     }
 
     fn forget(&self, key: &ObjectKey) {

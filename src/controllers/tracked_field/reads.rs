@@ -13,6 +13,7 @@ use qm_runtime::ObjectKey;
 use qm_runtime::error::{Class, Error};
 use qm_runtime::watch::ResourceName;
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
 
 use super::follower::FollowIdentity;
 use super::target::{TargetError, TargetKey, is_watched_by_metadata};
@@ -24,6 +25,16 @@ pub struct TrackError {
     pub waiting: WaitingReason,
     /// The failure of the reconcile, if retrying helps.
     pub error: Option<Box<Error>>,
+}
+
+impl TrackError {
+    /// Returns the same error for another `TrackedField`.
+    pub(super) fn repeated(&self) -> Self {
+        Self {
+            waiting: self.waiting.clone(),
+            error: self.error.as_ref().map(|error| Box::new(unreadable(error))),
+        }
+    }
 }
 
 impl From<WaitingReason> for TrackError {
@@ -71,6 +82,15 @@ const OBJECTS: usize = 4;
 /// Pause after such reads. Other clients may change the object many times a second.
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
+/// Number of objects of a resource that are read by themselves; more are read by one list.
+pub const MAX_SINGLE_READS: usize = 32;
+
+/// Maximum time for which reads of new `TrackedField`s are gathered for one list.
+const GATHER_MAX: Duration = Duration::from_secs(10);
+
+/// Time after the last batch of new `TrackedField`s until the list begins.
+const GATHER_PAUSE: Duration = Duration::from_secs(1);
+
 /// Concurrent requests over all groups: a spec can name any number of resources that do not exist.
 const ALL_GROUPS: usize = 64;
 
@@ -81,6 +101,8 @@ pub enum RequestGroup {
     Discovery(String),
     /// Reads of a resource's objects.
     Reads(ResourceName),
+    /// Lists of a resource's objects, each of which reads all that need it.
+    List(ResourceName),
     /// Reads of one object whose metadata alone is watched.
     Object(TargetKey),
     /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
@@ -109,7 +131,7 @@ impl RequestGroup {
         match self {
             Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
             // A single read returns the newest state.
-            Self::Object(_) | Self::Background(_) => 1,
+            Self::Object(_) | Self::Background(_) | Self::List(_) => 1,
         }
     }
 }
@@ -142,6 +164,8 @@ struct ReadsState {
     /// Semaphores that allow one read at a time for each resource with an expensive lookup: waiting reads hold the text
     /// of their object, and an apiserver that hangs mostly hangs for one resource.
     background: HashMap<ResourceName, Arc<Semaphore>>,
+    /// Resources whose reads are gathered.
+    gathering: HashMap<ResourceName, Gathering>,
     /// Number of the last ticket.
     last: u64,
 }
@@ -150,6 +174,12 @@ struct Ticket {
     number: u64,
     identity: FollowIdentity,
     answer: Option<Answered>,
+}
+
+/// Gathering of reads for one list.
+struct Gathering {
+    latest: Instant,
+    until: Instant,
 }
 
 #[derive(Default)]
@@ -268,6 +298,42 @@ impl Reads {
         state.failures.remove(key);
     }
 
+    /// Gathers the reads of many new `TrackedField`s of a resource, whose creation takes longer than their reads.
+    pub fn gather(&self, resource: &ResourceName) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let before = state.gathering.get(resource);
+        let latest = before.filter(|it| it.until > now).map(|it| it.latest);
+        let latest = latest.unwrap_or(now + GATHER_MAX);
+        let until = latest.min(now + GATHER_PAUSE);
+        let gathering = Gathering { latest, until };
+        state.gathering.insert(resource.clone(), gathering);
+    }
+
+    /// Returns whether reads of new `TrackedField`s of a resource are gathered.
+    pub fn gathers(&self, resource: &ResourceName) -> bool {
+        let state = self.state();
+        let gathering = state.gathering.get(resource);
+        gathering.is_some_and(|gathering| gathering.until > Instant::now())
+    }
+
+    /// Waits until no more reads of a resource are gathered.
+    pub(super) async fn gathered(&self, resource: &ResourceName) {
+        loop {
+            let until = {
+                let mut state = self.state();
+                match state.gathering.get(resource) {
+                    Some(gathering) if gathering.until > Instant::now() => gathering.until,
+                    _ => {
+                        state.gathering.remove(resource);
+                        return;
+                    }
+                }
+            };
+            sleep_until(until).await;
+        }
+    }
+
     /// Returns the next `TrackedField` of a group whose answer is still awaited.
     pub(super) fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
         let mut state = self.state();
@@ -288,6 +354,39 @@ impl Reads {
             groups.remove(group);
         }
         None
+    }
+
+    /// Returns all `TrackedField`s of a group whose answers are still awaited; none ends the group's task.
+    pub(super) fn all(&self, group: &RequestGroup) -> Vec<(u64, Arc<TrackedField>)> {
+        let mut all = Vec::new();
+        let first = self.next(group);
+        all.extend(first);
+        if all.is_empty() {
+            return all;
+        }
+        let mut state = self.state();
+        let waiting = state
+            .groups
+            .get_mut(group)
+            .map(|queue| std::mem::take(&mut queue.waiting));
+        let is_awaited = |(number, object): &(u64, Arc<TrackedField>)| {
+            let ticket = state.tickets.get(&ObjectKey::of(object.as_ref()));
+            ticket.is_some_and(|ticket| ticket.number == *number)
+        };
+        all.extend(waiting.into_iter().flatten().filter(is_awaited));
+        all
+    }
+
+    /// Drops a request without an answer: the next reconcile decides again.
+    pub(super) fn unanswered(&self, key: &ObjectKey, number: u64) {
+        let mut state = self.state();
+        if state
+            .tickets
+            .get(key)
+            .is_some_and(|ticket| ticket.number == number)
+        {
+            state.tickets.remove(key);
+        }
     }
 
     /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.

@@ -1,15 +1,17 @@
 //! Resolves targets to resources of the API.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
-use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
+use kube::{Client, ResourceExt as _};
 use qm_api::tracked_field::{
     BUILT_IN_KINDS, GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
+use qm_core::shared;
+use qm_runtime::raw_object::RawObject;
 use qm_runtime::watch::ResourceName;
 
 /// Key of an object of any resource.
@@ -17,14 +19,30 @@ use qm_runtime::watch::ResourceName;
 pub struct TargetKey {
     pub resource: ResourceName,
     /// The object's namespace; empty for a cluster-scoped one.
-    pub namespace: String,
-    pub name: String,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl TargetKey {
+    pub fn new(resource: &ResourceName, namespace: &str, name: &str) -> Self {
+        Self {
+            resource: resource.clone(),
+            namespace: shared::text(namespace),
+            name: shared::text(name),
+        }
+    }
+
+    /// Returns the key of an object of `resource`.
+    pub fn of(resource: &ResourceName, object: &RawObject) -> Self {
+        let (namespace, name) = (object.namespace(), object.name_any());
+        Self::new(resource, &namespace.unwrap_or_default(), &name)
+    }
 }
 
 /// Returns whether objects of the resource are watched by metadata and read when they change: a cluster has many
 /// `ConfigMap`s of up to 1 MiB, and few of them are targets.
 pub(super) fn is_watched_by_metadata(resource: &ResourceName) -> bool {
-    resource.api_version == "v1" && resource.plural == "configmaps"
+    &*resource.api_version == "v1" && &*resource.plural == "configmaps"
 }
 
 /// A resource that can be watched.

@@ -10,11 +10,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem::discriminant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kube::ResourceExt;
 use qm_api::TrackedField;
+use qm_core::shared::Shared;
 use qm_notify::history::{NewestState, Observations};
 use qm_runtime::ObjectKey;
 use qm_runtime::background::{Background, Permit};
@@ -40,13 +41,16 @@ pub struct Tracker {
     /// Decodes large objects and does expensive lookups.
     pub(super) background: Background,
     queued: Notify,
+    /// The fields in use: all `TrackedField`s of a set follow the same few.
+    selectors: Shared<Selectors>,
 }
 
 #[derive(Default)]
 struct TrackerState {
     /// Number of the first relist whose objects count, once this replica leads.
     leads_since: Option<u64>,
-    followers: HashMap<ObjectKey, Follower>,
+    /// Boxed: a large table is at most half full after it has grown.
+    followers: HashMap<ObjectKey, Box<Follower>>,
     targets: HashMap<TargetKey, Vec<ObjectKey>>,
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
@@ -54,6 +58,28 @@ struct TrackerState {
     queue: WatchEventQueue,
     /// Number of the last epoch of any watch.
     epochs: u64,
+    /// Number of the last follower.
+    last_follower: u64,
+}
+
+/// The followers that a read is for, as they were before the read began.
+pub struct ReadTickets(HashMap<ObjectKey, ReadTicket>);
+
+impl ReadTickets {
+    /// Returns the number of followers.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the keys of the followers.
+    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.0.keys()
+    }
+
+    fn of(&self, key: &ObjectKey, follower: &Follower) -> Option<ReadTicket> {
+        let ticket = self.0.get(key);
+        ticket.filter(|ticket| follower.has_taken(ticket)).copied()
+    }
 }
 
 /// Progress of a watch.
@@ -82,6 +108,7 @@ impl Tracker {
             trigger,
             background: Background::default(),
             queued: Notify::new(),
+            selectors: Shared::default(),
         }
     }
 
@@ -100,7 +127,8 @@ impl Tracker {
     pub fn lead(&self, relist: u64) {
         let mut state = self.state();
         state.leads_since = Some(relist);
-        state.followers.values_mut().for_each(Follower::await_list);
+        let followers = state.followers.values_mut();
+        followers.for_each(|follower| follower.await_list());
     }
 
     /// Returns whether this replica leads.
@@ -121,6 +149,7 @@ impl Tracker {
         selectors: &Selectors,
         watched_namespace: Option<String>,
     ) -> bool {
+        let selectors_in_use = &self.selectors;
         let mut state = self.state();
         let before = state.followers.get_mut(key);
         if let Some(before) = before.filter(|it| {
@@ -128,8 +157,8 @@ impl Tracker {
                 && it.target == *target
                 && it.selectors.field == selectors.field
         }) {
-            if before.selectors != *selectors {
-                before.selectors = selectors.clone();
+            if *before.selectors != *selectors {
+                before.selectors = selectors_in_use.of(Arc::new(selectors.clone()));
             }
             return false;
         }
@@ -144,10 +173,12 @@ impl Tracker {
         } else {
             Certainty::AwaitingList(Instant::now())
         };
+        state.last_follower += 1;
         let mut follower = Follower::new(
+            state.last_follower,
             identity.clone(),
             target.clone(),
-            selectors.clone(),
+            selectors_in_use.of(Arc::new(selectors.clone())),
             certainty,
         );
         let was_followed = replaced.is_some();
@@ -156,12 +187,11 @@ impl Tracker {
         if let Some(before) = replaced.filter(|before| before.identity.uid == identity.uid) {
             follower.buffer = before.buffer;
         }
-        state.followers.insert(key.clone(), follower);
-        state
-            .targets
-            .entry(target.clone())
-            .or_default()
-            .push(key.clone());
+        state.followers.insert(key.clone(), Box::new(follower));
+        let followers = state.targets.entry(target.clone());
+        // Most targets have one.
+        let followers = followers.or_insert_with(|| Vec::with_capacity(1));
+        followers.push(key.clone());
         was_followed
     }
 
@@ -194,42 +224,91 @@ impl Tracker {
             .unwrap_or_default()
     }
 
-    /// Returns a ticket for a read of the target, if one is needed: the watch may have shown the state before the field
+    /// Returns the ticket for a read of the target, if one is needed: the watch may have shown the state before the field
     /// was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions above
     /// all).
-    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTicket> {
+    pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTickets> {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
         follower
             .has_to_be_read(trusted)
-            .then(|| follower.read_ticket())
+            .then(|| ReadTickets([(key.clone(), follower.read_ticket())].into()))
     }
 
-    /// Accepts the state of `target` from a read, `None` if the object does not exist.
+    /// Returns the tickets for reads of the targets of `resource` that need one, `most` at most. An object whose lookups
+    /// are too expensive for a thread with other work is read alone.
+    pub fn unread_of(
+        &self,
+        resource: &ResourceName,
+        trusted: Duration,
+        most: usize,
+    ) -> ReadTickets {
+        let state = self.state();
+        let followers = state.leads_since.map(|_| state.followers.iter());
+        let unread = followers.into_iter().flatten().filter(|(_, follower)| {
+            follower.target.resource == *resource
+                && !follower.is_deferred
+                && follower.has_to_be_read(trusted)
+        });
+        let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
+        ReadTickets(tickets.take(most).collect())
+    }
+
+    /// Accepts the state of `target` from a read, `None` if the object does not exist. `tickets` were taken before the
+    /// read began.
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
     /// read. Expensive lookups are deferred until [`Tracker::read_in_background`].
-    pub fn read(
-        &self,
-        key: &ObjectKey,
-        identity: &FollowIdentity,
-        target: &TargetKey,
-        ticket: ReadTicket,
-        object: Option<RawObject>,
-    ) {
+    pub fn read(&self, target: &TargetKey, tickets: &ReadTickets, object: Option<RawObject>) {
         let Some(object) = object else {
-            if let Some(follower) = self
-                .state()
-                .follower(key, identity)
-                .filter(|follower| follower.target == *target)
+            self.state().each_of(target, |of, follower| {
+                if let Some(ticket) = tickets.of(of, follower) {
+                    follower.read(ticket, Instant::now(), None);
+                }
+            });
+            return;
+        };
+        let lookups = self.lookups_of_read(tickets, target, &object);
+        let looked_up = lookups.run(&object, LookupMode::Inline);
+        self.apply_read(tickets, target, &object, &looked_up);
+    }
+
+    /// Accepts an object of a list that began after `tickets` were taken, and removes the tickets for it. An object that
+    /// is large, or whose lookups panic, is to be read alone.
+    pub fn read_listed(
+        &self,
+        resource: &ResourceName,
+        tickets: &mut ReadTickets,
+        object: RawObject,
+    ) {
+        let target = TargetKey::of(resource, &object);
+        let keys = self.state().targets.get(&target).cloned();
+        let Some(keys) = keys else {
+            return;
+        };
+        let is_read = object.text_len() <= MAX_INLINE_BYTES && {
+            let read = || self.read(&target, tickets, Some(object));
+            catch_unwind(AssertUnwindSafe(read)).is_ok()
+        };
+        if !is_read {
+            let mut state = self.state();
+            state.each_of(&target, |_, follower| follower.is_deferred = true);
+        }
+        for key in keys {
+            tickets.0.remove(&key);
+        }
+    }
+
+    /// Accepts that the list showed no object for these tickets.
+    pub fn read_unlisted(&self, tickets: &ReadTickets) {
+        let mut state = self.state();
+        for key in tickets.0.keys() {
+            if let Some(follower) = state.followers.get_mut(key)
+                && let Some(ticket) = tickets.of(key, follower)
             {
                 follower.read(ticket, Instant::now(), None);
             }
-            return;
-        };
-        let lookups = self.lookups_of_read((key, identity), target, &object);
-        let looked_up = lookups.run(&object, LookupMode::Inline);
-        self.apply_read((key, identity), target, ticket, &object, &looked_up);
+        }
     }
 
     /// Accepts the object from a read as [`Tracker::read`] does, and defers no lookup.
@@ -238,34 +317,33 @@ impl Tracker {
     /// See [`Permit::run`].
     pub async fn read_in_background(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
         target: &TargetKey,
-        ticket: ReadTicket,
+        tickets: &ReadTickets,
         object: RawObject,
         permit: Permit,
     ) -> io::Result<()> {
-        let lookups = self.lookups_of_read((key, identity), target, &object);
+        let lookups = self.lookups_of_read(tickets, target, &object);
         let job = move || {
             let looked_up = lookups.run(&object, LookupMode::Background);
             (object, looked_up)
         };
         let (object, looked_up) = permit.run(job).await?;
-        self.apply_read((key, identity), target, ticket, &object, &looked_up);
+        self.apply_read(tickets, target, &object, &looked_up);
         Ok(())
     }
 
-    /// Returns the lookups in an object that a read for `key` returned: for `key`, and for others that wait for the
-    /// object.
+    /// Returns the lookups in an object that a read for `tickets` returned: for their followers, and for others that wait
+    /// for the object.
     fn lookups_of_read(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
+        tickets: &ReadTickets,
         target: &TargetKey,
         object: &RawObject,
     ) -> Lookups {
         let mut lookups = Lookups::default();
         self.state().each_of(target, |of, follower| {
-            let is_requested = of == key && follower.identity == *identity;
-            let is_requested = is_requested || follower.is_satisfied_by(object);
+            let is_requested =
+                tickets.of(of, follower).is_some() || follower.is_satisfied_by(object);
             lookups.add(&follower.selectors, follower.known_value(), is_requested);
         });
         lookups
@@ -273,14 +351,13 @@ impl Tracker {
 
     fn apply_read(
         &self,
-        (key, identity): (&ObjectKey, &FollowIdentity),
+        tickets: &ReadTickets,
         target: &TargetKey,
-        ticket: ReadTicket,
         object: &RawObject,
         looked_up: &LookupResults,
     ) {
         self.state().each_of(target, |of, follower| {
-            let ticket = if of == key && follower.identity == *identity {
+            let ticket = if let Some(ticket) = tickets.of(of, follower) {
                 ticket
             } else if follower.is_satisfied_by(object) {
                 self.trigger.wake(of);
@@ -337,16 +414,12 @@ impl Tracker {
         self.state()
             .followers
             .get(key)
-            .is_some_and(Follower::is_outdated)
+            .is_some_and(|follower| follower.is_outdated())
     }
 
     /// Applies a metadata event to every follower of the object, and wakes those that need a read.
     fn observe_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
-        let target = TargetKey {
-            resource: resource.clone(),
-            namespace: metadata.namespace().unwrap_or_default(),
-            name: metadata.name_any(),
-        };
+        let target = TargetKey::of(resource, metadata);
         let mut state = self.state();
         if !state.counts(&target) {
             return;
@@ -405,6 +478,13 @@ impl Tracker {
         is_observed || state.queue.holds(&target)
     }
 
+    /// Returns whether an observed change of the target of `key` is not recorded yet.
+    pub fn is_unrecorded(&self, key: &ObjectKey) -> bool {
+        let state = self.state();
+        let follower = state.followers.get(key);
+        follower.is_some_and(|follower| !follower.buffer.is_empty())
+    }
+
     /// Returns whether the target of `key` exists, `None` if unknown.
     pub fn exists(&self, key: &ObjectKey) -> Option<bool> {
         let state = self.state();
@@ -433,11 +513,7 @@ impl Tracker {
     /// deferred until a read. Events of large objects, and later events of the same objects, wait for
     /// [`Tracker::inspect_queue`].
     fn apply(&self, resource: &ResourceName, object: RawObject, exists: bool) {
-        let target = TargetKey {
-            resource: resource.clone(),
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-        };
+        let target = TargetKey::of(resource, &object);
         let mut state = self.state();
         // Most objects are not targets.
         if !state.counts(&target) || !state.targets.contains_key(&target) {
@@ -574,7 +650,7 @@ impl Tracker {
 
 /// Returns whether a watch of this namespace shows `target`; `None` is all namespaces.
 fn is_watched_in(target: &TargetKey, watched_namespace: Option<&str>) -> bool {
-    watched_namespace.is_none_or(|namespace| target.namespace == namespace)
+    watched_namespace.is_none_or(|namespace| *target.namespace == *namespace)
 }
 
 impl TrackerState {
@@ -622,12 +698,11 @@ impl TrackerState {
 
     /// Returns the follower of `key`, if it follows `identity`.
     fn follower(&mut self, key: &ObjectKey, identity: &FollowIdentity) -> Option<&mut Follower> {
-        self.followers
-            .get_mut(key)
-            .filter(|follower| follower.identity == *identity)
+        let follower = self.followers.get_mut(key).map(AsMut::as_mut);
+        follower.filter(|follower: &&mut Follower| follower.identity == *identity)
     }
 
-    fn forget(&mut self, key: &ObjectKey) -> Option<Follower> {
+    fn forget(&mut self, key: &ObjectKey) -> Option<Box<Follower>> {
         let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use kube::runtime::reflector::{ObjectRef, Store};
 use qm_api::tracked_field::Entry;
-use qm_api::{ContactPoint, TrackedField};
+use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::conditions;
 use qm_notify::history;
 use qm_notify::message::{self, TextLimit};
@@ -14,6 +13,7 @@ use qm_notify::when::When;
 use qm_notify::{OutgoingEntry, Transport};
 use qm_runtime::ObjectKey;
 use qm_runtime::manager::Phase;
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
@@ -192,6 +192,23 @@ impl WaitingReason {
             | Self::Suspended
             | Self::WriteRejected(_) => false,
         }
+    }
+
+    /// Returns the end of the message of a `TrackedField` that `set` owns: where to correct a field that the set writes.
+    pub fn advice_of(&self, set: Option<&TrackedFieldSet>) -> String {
+        let Some(set) = set else {
+            return String::new();
+        };
+        let template = &set.spec.template;
+        let field = match self {
+            Self::WhenInvalid(_) if template.when.is_some() => "when",
+            Self::TemplateInvalid(_) if template.template.is_some() => "template",
+            _ => return String::new(),
+        };
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        format!(
+            "; correct spec.template.{field} of TrackedFieldSet {name:?}, which writes this field"
+        )
     }
 
     /// Returns whether the Event is a Warning: something is wrong, or a user has to act.
@@ -411,7 +428,7 @@ fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
 
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {
-    pub points: Store<ContactPoint>,
+    pub points: Objects<ContactPoint>,
     /// Phase of the cache of contact points, which may not be served.
     pub phase: Phase,
     pub outbox: Arc<Outbox<T>>,
@@ -420,7 +437,7 @@ pub struct Receivers<T> {
 impl<T: Transport> Receivers<T> {
     /// Returns the contact point of this name.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ContactPoint>> {
-        self.points.get(&ObjectRef::new(name).within(namespace))
+        self.points.get(&ObjectKey::new(namespace, name))
     }
 
     /// Returns why messages cannot be sent to a contact point now. A receiver that rejects messages counts if one `is_pending`.
@@ -431,7 +448,7 @@ impl<T: Transport> Receivers<T> {
                 let because = format!("this operator does not serve contact points: {why}");
                 return Some(WaitingReason::ContactPointNotReady { name, because });
             }
-            let points = self.points.state();
+            let points = self.points.all();
             let names: Vec<String> = points
                 .iter()
                 .filter(|point| point.namespace().as_deref() == Some(namespace))

@@ -1,6 +1,7 @@
 //! The children of a `TrackedFieldSet`: their names, their specs, and when one may be deleted. Pure.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
@@ -128,7 +129,7 @@ pub fn spec(
     TrackedFieldSpec {
         target: spec.target.reference(&target.namespace, &target.name),
         field: field.to_owned(),
-        notification,
+        notification: Arc::new(notification),
         initial: Some(initial.as_str().to_owned()),
         oversized: None,
     }

@@ -8,18 +8,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
-use kube::core::{ObjectMeta, PartialObjectMeta};
-use qm_api::common::{ADOPT_BY, NAMES};
+use kube::core::ObjectMeta;
 use qm_api::{TrackedField, TrackedFieldSet};
-use qm_runtime::ownership::owner_of;
+use qm_runtime::manager::NamespaceMeta;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, version};
 
-use super::child::{self, Identity};
+use super::child::Identity;
+use super::precedence::Tracking;
 use super::selection::{Places, Selection};
 
 /// Index of the resources that sets select.
@@ -40,7 +39,7 @@ struct IndexState {
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     fields: HashMap<ObjectKey, Tracking>,
     /// The keys of `fields` by identity.
-    identities: HashMap<Identity, Vec<ObjectKey>>,
+    identities: BTreeSet<(Identity, ObjectKey)>,
 }
 
 /// Selection of a set and the resources that match.
@@ -50,6 +49,7 @@ struct Selected {
     digest: String,
     targets: BTreeMap<ObjectKey, Target>,
     unlisted: Unlisted,
+    changes: Changes,
     /// Resources that the watch has shown since the reconcile began to list.
     seen_since_list: Option<HashSet<ObjectKey>>,
 }
@@ -61,6 +61,15 @@ pub struct Unlisted {
     pub all: bool,
     /// Namespaces that begin to match.
     pub namespaces: BTreeSet<String>,
+}
+
+/// What has changed since the last reconcile of a set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// True if anything may have changed.
+    pub all: bool,
+    /// Resources that were selected or deleted, or whose `TrackedField`s were created, changed or deleted.
+    pub targets: BTreeSet<ObjectKey>,
 }
 
 /// A selected resource.
@@ -80,22 +89,15 @@ struct Watch {
     problem: Option<WatchProblem>,
 }
 
-/// A `TrackedField`, as far as sets need it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracking {
-    identity: Identity,
-    pub contact_point: String,
-    /// Owner that the annotation names: caches keep no owner references.
-    pub owner: Option<ObjectKey>,
-    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
-    pub adopt_by: Option<String>,
-}
-
 impl SetIndex {
     /// Creates an empty index. `trigger` wakes the sets that a change concerns.
-    pub fn new(scope: WatchScope, trigger: Trigger<TrackedFieldSet>) -> Self {
+    pub fn new(
+        scope: WatchScope,
+        namespaces_sync: SyncState,
+        trigger: Trigger<TrackedFieldSet>,
+    ) -> Self {
         Self {
-            namespaces_sync: (scope == WatchScope::Cluster).then(SyncState::default),
+            namespaces_sync: (scope == WatchScope::Cluster).then_some(namespaces_sync),
             scope,
             state: Mutex::default(),
             trigger,
@@ -146,6 +148,10 @@ impl SetIndex {
             digest: digest.to_owned(),
             targets: BTreeMap::new(),
             unlisted,
+            changes: Changes {
+                all: true,
+                ..Changes::default()
+            },
             seen_since_list: None,
         };
         state.sets.insert(set.clone(), selected);
@@ -249,6 +255,7 @@ impl SetIndex {
                 });
             }
         }
+        selected.changes.all = true;
         selected.unlisted.all &= !unlisted.all;
         for namespace in &unlisted.namespaces {
             selected.unlisted.namespaces.remove(namespace);
@@ -256,10 +263,32 @@ impl SetIndex {
     }
 
     /// Returns the selected resources, in order.
-    pub fn targets(&self, set: &ObjectKey) -> BTreeMap<ObjectKey, Target> {
+    pub fn targets(&self, set: &ObjectKey) -> Vec<(ObjectKey, Target)> {
         let state = self.state();
-        let selected = state.sets.get(set);
-        selected.map(|it| it.targets.clone()).unwrap_or_default()
+        let targets = state.sets.get(set).into_iter().flat_map(|it| &it.targets);
+        targets
+            .map(|(key, target)| (key.clone(), target.clone()))
+            .collect()
+    }
+
+    /// Returns a selected resource.
+    pub fn target(&self, set: &ObjectKey, key: &ObjectKey) -> Option<Target> {
+        self.state().sets.get(set)?.targets.get(key).cloned()
+    }
+
+    /// Returns the number of selected resources.
+    pub fn target_count(&self, set: &ObjectKey) -> usize {
+        let state = self.state();
+        state.sets.get(set).map_or(0, |it| it.targets.len())
+    }
+
+    /// Returns what has changed since the last call.
+    pub fn take_changes(&self, set: &ObjectKey) -> Changes {
+        let mut state = self.state();
+        let selected = state.sets.get_mut(set);
+        selected
+            .map(|it| std::mem::take(&mut it.changes))
+            .unwrap_or_default()
     }
 
     /// Records that the set has children for these fields of targets.
@@ -293,30 +322,33 @@ impl SetIndex {
     /// Returns the `TrackedField`s with this identity.
     pub fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
         let state = self.state();
-        let keys = state.identities.get(&identity).into_iter().flatten();
-        keys.filter_map(|key| Some((key.clone(), state.fields.get(key)?.clone())))
+        let keys = state.identities.range((identity, first_key())..);
+        keys.take_while(|(of, _)| *of == identity)
+            .filter_map(|(_, key)| Some((key.clone(), state.fields.get(key)?.clone())))
             .collect()
+    }
+
+    /// Returns whether there is a `TrackedField` of this key.
+    pub fn has_field(&self, key: &ObjectKey) -> bool {
+        self.state().fields.contains_key(key)
+    }
+
+    /// Returns the owner of a `TrackedField`.
+    pub fn owner(&self, key: &ObjectKey) -> Option<ObjectKey> {
+        self.state().fields.get(key)?.owner.clone()
     }
 
     /// Records a `TrackedField`, and wakes the sets of its namespace if it tracks something else now.
     pub fn field_changed(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
-        let tracking = Tracking {
-            identity: child::identity(field),
-            contact_point: field.spec.notification.contact_point.clone(),
-            adopt_by: field.annotations().get(ADOPT_BY).cloned(),
-            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
-        };
+        let tracking = Tracking::of(field);
         let mut state = self.state();
         if state.fields.get(&key) == Some(&tracking) {
             return;
         }
         state.forget_field(&key);
-        state
-            .identities
-            .entry(tracking.identity)
-            .or_default()
-            .push(key.clone());
+        state.target_changed(&key.namespace, &tracking.target);
+        state.identities.insert((tracking.identity, key.clone()));
         let owner = tracking.owner.clone();
         state.fields.insert(key.clone(), tracking);
         // The owner knows.
@@ -373,10 +405,12 @@ impl SetIndex {
                     had_children: same.map(|it| it.had_children.clone()).unwrap_or_default(),
                 };
                 if known.is_none_or(|known| known.created != created) {
+                    selected.changes.targets.insert(key.clone());
                     changed.push(set.clone());
                 }
                 selected.targets.insert(key.clone(), target);
             } else if selected.targets.remove(&key).is_some() {
+                selected.changes.targets.insert(key.clone());
                 changed.push(set.clone());
             }
         }
@@ -399,6 +433,7 @@ impl SetIndex {
             let known = selected.targets.get(key);
             if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
                 selected.targets.remove(key);
+                selected.changes.targets.insert(key.clone());
                 changed.push(set.clone());
             }
         }
@@ -423,6 +458,7 @@ impl SetIndex {
                 continue;
             }
             sets.push(set.clone());
+            selected.changes.all |= matches!(phase, WatchPhase::Listed | WatchPhase::Stopped(_));
             // A list wins even with lower versions, which a restored etcd has.
             if let WatchPhase::Listing { .. } = phase {
                 let targets = selected.targets.iter_mut();
@@ -458,6 +494,7 @@ impl SetIndex {
                 (true, false) if labels.is_none() => {}
                 (true, false) => {
                     selected.unlisted.namespaces.remove(name);
+                    selected.changes.all = true;
                     selected.targets.retain(|key, _| *key.namespace != *name);
                 }
                 // A named namespace begins or ceases to exist.
@@ -501,18 +538,30 @@ impl IndexState {
             .filter(move |set| *set.namespace == *namespace)
     }
 
+    /// Records for the sets of a namespace that a `TrackedField` of a resource has changed.
+    fn target_changed(&mut self, namespace: &str, target: &ObjectKey) {
+        let sets = self.sets.iter_mut();
+        for (_, selected) in sets.filter(|(set, _)| *set.namespace == *namespace) {
+            selected.changes.targets.insert(target.clone());
+        }
+    }
+
     fn forget_field(&mut self, key: &ObjectKey) -> bool {
-        let Some(Tracking { identity, .. }) = self.fields.remove(key) else {
+        let Some(tracking) = self.fields.remove(key) else {
             return false;
         };
-        if let Some(keys) = self.identities.get_mut(&identity) {
-            keys.retain(|other| other != key);
-            if keys.is_empty() {
-                self.identities.remove(&identity);
-            }
-        }
+        let Tracking {
+            identity, target, ..
+        } = tracking;
+        self.target_changed(&key.namespace, &target);
+        self.identities.remove(&(identity, key.clone()));
         true
     }
+}
+
+/// Returns the key before all others.
+fn first_key() -> ObjectKey {
+    ObjectKey::new("", "")
 }
 
 /// An object that a watch shows, as far as sets need it.
@@ -577,14 +626,13 @@ impl watch::Index<RawObject> for SelectedIndex {
     }
 }
 
-impl watch::Index<PartialObjectMeta<Namespace>> for SetIndex {
-    fn apply(&self, namespace: PartialObjectMeta<Namespace>) -> bool {
-        let name = namespace.name_any();
-        self.set_namespace(&name, Some(&namespace.metadata.labels.unwrap_or_default()));
+impl watch::Observer<NamespaceMeta> for SetIndex {
+    fn apply(&self, namespace: &NamespaceMeta) -> bool {
+        self.set_namespace(&namespace.name_any(), Some(namespace.labels()));
         true
     }
 
-    fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Namespace>>) {
+    fn delete(&self, key: &ObjectKey, _last: Option<&NamespaceMeta>) {
         self.set_namespace(&key.name, None);
     }
 
@@ -592,6 +640,23 @@ impl watch::Index<PartialObjectMeta<Namespace>> for SetIndex {
         let state = self.state();
         let names = state.namespaces.keys();
         names.map(|name| ObjectKey::new("", name)).collect()
+    }
+}
+
+impl watch::Observer<TrackedField> for SetIndex {
+    fn apply(&self, field: &TrackedField) -> bool {
+        self.field_changed(field);
+        true
+    }
+
+    fn delete(&self, key: &ObjectKey, _last: Option<&TrackedField>) {
+        self.field_deleted(key);
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let keys = state.fields.keys();
+        keys.filter(|key| key.is_in(namespace)).cloned().collect()
     }
 }
 
@@ -623,7 +688,11 @@ mod tests {
 
     impl Fixture {
         fn new(target: Value) -> Self {
-            let sets = Arc::new(SetIndex::new(WatchScope::Cluster, Trigger::default()));
+            let sets = Arc::new(SetIndex::new(
+                WatchScope::Cluster,
+                SyncState::default(),
+                Trigger::default(),
+            ));
             let then: NewIndex = Box::new(|_| Arc::new(Nothing));
             let watched = sets.new_index(then)(deployments());
             let fixture = Self { sets, watched };
@@ -642,8 +711,8 @@ mod tests {
         }
 
         fn names(&self) -> Vec<String> {
-            let targets = self.sets.targets(&set());
-            targets.keys().map(ToString::to_string).collect()
+            let targets = self.sets.targets(&set()).into_iter();
+            targets.map(|(key, _)| key.to_string()).collect()
         }
     }
 
@@ -724,6 +793,42 @@ mod tests {
     }
 
     #[test]
+    fn reconcile_gets_what_has_changed_since_the_last_one() {
+        let fixture = Fixture::new(json!({ "kind": "Deployment" }));
+        let changes = || fixture.sets.take_changes(&set());
+        let of = |name: &str| Changes {
+            all: false,
+            targets: [ObjectKey::new("ops", name)].into(),
+        };
+        let all = Changes {
+            all: true,
+            ..Changes::default()
+        };
+        assert_eq!(changes(), all, "the selection is new");
+        fixture.show("ops/web", 1, &json!({}));
+        assert_eq!(changes(), of("web"));
+        fixture.show("ops/web", 2, &json!({}));
+        assert_eq!(changes(), Changes::default(), "the set knows it");
+        let target = json!({ "kind": "Deployment", "namespace": "ops", "name": "api" });
+        let spec = json!({ "target": target, "field": "replicas", "contactPoint": "hook" });
+        let field = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+            "metadata": { "namespace": "ops", "name": "mine" }, "spec": spec,
+        });
+        let field: TrackedField = serde_json::from_value(field).unwrap();
+        fixture.sets.field_changed(&field);
+        assert_eq!(changes(), of("api"));
+        fixture.sets.field_changed(&field);
+        assert_eq!(changes(), Changes::default());
+        fixture.sets.field_deleted(&ObjectKey::of(&field));
+        assert_eq!(changes(), of("api"));
+        fixture.watched.delete(&ObjectKey::new("ops", "web"), None);
+        assert_eq!(changes(), of("web"));
+        fixture.watched.phase(None, &WatchPhase::Listed);
+        assert_eq!(changes(), all);
+    }
+
+    #[test]
     fn namespace_that_begins_to_match_is_listed_and_its_resources_are_late() {
         let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
         let fixture = Fixture::new(target);
@@ -740,7 +845,8 @@ mod tests {
         let listed = vec![Target::of(&metadata("shop/a", 1, &json!({})))];
         fixture.sets.listed(&set(), &unlisted, listed);
         fixture.show("shop/b", 2, &json!({}));
-        let late: Vec<_> = fixture.sets.targets(&set()).into_values().collect();
+        let late = fixture.sets.targets(&set()).into_iter();
+        let late: Vec<_> = late.map(|(_, target)| target).collect();
         assert_eq!(
             late.iter()
                 .map(|it| it.from_namespace_change)
@@ -796,7 +902,10 @@ mod tests {
             fixture.sets.field_changed(field);
         }
         let found = || {
-            let found = fixture.sets.tracking(child::identity(&mine)).into_iter();
+            let found = fixture
+                .sets
+                .tracking(super::super::child::identity(&mine))
+                .into_iter();
             found
                 .map(|(key, it)| {
                     (

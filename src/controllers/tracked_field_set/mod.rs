@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,8 +13,8 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::core::{DynamicObject, PartialObjectMeta};
-use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
+use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
 use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
@@ -35,6 +34,7 @@ use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED,
     Result, WRITE_FAILED, WRITE_REJECTED,
 };
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
@@ -43,12 +43,13 @@ use qm_runtime::{ObjectKey, WatchScope, short_digest};
 use self::child::{ChildSummary, Departure, DepartureReason, Identity, Initial};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
+use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{Places, Selection, SelectionError};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
-use super::tracked_field::reads::TrackError;
+use super::tracked_field::reads::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::target::Resolved;
 use super::tracked_field::waiting::{Receivers, WaitingReason};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
@@ -56,6 +57,7 @@ use crate::cli::NO_CROSS_NAMESPACE_REFS;
 pub mod child;
 pub mod index;
 pub mod metrics;
+pub mod precedence;
 pub mod selection;
 
 /// Name of the controller in logs and metrics.
@@ -145,21 +147,24 @@ pub struct TrackedFieldSets<T> {
     pub index: Arc<SetIndex>,
     pub children: Arc<Children<TrackedField, ChildSummary>>,
     /// All sets.
-    pub sets: Store<TrackedFieldSet>,
+    pub sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
-    pub fields: Store<TrackedField>,
+    pub fields: Objects<TrackedField>,
     pub targets: Arc<Targets>,
     pub receivers: Arc<Receivers<T>>,
     pub metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
     pub resync: Duration,
+    /// Minimum time between two writes of a set's status: its numbers change with every child.
+    pub status_interval: Duration,
     pub states: Mutex<HashMap<ObjectKey, SetState>>,
 }
 
 /// State of a set between two reconciles.
 #[derive(Default)]
 pub struct SetState {
-    checked: HashMap<ObjectKey, Checked>,
+    /// Desired children, as of the last reconcile; `None` if the next one has to compare everything.
+    plan: Option<Plan>,
     /// Children whose writes the apiserver rejects: they must not delay the others.
     rejected: BTreeMap<ObjectKey, RejectedWrite>,
     /// Children created and deleted since the last Event about them.
@@ -176,26 +181,41 @@ struct RejectedWrite {
     backoff: Backoff,
 }
 
-/// A child that matched its desired state.
-#[derive(Clone, Copy)]
-struct Checked {
-    template: u64,
-    fingerprint: u64,
-    at: Instant,
-}
-
 /// Children that the set owns.
 type OwnedChildren = HashMap<ObjectKey, KnownChild<ChildSummary>>;
 
-/// Desired children of a set.
-#[derive(Default)]
+/// Desired children of a set. A reconcile continues the plan of the one before with what has changed.
 struct Plan {
-    /// Desired children: the target, the field, and whether the child's first entry is sent.
-    desired: HashMap<ObjectKey, (ObjectKey, String, Initial)>,
-    /// Number of fields that other `TrackedField`s track.
-    covered: usize,
+    /// Generation and requests of the set that the plan is for.
+    basis: (Option<i64>, Option<String>),
+    /// Time of the last comparison of everything.
+    compared: Instant,
+    desired: HashMap<ObjectKey, Desired>,
+    /// Numbers of fields that other `TrackedField`s track, by target.
+    covered: HashMap<ObjectKey, usize>,
     /// Number of resources without a place.
     left_out: usize,
+}
+
+/// A desired child.
+struct Desired {
+    target: ObjectKey,
+    /// Index in `spec.fields`.
+    field: usize,
+    initial: Initial,
+    /// True for one child of each target: the number of these is the number of occupied places.
+    is_first: bool,
+    /// Fingerprint of the child that matched; `None` if the child has to be compared.
+    checked: Option<u64>,
+}
+
+/// A target, with its children and its demand for a place.
+struct Planned {
+    target: ObjectKey,
+    known: Target,
+    children: Vec<(ObjectKey, usize, Identity)>,
+    covered: usize,
+    demand: Demand,
 }
 
 /// Children that the set no longer needs.
@@ -305,36 +325,43 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         }
         if !self.index.is_listed(&cx.key) {
             let message = format!("the operator lists {}", resource.plural);
-            return Ok(Outcome::in_progress(PROGRESSING, message));
+            return Ok(Outcome::unknown(PROGRESSING, message));
         }
         self.list(&cx.key, &selection, &resolved).await?;
         self.children.synced().await;
 
-        let targets = self.index.targets(&cx.key);
-        let owned = self.children.owned(cx);
-        let plan = self.plan(cx, &resource, &targets, &owned);
-        let departures = self
-            .departures(cx, &resolved, &targets, &owned, &plan)
-            .await;
+        // A reconcile that ends early leaves no plan, so that the next one compares everything.
+        let mut plan = self.plan(cx, &resource);
+        let odd = self.children.owned_where(cx, |key, child| {
+            let desired = plan.desired.get(key);
+            child.terminating || desired.and_then(|it| it.checked) != Some(child.fingerprint)
+        });
+        let departures = self.departures(cx, &resolved, &odd, &plan).await;
         let leaving = departures.due.len() + departures.waiting;
         let check_after = departures.check_after;
-        let written = self.write(cx, &owned, &plan, departures).await;
+        let written = self
+            .write(cx, &resource, &odd, &mut plan, departures)
+            .await?;
+        let covered = plan.covered.values().sum();
         let counts = ChildCounts {
             current: plan.desired.len(),
             leaving: leaving.saturating_sub(written.deleted),
-            covered: plan.covered,
+            covered,
             left_out: plan.left_out * set.spec.fields.len(),
         };
         self.metrics.set(&cx.key, counts);
+        let targets = self.index.target_count(&cx.key);
+        let children = self.children.owned_count(cx);
         let status = &mut cx.status;
         let count = |number: usize| i64::try_from(number).ok();
-        status.targets = count(targets.len());
-        status.children = count((owned.len() + written.created).saturating_sub(written.deleted));
-        status.covered = count(plan.covered);
+        status.targets = count(targets);
+        status.children = count(children);
+        status.covered = count(covered);
         status.leaving = count(counts.leaving);
         status.left_out = count(plan.left_out);
         let report_after = self.report(cx, &written);
-        let (outcome, retry_after) = self.outcome(cx, &targets, &plan, &written);
+        let (outcome, retry_after) = self.outcome(cx, targets, &plan, &written);
+        self.states().entry(cx.key.clone()).or_default().plan = Some(plan);
         let requeue = if written.remaining > 0 {
             Requeue::After(Duration::ZERO)
         } else {
@@ -355,9 +382,14 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         self.children.synced().await;
     }
 
+    fn status_interval(&self) -> Duration {
+        self.status_interval
+    }
+
     fn forget(&self, key: &ObjectKey) {
         let state = self.states().remove(key);
-        for child in state.iter().flat_map(|state| state.checked.keys()) {
+        let plan = state.and_then(|state| state.plan);
+        for child in plan.iter().flat_map(|plan| plan.desired.keys()) {
             self.children.forget(child);
         }
         self.metrics.forget(key);
@@ -488,92 +520,150 @@ impl<T: Transport> TrackedFieldSets<T> {
         Ok(())
     }
 
-    fn plan(
-        &self,
-        cx: &Context<TrackedFieldSet>,
-        resource: &ResourceName,
-        targets: &BTreeMap<ObjectKey, Target>,
-        owned: &OwnedChildren,
-    ) -> Plan {
-        let spec = &cx.object.spec;
-        let mut plan = Plan::default();
-        let (mut kept, mut new) = (Vec::new(), Vec::new());
-        for (target, known) in targets {
-            let reference = spec.target.reference(&target.namespace, &target.name);
-            let mut children = Vec::new();
-            for field in &spec.fields {
-                let identity = child::identity_of(&cx.key.namespace, &reference, field);
-                let derived = child::name(&cx.key.name, resource, target, field);
-                let derived = ObjectKey::new(&cx.key.namespace, &derived);
-                match self.existing(cx, identity, &derived, owned) {
-                    Existing::Covered => plan.covered += 1,
-                    Existing::Own(key) => children.push((key, field, identity)),
-                    Existing::None => children.push((derived, field, identity)),
-                }
+    /// Returns the desired children: those of the last reconcile, except of targets that have changed. Everything is planned
+    /// after a change of the spec, a complete list and each resync.
+    fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
+        let requested_at = cx.object.annotations().get(REQUESTED_AT).cloned();
+        let basis = (cx.object.metadata.generation, requested_at);
+        let before = {
+            let mut states = self.states();
+            states.get_mut(&cx.key).and_then(|state| state.plan.take())
+        };
+        let changes = self.index.take_changes(&cx.key);
+        let before = before.filter(|plan| {
+            !changes.all
+                && plan.basis == basis
+                && plan.compared.elapsed() < self.resync
+                // Free places are filled in the order of all targets.
+                && plan.left_out == 0
+        });
+        let places = cx.object.spec.places();
+        if let Some(mut plan) = before {
+            plan.desired
+                .retain(|_, it| !changes.targets.contains(&it.target));
+            for target in &changes.targets {
+                plan.covered.remove(target);
             }
-            if children.is_empty() {
-                continue;
-            }
-            let has_child = children.iter().any(|(key, ..)| owned.contains_key(key));
-            let list = if has_child { &mut kept } else { &mut new };
-            list.push((target, known, children));
-        }
-        let free = spec.places().saturating_sub(kept.len());
-        plan.left_out = new.len().saturating_sub(free);
-        let mut with_child = Vec::new();
-        for (target, known, children) in kept.into_iter().chain(new.into_iter().take(free)) {
-            for (key, field, identity) in children {
-                let initial = match owned.get(&key) {
-                    // The value of an existing child never changes.
-                    Some(child) => {
-                        with_child.push((target, identity));
-                        child.summary.initial
-                    }
-                    None => initial(cx, known, identity),
-                };
-                plan.desired
-                    .insert(key, (target.clone(), field.clone(), initial));
+            let changed = changes.targets.into_iter();
+            let changed = changed.filter_map(|key| Some((self.index.target(&cx.key, &key)?, key)));
+            let planned: Vec<_> = changed
+                .map(|(known, target)| self.planned(cx, resource, target, known))
+                .collect();
+            let occupied = plan.desired.values().filter(|it| it.is_first).count();
+            let demanded = planned.iter().filter(|it| it.demand != Demand::Nothing);
+            if occupied + demanded.count() <= places {
+                self.place(cx, &mut plan, planned);
+                return plan;
             }
         }
-        self.index.record_children(&cx.key, with_child);
+        let targets = self.index.targets(&cx.key).into_iter();
+        let planned: Vec<_> = targets
+            .map(|(target, known)| self.planned(cx, resource, target, known))
+            .collect();
+        let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
+        let left_out = precedence::left_out(&demands, places);
+        let mut plan = Plan {
+            basis,
+            compared: Instant::now(),
+            desired: HashMap::new(),
+            covered: HashMap::new(),
+            left_out: left_out.iter().filter(|it| **it).count(),
+        };
+        for target in planned.iter().filter(|it| it.covered > 0) {
+            plan.covered.insert(target.target.clone(), target.covered);
+        }
+        let placed = planned.into_iter().zip(left_out);
+        let placed = placed.filter_map(|(target, is_left_out)| (!is_left_out).then_some(target));
+        self.place(cx, &mut plan, placed);
         plan
     }
 
-    /// Returns the `TrackedField` that already tracks a field for this set, or instead of it. `derived` is the key of a child
-    /// that the set creates.
-    fn existing(
+    /// Returns the children of a target.
+    fn planned(
         &self,
         cx: &Context<TrackedFieldSet>,
-        identity: Identity,
-        derived: &ObjectKey,
-        owned: &OwnedChildren,
-    ) -> Existing {
-        let contact_point = &cx.object.spec.template.contact_point;
-        let mut own = None;
-        for (key, tracking) in self.index.tracking(identity) {
-            if owned.contains_key(&key) || tracking.adopt_by == Some(cx.owner.path()) {
-                // An adopted one keeps its history.
-                if own.is_none() || key != *derived {
-                    own = Some(key);
+        resource: &ResourceName,
+        target: ObjectKey,
+        known: Target,
+    ) -> Planned {
+        let spec = &cx.object.spec;
+        let claimant = Claimant {
+            key: &cx.key,
+            contact_point: &spec.template.contact_point,
+            age: Some(child::age(&cx.object.metadata)),
+        };
+        let age_of = |set: &ObjectKey| Some(child::age(&self.sets.get(set)?.metadata));
+        let is_owned = |key: &ObjectKey| self.children.owned(cx, key).is_some();
+        let reference = spec.target.reference(&target.namespace, &target.name);
+        let (mut children, mut covered) = (Vec::new(), 0);
+        for (index, field) in spec.fields.iter().enumerate() {
+            let identity = child::identity_of(&cx.key.namespace, &reference, field);
+            let derived = child::name(&cx.key.name, resource, &target, field);
+            let derived = ObjectKey::new(&cx.key.namespace, &derived);
+            let candidates = self.index.tracking(identity);
+            let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
+            match claimant.existing(candidates, &derived, owns, age_of) {
+                Existing::Covered(_) => covered += 1,
+                Existing::Own(key) | Existing::Adoptable(key) => {
+                    children.push((key, index, identity));
                 }
-            } else if tracking.contact_point == *contact_point
-                && tracking
-                    .owner
-                    .is_none_or(|owner| self.has_precedence(cx, &owner))
-            {
-                return Existing::Covered;
+                Existing::None => children.push((derived, index, identity)),
             }
         }
-        own.map_or(Existing::None, Existing::Own)
+        let demand = if children.is_empty() {
+            Demand::Nothing
+        } else if children.iter().any(|(key, ..)| is_owned(key)) {
+            Demand::Kept
+        } else {
+            Demand::New
+        };
+        Planned {
+            target,
+            known,
+            children,
+            covered,
+            demand,
+        }
     }
 
-    /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
-    fn has_precedence(&self, cx: &Context<TrackedFieldSet>, owner: &ObjectKey) -> bool {
-        let other = self.sets.get(&owner.object_ref());
-        // Any client may write the annotation that names the owner.
-        *owner == cx.key
-            || other
-                .is_none_or(|other| child::age(&other.metadata) < child::age(&cx.object.metadata))
+    /// Adds the children of targets that have a place.
+    fn place(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        plan: &mut Plan,
+        placed: impl IntoIterator<Item = Planned>,
+    ) {
+        let mut with_child = Vec::new();
+        for planned in placed {
+            let Planned { target, known, .. } = planned;
+            if planned.covered > 0 {
+                plan.covered.insert(target.clone(), planned.covered);
+            }
+            for (at, (key, field, identity)) in planned.children.into_iter().enumerate() {
+                let initial = match self.children.owned(cx, &key) {
+                    // The value of an existing child never changes.
+                    Some(child) => {
+                        with_child.push((target.clone(), identity));
+                        child.summary.initial
+                    }
+                    // One that the set adopts has reported what it tracks.
+                    None if self.index.has_field(&key) => Initial::Quiet,
+                    None => initial(cx, &known, identity),
+                };
+                let desired = Desired {
+                    target: target.clone(),
+                    field,
+                    initial,
+                    is_first: at == 0,
+                    checked: None,
+                };
+                plan.desired.insert(key, desired);
+            }
+        }
+        let with_child = with_child
+            .iter()
+            .map(|(target, identity)| (target, *identity));
+        self.index.record_children(&cx.key, with_child);
     }
 
     /// Decides which children leave.
@@ -581,7 +671,6 @@ impl<T: Transport> TrackedFieldSets<T> {
         &self,
         cx: &Context<TrackedFieldSet>,
         resolved: &Resolved,
-        targets: &BTreeMap<ObjectKey, Target>,
         owned: &OwnedChildren,
         plan: &Plan,
     ) -> Departures {
@@ -594,7 +683,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decided = self.departure(cx, resolved, targets, keep, &key, &known);
+            let decided = self.departure(cx, resolved, keep, &key, &known);
             (decided.await, KnownDeparture { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
@@ -620,8 +709,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             let check_after = departures.check_after.get_or_insert(next);
             *check_after = next.min(*check_after);
         }
-        // The oldest make room.
-        waiting.sort_by_key(|(last, _)| *last);
+        // The oldest make room. Times are in seconds; the version orders children within one.
+        waiting.sort_by_key(|(last, child)| (*last, child.known.version));
         let places = spec.places() * spec.fields.len();
         let children = plan.desired.len() + departures.waiting + waiting.len();
         let excess = children.saturating_sub(places).min(waiting.len());
@@ -635,13 +724,12 @@ impl<T: Transport> TrackedFieldSets<T> {
         &self,
         cx: &Context<TrackedFieldSet>,
         resolved: &Resolved,
-        targets: &BTreeMap<ObjectKey, Target>,
         keep: Duration,
         key: &ObjectKey,
         known: &KnownChild<ChildSummary>,
     ) -> Decided {
         // The history must be that of the version that is deleted.
-        let field = self.fields.get(&key.object_ref()).filter(|field| {
+        let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());
@@ -657,7 +745,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 .spec
                 .target
                 .reference(&target.namespace, &target.name);
-        let reason = if is_of_kind && !targets.contains_key(&target_key) {
+        let reason = if is_of_kind && self.index.target(&cx.key, &target_key).is_none() {
             let needs_read = !is_pending
                 && history
                     .last()
@@ -721,51 +809,41 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile.
+    /// Creates, changes and deletes children, up to the limit of one reconcile. `odd`: children that are not known to match.
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,
-        owned: &OwnedChildren,
-        plan: &Plan,
+        resource: &ResourceName,
+        odd: &OwnedChildren,
+        plan: &mut Plan,
         departures: Departures,
-    ) -> Written {
-        let mut hash = DefaultHasher::new();
-        let template = serde_json::to_string(&cx.object.spec.template).unwrap_or_default();
-        (template, &cx.key.name).hash(&mut hash);
-        let template = hash.finish();
+    ) -> Result<Written> {
         // Deletions first: a quota may forbid creations until then.
         let mut writes: Vec<_> = departures.due.into_iter().map(ChildWrite::Delete).collect();
         {
             let mut states = self.states();
-            let SetState {
-                checked, rejected, ..
-            } = states.entry(cx.key.clone()).or_default();
-            checked.retain(|key, _| plan.desired.contains_key(key));
+            let rejected = &mut states.entry(cx.key.clone()).or_default().rejected;
             rejected.retain(|key, _| plan.desired.contains_key(key));
-            for (key, (target, field, initial)) in &plan.desired {
-                let live = owned.get(key).filter(|live| !live.terminating);
-                let is_checked = checked.get(key).is_some_and(|checked| {
-                    checked.template == template
-                        && checked.at.elapsed() < self.resync
-                        && live.is_some_and(|it| it.fingerprint == checked.fingerprint)
-                });
-                let is_delayed = || {
-                    let rejected = rejected.get(key);
-                    rejected.is_some_and(|rejected| Instant::now() < rejected.retry_at)
-                };
-                if is_checked || is_delayed() {
+            for (key, desired) in &mut plan.desired {
+                if desired.checked.is_some() && !odd.contains_key(key) {
                     continue;
                 }
-                let spec = child::spec(&cx.object.spec, target, field, *initial);
+                let live = odd.get(key).filter(|live| !live.terminating);
+                let rejected_write = rejected.get(key);
+                if rejected_write.is_some_and(|it| Instant::now() < it.retry_at) {
+                    continue;
+                }
+                let field = &cx.object.spec.fields[desired.field];
+                let spec = child::spec(&cx.object.spec, &desired.target, field, desired.initial);
                 let child = child::build(&cx.object, key, spec);
                 let content = child::content_of(&child, &cx.owner);
                 match live.filter(|live| live.summary.content == content) {
                     Some(live) => {
-                        checked.insert(key.clone(), Checked::new(template, live.fingerprint));
+                        desired.checked = Some(live.fingerprint);
                         rejected.remove(key);
                     }
                     None => writes.push(ChildWrite::Ensure {
-                        target: target.clone(),
+                        target: desired.target.clone(),
                         child: Box::new(child),
                     }),
                 }
@@ -775,16 +853,34 @@ impl<T: Transport> TrackedFieldSets<T> {
             remaining: writes.len().saturating_sub(MAX_WRITES),
             ..Written::default()
         };
+        let is_new = |write: &ChildWrite| match write {
+            ChildWrite::Ensure { child, .. } => !odd.contains_key(&ObjectKey::of(&**child)),
+            ChildWrite::Delete(_) => false,
+        };
+        let created = writes.iter().filter(|write| is_new(write)).count();
+        if created > 0 {
+            cx.confirm_owner().await?;
+        }
+        // Their targets are read when all are created.
+        let reads = &self.targets.reads;
+        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
+        if is_gathering {
+            reads.gather(resource);
+        }
         writes.truncate(MAX_WRITES);
         let is_quota_exceeded = &AtomicBool::new(false);
         let results = writes.into_iter().map(|write| async move {
             match write {
                 ChildWrite::Ensure { target, child } => {
                     let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
-                    if is_quota_exceeded.load(Ordering::Relaxed) && !owned.contains_key(&key) {
+                    if is_quota_exceeded.load(Ordering::Relaxed) && !odd.contains_key(&key) {
                         return (key, Ok(WriteResult::Waits));
                     }
-                    let applied = self.children.apply(cx, *child, Quirks::default()).await;
+                    let applied = if odd.contains_key(&key) {
+                        self.children.apply(cx, *child, Quirks::default()).await
+                    } else {
+                        self.children.create(cx, *child).await
+                    };
                     if let Err(error) = &applied {
                         let is_quota = error.classify().1 == QUOTA_EXCEEDED;
                         is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
@@ -807,16 +903,18 @@ impl<T: Transport> TrackedFieldSets<T> {
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
+        if is_gathering {
+            reads.gather(resource);
+        }
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
         for (key, result) in results {
             match result {
                 Ok(WriteResult::Matches) => {
-                    written.created += usize::from(!owned.contains_key(&key));
+                    written.created += usize::from(!odd.contains_key(&key));
                     state.rejected.remove(&key);
-                    if let Some(fingerprint) = self.children.cached_fingerprint(&key) {
-                        let checked = Checked::new(template, fingerprint);
-                        state.checked.insert(key, checked);
+                    if let Some(desired) = plan.desired.get_mut(&key) {
+                        desired.checked = self.children.cached_fingerprint(&key);
                     }
                 }
                 Ok(WriteResult::Waits) => {
@@ -836,7 +934,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         state.created += written.created;
         state.deleted += written.deleted;
-        written
+        Ok(written)
     }
 
     /// Publishes an Event about created and deleted children, at most one a minute. Returns when the next one is due.
@@ -864,7 +962,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     fn outcome(
         &self,
         cx: &Context<TrackedFieldSet>,
-        targets: &BTreeMap<ObjectKey, Target>,
+        targets: usize,
         plan: &Plan,
         written: &Written,
     ) -> (Outcome, Option<Duration>) {
@@ -918,8 +1016,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             Outcome::failed(NAMESPACE_NOT_FOUND, message)
         } else if plan.left_out > 0 {
             let message = format!(
-                "{} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
-                targets.len(),
+                "{targets} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
                 plan.left_out
             );
             Outcome::failed(TOO_MANY_TARGETS, message)
@@ -929,21 +1026,20 @@ impl<T: Transport> TrackedFieldSets<T> {
                 "{done} of {} TrackedFields are up to date",
                 plan.desired.len()
             );
-            Outcome::in_progress(PROGRESSING, message)
-        } else if targets.is_empty() {
+            Outcome::unknown(PROGRESSING, message)
+        } else if targets == 0 {
             let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
             Outcome {
                 reason: NOTHING_MATCHES.into(),
                 ..Outcome::ready(message)
             }
         } else {
-            let by_others = match plan.covered {
+            let by_others = match plan.covered.values().sum::<usize>() {
                 0 => String::new(),
                 covered => format!(", covered by other TrackedFields: {covered}"),
             };
             Outcome::ready(format!(
-                "resources: {}, TrackedFields: {}{by_others}",
-                targets.len(),
+                "resources: {targets}, TrackedFields: {}{by_others}",
                 plan.desired.len()
             ))
         };
@@ -967,16 +1063,6 @@ impl SetState {
     }
 }
 
-impl Checked {
-    fn new(template: u64, fingerprint: u64) -> Self {
-        Self {
-            template,
-            fingerprint,
-            at: Instant::now(),
-        }
-    }
-}
-
 /// Decision about a child that the set no longer needs.
 enum Decided {
     Now,
@@ -987,14 +1073,6 @@ enum Decided {
     },
     /// More must be known first.
     Unknown,
-}
-
-/// The `TrackedField` for a field of a target.
-enum Existing {
-    None,
-    Own(ObjectKey),
-    /// Another one sends the same messages.
-    Covered,
 }
 
 /// Checks what does not depend on the cluster.

@@ -132,6 +132,7 @@ fn named_times_match_the_code() {
         metrics_connection_max_age: seconds(60),
         metrics_io_timeout: seconds(10),
         sync_period: seconds(1800),
+        set_status_period: seconds(5),
         drift_window: seconds(600),
         drift_backoff_min: seconds(15),
         drift_backoff_max: seconds(300),

@@ -93,16 +93,16 @@ fn every_manifest_parses_and_its_templates_render() {
             }
             "TrackedField" => {
                 let field: TrackedField = parse(&object);
-                let Some(source) = field.spec.notification.template else {
+                let Some(source) = &field.spec.notification.template else {
                     continue;
                 };
-                assert_eq!(check_template(&source), Ok(()));
-                let context = field.spec.notification.context.into_keys();
+                assert_eq!(check_template(source), Ok(()));
+                let context = field.spec.notification.context.keys();
                 let view = View {
-                    context: context.map(|name| (name.clone(), name)).collect(),
+                    context: context.map(|name| (name.clone(), name.clone())).collect(),
                     ..view()
                 };
-                let rendered = template::message(&source, &view).unwrap();
+                let rendered = template::message(source, &view).unwrap();
                 let value = view.value.unwrap();
                 let expected = if view.context.is_empty() {
                     format!("shop/web: nothing -> {value}")

@@ -80,8 +80,8 @@ fn waiting() -> Vec<&'static str> {
         WaitingReason::TargetNotFound { target: name() },
         WaitingReason::Forbidden {
             resource: ResourceName {
-                api_version: name(),
-                plural: name(),
+                api_version: name().into(),
+                plural: name().into(),
             },
             message: name(),
         },

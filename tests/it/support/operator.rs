@@ -21,12 +21,13 @@ use testbed::wait::until;
 use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
 
 /// Flags that differ from the defaults in tests: short delays, and a detailed log.
-const FOR_TESTS: [&str; 10] = [
+const FOR_TESTS: [&str; 11] = [
     "--log-level=info,quartermaster=trace,qm_=trace",
     "--backoff-min=50ms",
     "--backoff-max=1s",
     "--stopped-retry-period=1s",
     "--poll-min=50ms",
+    "--set-status-period=100ms",
     "--poll-max=500ms",
     "--slow-backoff-min=100ms",
     "--slow-backoff-max=1s",

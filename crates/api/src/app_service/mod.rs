@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
-use qm_core::readiness::{ReadinessSummary, from_condition};
+use qm_core::readiness::{Readiness, ReadinessSummary, from_condition};
 use serde::{Deserialize, Serialize};
 
 use super::common::{NAMES, rule_over};
@@ -302,7 +302,7 @@ impl HasReadyCondition for AppService {
     fn ready_condition(&self) -> Option<ReadyCondition<'_>> {
         let ready = self.status.as_ref()?.condition(READY)?;
         Some(ReadyCondition {
-            is_true: ready.status == "True",
+            status: Readiness::of(&ready.status),
             reason: ready.reason.as_deref().unwrap_or_default(),
             message: ready.message.as_deref().unwrap_or_default(),
             activity: Activity::default(),
@@ -320,8 +320,8 @@ impl HasReadyCondition for AppService {
         now: Time,
     ) {
         let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
-        let own = |type_: &str, is_true: bool| {
-            let value = if is_true { "True" } else { "False" };
+        let own = |type_: &str, readiness: Readiness| {
+            let value = readiness.as_str();
             let same = status
                 .condition(type_)
                 .filter(|before| before.status == value);
@@ -337,12 +337,12 @@ impl HasReadyCondition for AppService {
             }
         };
         let others = condition.others();
-        let mut conditions = vec![own(READY, condition.is_true)];
+        let mut conditions = vec![own(READY, condition.status)];
         conditions.extend(
             others
                 .iter()
                 .filter(|(_, is_true)| *is_true)
-                .map(|(type_, _)| own(type_, true)),
+                .map(|(type_, _)| own(type_, Readiness::True)),
         );
         // The conditions of the Deployment follow.
         let is_own = |type_: &str| type_ == READY || others.iter().any(|(own, _)| *own == type_);

@@ -153,6 +153,8 @@ pub struct NewestState {
     pub observation: Entry,
     /// Creation time of the target, if it exists.
     pub created: Option<Timestamp>,
+    /// True if the target existed before the field was followed.
+    pub existed: bool,
     /// Version of the history's last entry when the read of this state began. The state is later than that entry even
     /// if its own version is lower: versions restart at lower numbers after a restore of etcd.
     pub outranks: Option<u64>,

@@ -49,7 +49,7 @@ fn child(version: u64, fingerprint: u64, summary: u8) -> KnownChild<u8> {
         uid: "1".into(),
         version,
         owner: Some(key("owner")),
-        owner_uid: String::new(),
+        owner_uid: "".into(),
         fingerprint,
         terminating: false,
         summary,

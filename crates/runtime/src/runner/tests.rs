@@ -1,12 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use kube::runtime::reflector::store::Writer;
-use kube::runtime::watcher::Event;
 use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::cache::empty_store;
 use crate::health::Probes;
 use crate::testing::{PROGRAM, Widget};
 
@@ -56,6 +53,54 @@ async fn queue_counts_what_is_due_and_what_runs() {
         Some(("a", second, true))
     );
     assert_eq!(reconcile(&mut work, start + 61 * second), None);
+}
+
+/// Reconciles come between the writes, and the newest status keeps the place of the first one that waits.
+#[tokio::test(start_paused = true)]
+async fn status_is_written_once_in_its_interval() {
+    let (second, start) = (Duration::from_secs(1), Instant::now());
+    let mut work = Work::<_, u32>::new();
+    work.status_interval = 5 * second;
+    let update = |work: &mut Work<&'static str, u32>, at: Instant, number: u32| {
+        work.triggered("a", at);
+        assert!(matches!(
+            work.next(at, 1, false),
+            Some(Step::Reconcile { .. })
+        ));
+        let position = work.take_status_update(&"a").map(|it| it.position);
+        let pending = Pending {
+            update: number,
+            position: position.unwrap_or_else(|| work.status_position(&"a", at, Duration::ZERO)),
+            requeue: None,
+            span: Span::none(),
+            running: TaskTracker::new().token(),
+        };
+        work.objects.entry("a").or_default().update = Some(Box::new(pending));
+        work.ended("a", None);
+    };
+    let written = |work: &mut Work<&'static str, u32>, at: Instant| match work.next(at, 1, false) {
+        Some(Step::WriteStatus(object, pending)) => {
+            work.status_written(&object, at);
+            work.ended(object, None);
+            Some(pending.update)
+        }
+        _ => None,
+    };
+    update(&mut work, start, 1);
+    assert_eq!(written(&mut work, start), Some(1), "the first one at once");
+    update(&mut work, start + second, 2);
+    assert_eq!(written(&mut work, start + second), None);
+    update(&mut work, start + 2 * second, 3);
+    assert_eq!(work.next_due(start + 2 * second), Some(start + 5 * second));
+    assert_eq!(written(&mut work, start + 5 * second), Some(3));
+    update(&mut work, start + 20 * second, 4);
+    assert_eq!(written(&mut work, start + 20 * second), Some(4));
+    update(&mut work, start + 21 * second, 5);
+    let closed = work.next(start + 21 * second, 1, true);
+    assert!(
+        matches!(closed, Some(Step::WriteStatus("a", _))),
+        "on shutdown"
+    );
 }
 
 fn failure(status: serde_json::Value) -> Failure {
@@ -141,11 +186,10 @@ async fn no_object_starves_under_load() {
         trigger: trigger.clone(),
         counts: Mutex::default(),
     });
-    let (store, writer) = filled(OBJECTS);
+    let objects = filled(OBJECTS);
     let runner = runner(busy.clone(), limits(2), &Availability::default());
     let running = tokio::spawn(async move {
-        let _writer = writer;
-        runner.run(store, trigger).await;
+        runner.run(objects, trigger).await;
     });
     sleep(Duration::from_secs(10)).await;
     running.abort();
@@ -178,7 +222,7 @@ fn unfinished_reconcile_does_not_reset_the_delays() {
     };
     let failing = Arc::new(Failing::default());
     let runner = runner(failing, limits, &Availability::default());
-    let key = ObjectRef::new("x").within("a");
+    let key = ObjectKey::new("a", "x");
     for least in [1, 2, 4] {
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
@@ -228,13 +272,13 @@ fn runner<R: Reconcile>(
     )
 }
 
-/// Returns a store of that many objects, and its writer.
-fn filled(objects: usize) -> (Store<Widget>, Writer<Widget>) {
-    let (store, mut writer) = empty_store();
-    for number in 0..objects {
-        writer.apply_watcher_event(&Event::Apply(widget(&format!("o-{number}"))));
+/// Returns that many objects.
+fn filled(number: usize) -> Objects<Widget> {
+    let objects = Objects::default();
+    for number in 0..number {
+        objects.insert(widget(&format!("o-{number}")));
     }
-    (store, writer)
+    objects
 }
 
 fn widget(name: &str) -> Widget {
@@ -249,7 +293,7 @@ fn run(
     status: serde_json::Value,
     availability: &Availability,
 ) -> (Arc<Failing>, Trigger<Widget>) {
-    let (store, writer) = filled(objects);
+    let objects = filled(objects);
     let reconciler = Arc::new(Failing {
         status: Mutex::new(Some(status)),
         ..Failing::default()
@@ -258,9 +302,7 @@ fn run(
     let trigger = Trigger::default();
     let woken = trigger.clone();
     tokio::spawn(async move {
-        // The store lasts as long as its writer.
-        let _writer = writer;
-        runner.run(store, woken).await;
+        runner.run(objects, woken).await;
     });
     (reconciler, trigger)
 }
@@ -419,7 +461,7 @@ fn retry_after_is_kept_when_a_later_conflict_hides_it() {
             resync: hour,
         };
         let runner = runner(Arc::new(Failing::default()), limits, &availability);
-        let key = ObjectRef::new("x").within("n");
+        let key = ObjectKey::new("n", "x");
         availability.answered(true, Some(429), Some(Duration::from_secs(20)));
         let (_, action) = runner.failed(&key, &conflict(), None);
         assert_eq!(action, Duration::from_secs(20));
@@ -509,7 +551,7 @@ impl<const CAN_WAIT: bool> Reconcile for Counting<CAN_WAIT> {
 struct Fixture<const CAN_WAIT: bool> {
     counting: Arc<Counting<CAN_WAIT>>,
     trigger: Trigger<Widget>,
-    writer: Mutex<Writer<Widget>>,
+    objects: Objects<Widget>,
     running: TaskTracker,
 }
 
@@ -532,22 +574,18 @@ impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
         };
         let runner = runner(counting.clone(), limits, &Availability::default());
         let (trigger, running) = (Trigger::default(), runner.running.clone());
-        let (store, writer) = filled(objects);
-        tokio::spawn(runner.run(store, trigger.clone()));
+        let objects = filled(objects);
+        tokio::spawn(runner.run(objects.clone(), trigger.clone()));
         Self {
             counting,
             trigger,
-            writer: Mutex::new(writer),
+            objects,
             running,
         }
     }
 
     fn wake(&self, name: &str) {
         self.trigger.wake(&ObjectKey::new("n", name));
-    }
-
-    fn show(&self, event: &Event<Widget>) {
-        self.writer.lock().unwrap().apply_watcher_event(event);
     }
 }
 
@@ -580,7 +618,7 @@ async fn statuses_of_many_new_objects_wait_until_no_more_arrive() {
     let fixture = Fixture::<true>::start(0, 4, STEP_TIME, 0);
     for number in 1..=OBJECTS {
         let name = format!("n-{number}");
-        fixture.show(&Event::Apply(widget(&name)));
+        fixture.objects.insert(widget(&name));
         fixture.wake(&name);
         // The controller is idle before the next object arrives.
         sleep(STEP_TIME * 5).await;
@@ -734,7 +772,7 @@ async fn waiting_status_of_a_deleted_object_is_dropped() {
     let first = Duration::from_secs(1);
     let fixture = Fixture::<true>::start(2, 4, first, 0);
     sleep(first / 2).await;
-    fixture.show(&Event::Delete(widget("o-1")));
+    fixture.objects.remove(&ObjectKey::of(&widget("o-1")));
     fixture.wake("o-1");
     sleep(MINUTE).await;
     assert_eq!(fixture.counting.steps(), ["reconcile o-1 1"]);

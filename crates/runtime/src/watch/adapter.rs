@@ -10,6 +10,7 @@ use futures::stream::select_all;
 use kube::discovery::ApiResource;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
+use qm_core::shared;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::{debug, warn};
@@ -23,9 +24,9 @@ use crate::metrics::{Metrics, Purpose};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceName {
     /// API version, such as `apps/v1` or `v1`.
-    pub api_version: String,
+    pub api_version: Arc<str>,
     /// Plural, such as `deployments`.
-    pub plural: String,
+    pub plural: Arc<str>,
 }
 
 impl ResourceName {
@@ -33,7 +34,7 @@ impl ResourceName {
     pub fn full(&self) -> String {
         let group = self.api_version.split_once('/').map(|(group, _)| group);
         group.map_or_else(
-            || self.plural.clone(),
+            || self.plural.to_string(),
             |group| format!("{}.{group}", self.plural),
         )
     }
@@ -42,8 +43,8 @@ impl ResourceName {
 impl From<&ApiResource> for ResourceName {
     fn from(resource: &ApiResource) -> Self {
         Self {
-            api_version: resource.api_version.clone(),
-            plural: resource.plural.clone(),
+            api_version: shared::text(&resource.api_version),
+            plural: shared::text(&resource.plural),
         }
     }
 }
@@ -64,6 +65,58 @@ pub trait Index<T>: Send + Sync + 'static {
 
     /// Handles a new phase of the watch of `namespace`.
     fn phase(&self, _namespace: Option<&str>, _phase: &WatchPhase) {}
+}
+
+/// Index that looks at the watched objects and leaves them to another index, so that both need only one watch.
+pub trait Observer<T>: Send + Sync + 'static {
+    /// Looks at the state of an object that exists. Returns whether the index keeps anything of the object.
+    fn apply(&self, object: &T) -> bool;
+
+    /// Deletes an object, as [`Index::delete`] does.
+    fn delete(&self, key: &ObjectKey, last: Option<&T>);
+
+    /// Returns the keys of objects, as [`Index::keys`] does.
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey>;
+}
+
+/// An index and the observers that its watch feeds first: the index wakes what asks them.
+pub(crate) struct Observed<T> {
+    pub observers: Vec<Arc<dyn Observer<T>>>,
+    pub index: Option<Arc<dyn Index<T>>>,
+}
+
+impl<T: 'static> Index<T> for Observed<T> {
+    fn apply(&self, object: T) -> bool {
+        let mut is_kept = false;
+        for observer in &self.observers {
+            is_kept |= observer.apply(&object);
+        }
+        self.index.as_ref().is_some_and(|index| index.apply(object)) || is_kept
+    }
+
+    fn delete(&self, key: &ObjectKey, last: Option<T>) {
+        for observer in &self.observers {
+            observer.delete(key, last.as_ref());
+        }
+        if let Some(index) = &self.index {
+            index.delete(key, last);
+        }
+    }
+
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        let observers = self.observers.iter().map(|it| it.keys(namespace));
+        let index = self.index.iter().map(|it| it.keys(namespace));
+        let mut keys: Vec<_> = observers.chain(index).flatten().collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
+        if let Some(index) = &self.index {
+            index.phase(namespace, phase);
+        }
+    }
 }
 
 /// Phase of a watch.
@@ -283,7 +336,7 @@ where
                     }
                 }
                 WatchUpdate::Event(Event::InitDone) => {
-                    debug!(resource = self.resource.plural, "listed");
+                    debug!(resource = &*self.resource.plural, "listed");
                     self.delete_except(namespace, &std::mem::take(shown));
                     self.sync.set_listed(namespace);
                     self.index.phase(namespace, &WatchPhase::Listed);
@@ -311,7 +364,7 @@ where
 
     fn failed(&self, namespace: Option<&str>, error: &watcher::Error) {
         warn!(
-            resource = self.resource.plural,
+            resource = &*self.resource.plural,
             error = error as &dyn std::error::Error,
             "watch failed; will retry"
         );

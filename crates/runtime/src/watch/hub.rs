@@ -78,8 +78,8 @@ impl WatchHub {
             return;
         }
         info!(
-            resource = name.plural,
-            apiVersion = name.api_version,
+            resource = &*name.plural,
+            apiVersion = &*name.api_version,
             "started the watch of a resource"
         );
         let handle = if metadata_only {
@@ -144,8 +144,8 @@ impl WatchHub {
             let keep = is_needed(name);
             if !keep {
                 info!(
-                    resource = name.plural,
-                    apiVersion = name.api_version,
+                    resource = &*name.plural,
+                    apiVersion = &*name.api_version,
                     "stopped the watch of a resource that no object names any more"
                 );
                 watch.abort();

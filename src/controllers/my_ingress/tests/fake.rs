@@ -9,7 +9,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::client::Body;
-use kube::runtime::{reflector, watcher};
 use qm_api::MyIngress;
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_api::my_ingress::FINALIZER;
@@ -23,6 +22,7 @@ use qm_runtime::WatchScope;
 use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::Class;
 use qm_runtime::events::Events;
+use qm_runtime::objects::Objects;
 use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Owner;
 use qm_runtime::trigger::Trigger;
@@ -643,11 +643,11 @@ impl World {
         stored: Arc<Mutex<Value>>,
     ) -> (Executor<FakeAws>, Arc<KindContext<MyIngress>>) {
         let client = apiserver(stored, self.services.clone());
-        let (store, mut writer) = reflector::store::<MyIngress>();
+        let store = Objects::<MyIngress>::default();
         for uid in &self.siblings {
             let metadata = json!({ "namespace": "a", "name": uid, "uid": uid });
             let sibling = json!({ "metadata": metadata, "spec": {} });
-            writer.apply_watcher_event(&watcher::Event::Apply(from_value(sibling).unwrap()));
+            store.insert(from_value(sibling).unwrap());
         }
         let backends = Backends::new(Trigger::default());
         backends.nodes_sync.begin(0, [None]);

@@ -52,7 +52,7 @@ struct Path {
 }
 
 /// The tracked field of a `TrackedField`, and the fields of its context by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Selectors {
     pub(crate) field: FieldSelector,
     pub(crate) context: Vec<(String, FieldSelector)>,

@@ -28,11 +28,14 @@ fn follower(unread: bool) -> Follower {
         subject: Subject::new(&TargetReference::default(), "{.data.x}"),
     };
     Follower::new(
+        0,
         identity,
         target,
-        FieldSelector::compile("ConfigMap", "{.data.x}")
-            .unwrap()
-            .into(),
+        Arc::new(
+            FieldSelector::compile("ConfigMap", "{.data.x}")
+                .unwrap()
+                .into(),
+        ),
         certainty,
     )
 }

@@ -133,7 +133,7 @@ fn read_counts_only_for_its_own_identity(
     let ticket = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
-        tracker.read(&key, &old, &target(before.1), ticket, read.clone());
+        tracker.read(&target(before.1), &ticket, read.clone());
         assert!(
             tracker.unread(&key, Duration::MAX).is_some(),
             "the new target still needs a read"
@@ -163,15 +163,9 @@ fn read_of_another_resource_is_dropped() {
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &identity, &now);
     let ticket = tracker.unread(&key, Duration::MAX).unwrap();
-    tracker.read(
-        &key,
-        &identity,
-        &before,
-        ticket,
-        Some(object("a", 9, "old")),
-    );
+    tracker.read(&before, &ticket, Some(object("a", 9, "old")));
     assert!(tracker.unread(&key, Duration::MAX).is_some());
-    tracker.read(&key, &identity, &now, ticket, Some(object("a", 9, "new")));
+    tracker.read(&now, &ticket, Some(object("a", 9, "new")));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     assert_eq!(taken(&tracker, &key, &identity), [Some("new".to_owned())]);
 }
@@ -263,7 +257,7 @@ fn observations_of_another_scope_are_still_recorded() {
         &key,
         &identity,
         &TargetKey {
-            namespace: String::new(),
+            namespace: "".into(),
             ..here
         }
     ));
@@ -438,7 +432,7 @@ fn read_of_an_object_that_is_too_deep_counts() {
         (7, deep("a", 7), true),
     ] {
         let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(&key, &identity, &target("a"), ticket, Some(read));
+        tracker.read(&target("a"), &ticket, Some(read));
         assert_eq!(
             tracker.unreadable(&key).is_some(),
             unreadable,
@@ -452,13 +446,7 @@ fn read_of_an_object_that_is_too_deep_counts() {
     // The read lags behind the watch.
     tracker.on_applied(&resource(), deep("a", 4));
     let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read(
-        &key,
-        &identity,
-        &target("a"),
-        ticket,
-        Some(object("a", 8, "x")),
-    );
+    tracker.read(&target("a"), &ticket, Some(object("a", 8, "x")));
     tracker.on_applied(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
@@ -480,7 +468,7 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
         tracker.on_applied(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
         let ticket = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read(&key, &identity, &target, ticket, Some(deep("a", version)));
+        tracker.read(&target, &ticket, Some(deep("a", version)));
         assert!(!tracker.is_outdated(&key) && tracker.unread(&key, Duration::MAX).is_none());
         assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooDeep));
     }
@@ -506,16 +494,10 @@ fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
 }
 
 /// Accepts an object from a read in the background.
-async fn read_in_background(
-    tracker: &Tracker,
-    key: &ObjectKey,
-    identity: &FollowIdentity,
-    ticket: ReadTicket,
-    object: RawObject,
-) {
+async fn read_in_background(tracker: &Tracker, tickets: ReadTickets, object: RawObject) {
     let permit = tracker.background.acquire().await.unwrap();
     let target = target("a");
-    let read = tracker.read_in_background((key, identity), &target, ticket, object, permit);
+    let read = tracker.read_in_background(&target, &tickets, object, permit);
     read.await.unwrap();
 }
 
@@ -564,14 +546,7 @@ async fn expensive_lookup_waits_for_a_read_that_serves_all_followers() {
         assert_eq!(taken(&tracker, key, &identity), []);
     }
     let ticket = tracker.unread(&one, Duration::MAX).unwrap();
-    read_in_background(
-        &tracker,
-        &one,
-        &identity,
-        ticket,
-        large("a", 6, "v6", 25_000),
-    )
-    .await;
+    read_in_background(&tracker, ticket, large("a", 6, "v6", 25_000)).await;
     for key in [&one, &other] {
         assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
         assert_eq!(taken(&tracker, key, &identity), [Some("v6".to_owned())]);
@@ -589,23 +564,11 @@ async fn read_that_defers_a_lookup_requests_a_background_read() {
     follow_path(&tracker, &key, &identity, "{..x}");
     for version in [5, 6] {
         let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(
-            &key,
-            &identity,
-            &target("a"),
-            ticket,
-            Some(large("a", version, "x", 25_000)),
-        );
+        let read = large("a", version, "x", 25_000);
+        tracker.read(&target("a"), &ticket, Some(read));
         assert!(tracker.is_deferred(&key) && tracker.is_outdated(&key));
         let ticket = tracker.unread(&key, Duration::MAX).unwrap();
-        read_in_background(
-            &tracker,
-            &key,
-            &identity,
-            ticket,
-            large("a", version, "x", 25_000),
-        )
-        .await;
+        read_in_background(&tracker, ticket, large("a", version, "x", 25_000)).await;
         assert!(tracker.unread(&key, Duration::from_hours(1)).is_none());
     }
     assert_eq!(taken(&tracker, &key, &identity), [Some("x".to_owned())]);
@@ -647,14 +610,7 @@ async fn too_expensive_lookup_is_rejected_until_it_is_cheaper() {
         (None, Some(true))
     );
     let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_in_background(
-        &tracker,
-        &key,
-        &identity,
-        ticket,
-        large("a", 7, "x", 200_000),
-    )
-    .await;
+    read_in_background(&tracker, ticket, large("a", 7, "x", 200_000)).await;
     assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
     tracker.on_deleted(&resource(), large("a", 8, "x", 200_000));
     assert_eq!(
@@ -698,14 +654,7 @@ async fn slow_read_does_not_overwrite_later_watch_events() {
         };
         tracker.on_applied(&resource(), newer);
         inspect_queue(&tracker).await;
-        read_in_background(
-            &tracker,
-            &slow,
-            &identity,
-            ticket,
-            large("a", 5, "v5", 20_000),
-        )
-        .await;
+        read_in_background(&tracker, ticket, large("a", 5, "v5", 20_000)).await;
         let expected = if refused {
             vec![]
         } else {
@@ -735,7 +684,7 @@ async fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_
     inspect_queue(&tracker).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     let ticket = tracker.unread(&key, Duration::ZERO).unwrap();
-    read_in_background(&tracker, &key, &identity, ticket, huge(5)).await;
+    read_in_background(&tracker, ticket, huge(5)).await;
     assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
     tracker.on_applied(&resource(), object("a", 6, "x"));
     assert_eq!(tracker.unreadable(&key), None);
@@ -848,7 +797,7 @@ async fn full_queue_makes_a_large_object_be_read() {
         );
     }
     let ticket = tracker.unread(&key, Duration::MAX).unwrap();
-    read_in_background(&tracker, &key, &identity, ticket, long("a", 7, "v7")).await;
+    read_in_background(&tracker, ticket, long("a", 7, "v7")).await;
     assert_eq!(taken(&tracker, &key, &identity), [Some("v7".to_owned())]);
     assert!(!tracker.is_outdated(&key));
     // A deletion needs no decoding.

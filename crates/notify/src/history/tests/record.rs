@@ -519,6 +519,7 @@ fn newest_state_is_recorded_whoever_recorded_the_last_one() {
     let seen = |version, state| observed(at(9), state, Some(version));
     let newest = |version, state| NewestState {
         created: None,
+        existed: false,
         observation: seen(version, state),
         outranks: None,
     };
@@ -548,6 +549,7 @@ fn stale_state_is_never_recorded_without_a_later_read() {
     let seen = |version, state| observed(at(9), state, Some(version));
     let newest = |version, state| NewestState {
         created: None,
+        existed: false,
         observation: seen(version, state),
         outranks: None,
     };

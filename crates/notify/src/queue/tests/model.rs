@@ -127,7 +127,8 @@ impl Model {
         }
         let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();
         let mut object = field(&name, &ids).as_ref().clone();
-        object.spec.notification.template = of.templated.then(|| "{{ value }}".into());
+        std::sync::Arc::make_mut(&mut object.spec.notification).template =
+            of.templated.then(|| "{{ value }}".into());
         self.queue
             .queues
             .enqueue(&key("p"), pending_of(&Arc::new(object)));

@@ -91,7 +91,7 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
         another(),
     );
     let mut object = field("a", &["1"]).as_ref().clone();
-    object.spec.notification.template = Some("{{ value }}".into());
+    std::sync::Arc::make_mut(&mut object.spec.notification).template = Some("{{ value }}".into());
     queue
         .queues
         .enqueue(&key("p"), pending_of(&Arc::new(object)));

@@ -48,7 +48,8 @@ impl TestQueue {
 
     fn templated(&mut self, name: &str, entries: &[&str]) {
         let mut object = field(name, entries).as_ref().clone();
-        object.spec.notification.template = Some("{{ value }}".into());
+        std::sync::Arc::make_mut(&mut object.spec.notification).template =
+            Some("{{ value }}".into());
         self.queues
             .enqueue(&key("p"), pending_of(&Arc::new(object)));
     }

@@ -1,0 +1,216 @@
+//! Which `TrackedField` tracks a field for a set or instead of it, and which targets get a place. Pure: the controller and
+//! `quartermaster matches` decide by the same rules.
+
+use std::sync::Arc;
+
+use qm_api::TrackedField;
+use qm_api::common::{ADOPT_BY, NAMES};
+use qm_core::shared;
+use qm_runtime::ObjectKey;
+use qm_runtime::ownership::owner_of;
+
+use super::child::{self, Age, Identity};
+
+/// A `TrackedField`, as far as sets need it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracking {
+    pub identity: Identity,
+    pub target: ObjectKey,
+    contact_point: Arc<str>,
+    /// Owner that the annotation names. Any client may write the annotation.
+    pub owner: Option<ObjectKey>,
+    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
+    adopt_by: Option<Arc<str>>,
+}
+
+impl Tracking {
+    pub fn of(field: &TrackedField) -> Self {
+        let adopt_by = field.metadata.annotations.as_ref();
+        let adopt_by = adopt_by.and_then(|annotations| annotations.get(ADOPT_BY));
+        Self {
+            identity: child::identity(field),
+            target: {
+                let target = &field.spec.target;
+                ObjectKey::new(&target.namespace, &target.name)
+            },
+            contact_point: shared::text(&field.spec.notification.contact_point),
+            adopt_by: adopt_by.map(|set| shared::text(set)),
+            owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
+        }
+    }
+}
+
+/// A set, as far as precedence depends on it.
+pub struct Claimant<'a> {
+    pub key: &'a ObjectKey,
+    pub contact_point: &'a str,
+    /// `None` if the set is not stored yet: it is the youngest.
+    pub age: Option<Age>,
+}
+
+/// The `TrackedField` for a field of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Existing {
+    None,
+    /// The set owns it.
+    Own(ObjectKey),
+    /// The set may adopt it.
+    Adoptable(ObjectKey),
+    /// Another one sends the same messages and comes first.
+    Covered(ObjectKey),
+}
+
+impl Claimant<'_> {
+    /// Returns which of the `TrackedField`s that track a field counts. `derived` is the key of a child that the set creates;
+    /// `owns` tells whether the set owns a `TrackedField`, and `age_of` the age of another stored set.
+    ///
+    /// A hand-made one covers the field, and so does that of an older set. One that the set may adopt replaces the child that
+    /// the set has created: it keeps its history.
+    pub fn existing(
+        &self,
+        candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
+        derived: &ObjectKey,
+        owns: impl Fn(&ObjectKey, &Tracking) -> bool,
+        age_of: impl Fn(&ObjectKey) -> Option<Age>,
+    ) -> Existing {
+        let path = self.key.to_string();
+        let mut existing = Existing::None;
+        for (key, tracking) in candidates {
+            let is_own = owns(&key, &tracking);
+            if is_own || tracking.adopt_by.as_deref() == Some(&*path) {
+                if existing == Existing::None || key != *derived {
+                    existing = if is_own {
+                        Existing::Own(key)
+                    } else {
+                        Existing::Adoptable(key)
+                    };
+                }
+            } else if *tracking.contact_point == *self.contact_point
+                && tracking
+                    .owner
+                    .is_none_or(|owner| self.yields_to(&owner, &age_of))
+            {
+                return Existing::Covered(key);
+            }
+        }
+        existing
+    }
+
+    /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
+    fn yields_to(&self, owner: &ObjectKey, age_of: impl Fn(&ObjectKey) -> Option<Age>) -> bool {
+        *owner == *self.key
+            || age_of(owner).is_none_or(|other| self.age.as_ref().is_none_or(|own| other < *own))
+    }
+}
+
+/// Demand of a target for one of the set's places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// Other `TrackedField`s track all fields.
+    Nothing,
+    /// The target has a child, and keeps it.
+    Kept,
+    /// The target needs a free place.
+    New,
+}
+
+/// Returns for each target whether it is left out. `demands` are in the order of namespace and name, by which free places are
+/// filled.
+pub fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
+    let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
+    let mut free = places.saturating_sub(kept.count());
+    let mut is_left_out = |demand: &Demand| {
+        let is_left_out = *demand == Demand::New && free == 0;
+        if *demand == Demand::New {
+            free = free.saturating_sub(1);
+        }
+        is_left_out
+    };
+    demands.iter().map(&mut is_left_out).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new("ops", name)
+    }
+
+    fn age(second: i64) -> Age {
+        let time = jiff::Timestamp::from_second(second).unwrap();
+        (Some(Time(time)), None)
+    }
+
+    fn tracking(contact_point: &str, owner: Option<&str>, adopt_by: Option<&str>) -> Tracking {
+        Tracking {
+            identity: 1,
+            target: key("web"),
+            contact_point: contact_point.into(),
+            owner: owner.map(key),
+            adopt_by: adopt_by.map(Into::into),
+        }
+    }
+
+    /// Owners: `all` is the set itself, `older` and `younger` are stored, all others do not exist.
+    #[rstest]
+    #[case::nothing(&[], Existing::None)]
+    #[case::hand_made(&[("mine", "hook", None, None)], Existing::Covered(key("mine")))]
+    #[case::other_contact_point(&[("mine", "chat", None, None)], Existing::None)]
+    #[case::of_the_older_set(&[("a", "hook", Some("older"), None)], Existing::Covered(key("a")))]
+    #[case::of_the_younger_set(&[("a", "hook", Some("younger"), None)], Existing::None)]
+    #[case::orphaned(&[("a", "hook", Some("deleted"), None)], Existing::Covered(key("a")))]
+    #[case::own(&[("derived", "hook", Some("all"), None)], Existing::Own(key("derived")))]
+    #[case::own_and_covered(
+        &[("derived", "hook", Some("all"), None), ("mine", "hook", None, None)],
+        Existing::Covered(key("mine"))
+    )]
+    #[case::adoptable(&[("mine", "chat", None, Some("ops/all"))], Existing::Adoptable(key("mine")))]
+    #[case::adoptable_before_derived(
+        &[("derived", "hook", Some("all"), None), ("mine", "hook", None, Some("ops/all"))],
+        Existing::Adoptable(key("mine"))
+    )]
+    #[case::adopted_before_derived(
+        &[("adopted", "hook", Some("all"), None), ("derived", "hook", Some("all"), None)],
+        Existing::Own(key("adopted"))
+    )]
+    #[case::adoptable_by_another(&[("mine", "chat", None, Some("ops/older"))], Existing::None)]
+    fn hand_made_ones_and_the_older_set_win(
+        #[case] candidates: &[(&str, &str, Option<&str>, Option<&str>)],
+        #[case] expected: Existing,
+    ) {
+        let set = key("all");
+        let claimant = Claimant {
+            key: &set,
+            contact_point: "hook",
+            age: Some(age(10)),
+        };
+        let ages = |owner: &ObjectKey| match &*owner.name {
+            "older" => Some(age(5)),
+            "younger" => Some(age(15)),
+            _ => None,
+        };
+        let candidates = candidates
+            .iter()
+            .map(|(name, contact_point, owner, adopt_by)| {
+                (key(name), tracking(contact_point, *owner, *adopt_by))
+            });
+        let owns = |_: &ObjectKey, tracking: &Tracking| tracking.owner.as_ref() == Some(&set);
+        let existing = claimant.existing(candidates, &key("derived"), owns, ages);
+        assert_eq!(existing, expected);
+    }
+
+    #[test]
+    fn places_are_kept_and_then_filled_in_order() {
+        use Demand::{Kept, New, Nothing};
+        let demands = [New, Nothing, New, Kept, New];
+        assert_eq!(left_out(&demands, 5), [false; 5]);
+        assert_eq!(left_out(&demands, 2), [false, false, true, false, true]);
+        assert_eq!(left_out(&demands, 0), [true, false, true, false, true]);
+    }
+}

@@ -1,0 +1,176 @@
+//! Watches that show nothing, a kind that disappears, an operator that is down, and kills.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
+use qm_api::tracked_field::Entry;
+use qm_api::{TrackedField, TrackedFieldSet};
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::proxy::{Match, Point};
+use testbed::receiver::Receiver;
+
+use super::{is_quiet, replicas};
+use crate::fields::Widgets;
+use crate::support::{Bed, Operator, SOON, Settings, accepted, at_each_write, changes, killed_at};
+
+#[tokio::test]
+async fn nothing_leaves_while_a_running_watch_is_frozen() {
+    let bed = Bed::own_with(Options::apiserver_only(), "sets-frozen").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.deployment("api", 1).await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    bed.set("all", replicas(json!({ "keepSeconds": 0 }))).await;
+    bed.child_history("all", "web", is_quiet).await;
+    bed.set_reads("all", "Ready").await;
+    let before = bed.children("all").await;
+
+    let frozen = proxy.freeze_running(Match::watch("deployments"));
+    bed.delete::<Deployment>("web").await;
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    // A reconcile of the whole set passes meanwhile.
+    bed.patch::<TrackedFieldSet>("all", json!({ "spec": { "maxTargets": 400 } }))
+        .await;
+    bed.set_reads("all", "Ready").await;
+    let now = bed.children_of("all", &["api", "web"]).await;
+    for (name, child) in &now {
+        assert_eq!(child.uid(), before[name].uid());
+    }
+    assert_eq!(now["web"].history().unwrap().len(), 1);
+
+    frozen.take_back();
+    bed.children_of("all", &["api"]).await;
+    assert!(
+        changes(&receiver)
+            .iter()
+            .any(|change| change["action"] == "Deleted")
+    );
+}
+
+#[tokio::test]
+async fn nothing_leaves_while_the_kind_is_not_served() {
+    let bed = Bed::shared("sets-crd").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let widgets = Widgets::new(&bed);
+    widgets.serve(&bed).await;
+    widgets.grant(&bed).await;
+    widgets.put_text(&bed, "one", r#"{"size":1}"#).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let target = json!({
+        "kind": "Widget", "apiVersion": format!("{}/v1", widgets.group), "resource": "widgets",
+    });
+    let spec = json!({ "target": target, "fields": ["{.spec.size}"] });
+    bed.set("all", replicas(spec)).await;
+    bed.child_history("all", "one", is_quiet).await;
+    bed.set_reads("all", "Ready").await;
+    let before = bed.children("all").await;
+
+    widgets.end(&bed).await;
+    bed.set_reads("all", "ResourceMismatch").await;
+    let now = bed.children_of("all", &["one"]).await;
+    assert_eq!(now["one"].uid(), before["one"].uid());
+    widgets.serve(&bed).await;
+    widgets.put_text(&bed, "one", r#"{"size":2}"#).await;
+    bed.set_reads("all", "Ready").await;
+    let is_seen = |history: &[Entry]| {
+        let last = history.last().and_then(|last| last.value.as_deref());
+        last == Some("2")
+    };
+    bed.child_history("all", "one", is_seen).await;
+    let now = bed.children_of("all", &["one"]).await;
+    assert_eq!(now["one"].uid(), before["one"].uid(), "the child goes on");
+}
+
+#[tokio::test]
+async fn resource_that_is_created_while_no_operator_runs_is_sent() {
+    let bed = Bed::shared("sets-downtime").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({}))).await;
+    bed.child_history("all", "web", is_quiet).await;
+    bed.set_reads("all", "Ready").await;
+    operator.kill();
+    // A second later than the set, as the apiserver rounds.
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    bed.deployment("api", 3).await;
+    operator.restart();
+    bed.child_history("all", "api", |history| {
+        history.len() == 1 && !history[0].is_pending() && history[0].skipped.is_none()
+    })
+    .await;
+    let changes = changes(&receiver);
+    let sent: Vec<_> = changes.iter().map(|change| &change["name"]).collect();
+    assert_eq!(sent, ["api"], "web was known");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_at_any_write_sends_what_when_selects_with_the_token() {
+    // A kill before a write equals a kill after the previous write.
+    let points = [Point::AfterApplied, Point::AfterAnswer];
+    let writes = at_each_write(&points, async |point, write| {
+        Box::pin(filtered(point, write)).await
+    });
+    let writes = Box::pin(writes).await;
+    // At least: the contact point; two changes with their deliveries; a change that is not sent.
+    assert!(
+        writes.iter().all(|writes| *writes >= 6),
+        "{writes:?} writes"
+    );
+}
+
+/// A Deployment is scaled twice, `when` selects the second change, and the token goes into the body, while the operator is
+/// killed at this write. Returns whether the write happened, and the history.
+async fn filtered(point: Point, write: u64) -> (bool, Value) {
+    const TOKEN: &str = "T0kenOfTheKillTest";
+    let bed = Bed::bare("when-killed").await;
+    let receiver = Receiver::start().unwrap();
+    bed.secret("token", TOKEN).await;
+    let body = r#"{"key": "{{ token }}", "value": {{ value | tojson }}}"#;
+    let webhook = json!({ "url": receiver.url(), "tokenIn": "Body", "body": body });
+    let token = json!({ "secretName": "token", "key": "token" });
+    let spec = json!({ "type": "Webhook", "apiToken": token, "webhookSpec": webhook });
+    bed.point("hook", spec).await;
+    bed.deployment("web", 1).await;
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+    let scene = async {
+        let spec = json!({ "target": target, "field": "replicas", "contactPoint": "hook", "when": "value != '2'" });
+        bed.create::<TrackedField>("web", json!({ "spec": spec }))
+            .await;
+        let mut history = Vec::new();
+        for (index, replicas) in [1, 2, 3].into_iter().enumerate() {
+            if index > 0 {
+                bed.scale("web", replicas).await;
+            }
+            let is_finished = |field: &TrackedField| {
+                let history = field.history().unwrap();
+                history.len() == index + 1 && !history.iter().any(Entry::is_pending)
+            };
+            let field = bed.until("web", "is finished", is_finished).await;
+            history = field.history().unwrap();
+        }
+        let shown =
+            |entry: &Entry| json!([entry.action, entry.value, entry.skipped, entry.delivery]);
+        Value::Array(history.iter().map(shown).collect())
+    };
+    let writes = Match::writes().except_resource("events");
+    let settings = Settings::default().flag("--controllers=contactpoint,trackedfield");
+    let killed = Box::pin(killed_at(&bed, settings, writes, point, write, scene)).await;
+    let sent: Vec<_> = accepted(&receiver)
+        .iter()
+        .map(|request| request.json().unwrap())
+        .collect();
+    assert!(sent.iter().all(|body| body["key"] == TOKEN), "{sent:?}");
+    for (value, is_sent) in [("1", true), ("2", false), ("3", true)] {
+        assert_eq!(
+            sent.iter().any(|body| body["value"] == value),
+            is_sent,
+            "{value}: {sent:?}"
+        );
+    }
+    killed
+}
