@@ -97,7 +97,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         reads: Reads::default(),
         trigger: fields.trigger.clone(),
-        resync: timings.sync_period,
+        sync_period: timings.sync_period,
         timeout: timings.reconcile_timeout,
         draining: manager.draining.clone(),
     });
@@ -106,11 +106,11 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let grants_known = follow_grants(manager, &grants, &targets, &fields, &sets);
     let receivers = Arc::new(Receivers {
         points: points.objects.clone(),
-        phase: points.phase.clone(),
+        cache: points.cache.clone(),
         outbox: Arc::clone(&outbox),
     });
-    let points_synced = points.phase.clone().synced();
-    let sets_synced = sets.phase.clone().synced();
+    let points_synced = points.cache.clone().synced();
+    let sets_synced = sets.cache.clone().synced();
     let after = async move {
         points_synced.await;
         // A set reports problems instead of its children, which report them themselves while the sets cannot be listed.
@@ -145,12 +145,12 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         metrics,
         timings: EntryTimings {
             renew_event: timings.event_renewal,
-            resync: timings.sync_period,
+            sync_period: timings.sync_period,
         },
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
     };
-    let (field_store, fields_synced) = (fields.objects.clone(), fields.phase.clone().synced());
+    let (field_store, fields_synced) = (fields.objects.clone(), fields.cache.clone().synced());
     manager.add_controller(points, |_| Ok(contact_points))?;
     let after_sets = after.clone();
     manager.add_controller(sets, |setup| {
@@ -173,7 +173,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             targets,
             receivers,
             metrics,
-            resync: timings.sync_period,
+            sync_period: timings.sync_period,
             status_interval: timings.set_status_period,
             states: Mutex::default(),
         })

@@ -138,7 +138,7 @@ pub trait Controller: Send + Sync + 'static {
     fn lead(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
-    fn resync(&self, default: Duration) -> Duration {
+    fn sync_period(&self, default: Duration) -> Duration {
         default
     }
 
@@ -636,8 +636,8 @@ impl<C: Controller> Reconcile for Managed<C> {
         self.controller.lead();
     }
 
-    fn resync(&self, default: Duration) -> Duration {
-        self.controller.resync(default)
+    fn sync_period(&self, default: Duration) -> Duration {
+        self.controller.sync_period(default)
     }
 
     fn status_interval(&self) -> Duration {

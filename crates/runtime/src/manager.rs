@@ -87,8 +87,8 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// Phase of the cache.
-    pub phase: Phase,
+    /// Whether the objects are cached.
+    pub cache: CacheStatus,
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
     synced_relist: watch::Sender<Option<u64>>,
@@ -104,9 +104,9 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
     }
 }
 
-/// Phase of the cache of a kind.
+/// Whether the objects of a kind are cached, and why not.
 #[derive(Clone)]
-pub struct Phase {
+pub struct CacheStatus {
     state: watch::Receiver<KindState>,
     /// Number of the relist that is complete, as far as the apiserver allows lists.
     synced_relist: watch::Receiver<Option<u64>>,
@@ -115,7 +115,7 @@ pub struct Phase {
     required: u64,
 }
 
-impl Phase {
+impl CacheStatus {
     /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
     /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
     /// is syncing. An object that is not cached may then exist all the same.
@@ -279,7 +279,7 @@ impl Manager {
         KindHandles {
             objects: Objects::default(),
             trigger: Trigger::default(),
-            phase: Phase {
+            cache: CacheStatus {
                 state: state.subscribe(),
                 synced_relist: synced_relist.subscribe(),
                 required: self.settings.leader_elect.into(),
@@ -318,7 +318,7 @@ impl Manager {
         let KindHandles {
             objects,
             trigger,
-            phase,
+            cache,
             kind,
             state,
             synced_relist,
@@ -327,7 +327,7 @@ impl Manager {
         } = handles;
         let commands = watch::Sender::<Command>::default();
         let name = kind.controller;
-        let (served, counted) = (phase.clone(), objects.clone());
+        let (served, counted) = (cache.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
             served
                 .is_served()
@@ -372,7 +372,7 @@ impl Manager {
                 runner.lead();
                 commands.send_modify(|command| command.relist += 1);
             }
-            phase.synced().await;
+            cache.synced().await;
             after.await;
             runner.run(objects, trigger).await;
         };
@@ -544,7 +544,7 @@ impl Manager {
                 min: timings.poll_min,
                 max: timings.poll_max,
             },
-            resync: timings.sync_period,
+            sync_period: timings.sync_period,
         }
     }
 
@@ -604,28 +604,28 @@ mod tests {
     #[test]
     fn phase_returns_why_its_kind_is_not_served() {
         let state = watch::Sender::new(KindState::Syncing);
-        let phase = phase(&state, &watch::Sender::new(None), 0);
-        assert_eq!(phase.unavailable("a"), None, "that is not known yet");
+        let status = status(&state, &watch::Sender::new(None), 0);
+        assert_eq!(status.unavailable("a"), None, "that is not known yet");
         state.send_replace(KindState::Absent("switched off".into()));
-        assert_eq!(phase.unavailable("a").as_deref(), Some("switched off"));
+        assert_eq!(status.unavailable("a").as_deref(), Some("switched off"));
         state.send_replace(KindState::PartiallySynced(
             [(Some("b".into()), "no".into())].into(),
         ));
         assert_eq!(
-            (phase.unavailable("a"), phase.unavailable("b")),
+            (status.unavailable("a"), status.unavailable("b")),
             (None, Some("no".into()))
         );
         state.send_replace(KindState::PartiallySynced([(None, "no".into())].into()));
-        assert_eq!(phase.unavailable("a").as_deref(), Some("no"));
+        assert_eq!(status.unavailable("a").as_deref(), Some("no"));
         state.send_replace(KindState::Synced);
-        assert_eq!(phase.unavailable("a"), None);
+        assert_eq!(status.unavailable("a"), None);
     }
 
     #[tokio::test]
     async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
         let state = watch::Sender::new(KindState::Synced);
         let relist = watch::Sender::new(Some(0));
-        let is_synced = || phase(&state, &relist, 1).synced().now_or_never().is_some();
+        let is_synced = || status(&state, &relist, 1).synced().now_or_never().is_some();
         assert!(!is_synced(), "the list is that of the standby");
         relist.send_replace(Some(1));
         assert!(is_synced());
@@ -635,12 +635,12 @@ mod tests {
         assert!(is_synced());
     }
 
-    fn phase(
+    fn status(
         state: &watch::Sender<KindState>,
         relist: &watch::Sender<Option<u64>>,
         required: u64,
-    ) -> Phase {
-        Phase {
+    ) -> CacheStatus {
+        CacheStatus {
             state: state.subscribe(),
             synced_relist: relist.subscribe(),
             required,

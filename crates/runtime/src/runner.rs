@@ -62,7 +62,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     fn lead(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
-    fn resync(&self, default: Duration) -> Duration {
+    fn sync_period(&self, default: Duration) -> Duration {
         default
     }
 
@@ -131,7 +131,7 @@ pub(super) struct ReconcileLimits {
     /// Delays while an object waits.
     pub waiting: BackoffPolicy,
     /// Interval of reconciles that nothing triggers.
-    pub resync: Duration,
+    pub sync_period: Duration,
 }
 
 /// Controller that is ready to run.
@@ -775,7 +775,7 @@ impl<R: Reconcile> Runner<R> {
     /// Returns the result of a reconcile that succeeded, and the delay until the next one.
     fn next_reconcile(&self, key: &ObjectKey, requeue: Requeue) -> (ReconcileResult, Duration) {
         match requeue {
-            Requeue::OnChange => (ReconcileResult::Success, self.resync()),
+            Requeue::OnChange => (ReconcileResult::Success, self.sync_period()),
             Requeue::Poll => (ReconcileResult::RequeueAfter, self.waiting.next_delay(key)),
             Requeue::After(delay) | Requeue::InFlight(delay) => {
                 (ReconcileResult::RequeueAfter, delay)
@@ -784,9 +784,9 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Returns the resync period with jitter, so that not all objects are due at once.
-    fn resync(&self) -> Duration {
+    fn sync_period(&self) -> Duration {
         self.reconciler
-            .resync(self.limits.resync)
+            .sync_period(self.limits.sync_period)
             .mul_f64(rand::random_range(1.0..1.2))
     }
 
@@ -842,7 +842,7 @@ impl<R: Reconcile> Runner<R> {
                     error,
                     "reconcile failed; will retry when the object changes"
                 );
-                (ReconcileResult::Error, self.resync())
+                (ReconcileResult::Error, self.sync_period())
             }
             class @ (Class::Transient | Class::Slow) => {
                 let backoffs = if class == Class::Slow {

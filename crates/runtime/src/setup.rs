@@ -31,7 +31,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub watch_needed: Arc<SetOnce<()>>,
-    /// Future that must end before the first reconcile, such as [`Phase::synced`](super::manager::Phase::synced) of
+    /// Future that must end before the first reconcile, such as [`CacheStatus::synced`](super::manager::CacheStatus::synced) of
     /// another kind.
     pub after: BoxFuture<'static, ()>,
     name: &'static str,

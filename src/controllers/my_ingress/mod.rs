@@ -72,7 +72,7 @@ pub(crate) struct MyIngresses<A> {
     ingresses: Objects<MyIngress>,
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
-    resync: Duration,
+    sync_period: Duration,
     consistency_window: Duration,
 }
 
@@ -112,7 +112,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             ingresses: setup.objects.clone(),
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
-            resync: timings.aws_sync_period,
+            sync_period: timings.aws_sync_period,
             consistency_window: timings.aws_consistency_window,
         })
     })
@@ -142,8 +142,8 @@ impl<A: Aws> Controller for MyIngresses<A> {
         self.converge(cx).await
     }
 
-    fn resync(&self, _: Duration) -> Duration {
-        self.resync
+    fn sync_period(&self, _: Duration) -> Duration {
+        self.sync_period
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {

@@ -67,7 +67,7 @@ pub struct Targets {
     /// Wakes the `TrackedField` that gets an answer.
     pub trigger: Trigger<TrackedField>,
     /// Time without confirmation after which a target is read.
-    pub resync: Duration,
+    pub sync_period: Duration,
     /// Timeout of discovery and of a read.
     pub timeout: Duration,
     /// Cancelled once no new request may start.
@@ -311,7 +311,7 @@ impl Targets {
 
     /// Returns whether the target of `key` needs a read.
     pub(super) fn is_unread(&self, key: &ObjectKey) -> bool {
-        self.tracker.unread(key, self.resync).is_some()
+        self.tracker.unread(key, self.sync_period).is_some()
     }
 
     /// Returns whether a list reads the target of `object`, with others of the resource.
@@ -321,7 +321,12 @@ impl Targets {
             && object.status.as_ref().is_none_or(StoredHistory::is_empty)
             && self.reads.gathers(resource);
         let most = MAX_SINGLE_READS + 1;
-        is_gathered || self.tracker.unread_of(resource, self.resync, most).count() == most
+        is_gathered
+            || self
+                .tracker
+                .unread_of(resource, self.sync_period, most)
+                .count()
+                == most
     }
 
     /// Reads all objects of `resource` that need it with one list; `resolved` is the resource. Returns the followers.
@@ -330,7 +335,9 @@ impl Targets {
         resource: &ResourceName,
         resolved: &Resolved,
     ) -> Result<Vec<ObjectKey>, TrackError> {
-        let mut tickets = self.tracker.unread_of(resource, self.resync, usize::MAX);
+        let mut tickets = self
+            .tracker
+            .unread_of(resource, self.sync_period, usize::MAX);
         let keys: Vec<_> = tickets.keys().cloned().collect();
         let namespaces = if resolved.namespaced {
             self.scope.namespaces()
@@ -399,7 +406,10 @@ impl Targets {
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        if let Some(tickets) = self.tracker.unread(&ObjectKey::of(object), self.resync) {
+        if let Some(tickets) = self
+            .tracker
+            .unread(&ObjectKey::of(object), self.sync_period)
+        {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
                     self.accept_read(tracked.target, group, tickets, found)
@@ -596,7 +606,7 @@ mod tests {
         targets_with(client, Duration::from_mins(1))
     }
 
-    fn targets_with(client: Client, resync: Duration) -> Arc<Targets> {
+    fn targets_with(client: Client, sync_period: Duration) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
@@ -628,7 +638,7 @@ mod tests {
             resolver: Resolver::default(),
             reads: Reads::default(),
             trigger: Trigger::default(),
-            resync,
+            sync_period,
             timeout: Duration::from_mins(1),
             draining: CancellationToken::new(),
         })

@@ -75,7 +75,7 @@ pub struct EntryTimings {
     /// Time after which the Event that reports an obstacle is published again.
     pub renew_event: Duration,
     /// Time without confirmation after which a target is read.
-    pub resync: Duration,
+    pub sync_period: Duration,
 }
 
 pub struct TrackedFields<T> {
@@ -386,9 +386,9 @@ impl<T: Transport> TrackedFields<T> {
             ..
         } = *run;
         let tracker = &self.targets.tracker;
-        let period = self.timings.resync;
+        let period = self.timings.sync_period;
         let is_unserved =
-            point.is_none() && self.receivers.phase.unavailable(&key.namespace).is_some();
+            point.is_none() && self.receivers.cache.unavailable(&key.namespace).is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),

@@ -12,7 +12,7 @@ use qm_notify::queue::Outbox;
 use qm_notify::when::When;
 use qm_notify::{OutgoingEntry, Transport};
 use qm_runtime::ObjectKey;
-use qm_runtime::manager::Phase;
+use qm_runtime::manager::CacheStatus;
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::SUSPENDED;
 use qm_runtime::watch::{ResourceName, WatchProblem};
@@ -294,7 +294,7 @@ impl WaitingReason {
             Self::ContactPointNotFound { name, nearest: None } => {
                 format!("{name:?} not found; create the ContactPoint in the TrackedField's own namespace")
             }
-            Self::ContactPointNotObserved { name } => format!("{name:?}: not observed yet"),
+            Self::ContactPointNotObserved { name } => format!("{name:?}: the operator has not tried it yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::TestBodyInvalid { name, message } => format!("{name:?}: {message}"),
             Self::WriteRejected(message) => format!(
@@ -429,8 +429,8 @@ fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {
     pub points: Objects<ContactPoint>,
-    /// Phase of the cache of contact points, which may not be served.
-    pub phase: Phase,
+    /// Whether contact points are cached.
+    pub cache: CacheStatus,
     pub outbox: Arc<Outbox<T>>,
 }
 
@@ -444,7 +444,7 @@ impl<T: Transport> Receivers<T> {
     pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
         let Some(point) = self.get(namespace, name) else {
             let name = name.to_owned();
-            if let Some(why) = self.phase.unavailable(namespace) {
+            if let Some(why) = self.cache.unavailable(namespace) {
                 let because = format!("this operator does not serve contact points: {why}");
                 return Some(WaitingReason::ContactPointNotReady { name, because });
             }
@@ -519,7 +519,10 @@ mod tests {
         let new = of(&json!(null)).unwrap();
         assert_eq!(
             (new.reason(), &*new.message()),
-            ("ContactPointNotReady", r#""hook": not observed yet"#)
+            (
+                "ContactPointNotReady",
+                r#""hook": the operator has not tried it yet"#
+            )
         );
         assert!(!new.is_warning());
         let condition = |status: &str| {

@@ -154,7 +154,7 @@ pub struct TrackedFieldSets<T> {
     pub receivers: Arc<Receivers<T>>,
     pub metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
-    pub resync: Duration,
+    pub sync_period: Duration,
     /// Minimum time between two writes of a set's status: its numbers change with every child.
     pub status_interval: Duration,
     pub states: Mutex<HashMap<ObjectKey, SetState>>,
@@ -533,7 +533,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let before = before.filter(|plan| {
             !changes.all
                 && plan.basis == basis
-                && plan.compared.elapsed() < self.resync
+                && plan.compared.elapsed() < self.sync_period
                 // Free places are filled in the order of all targets.
                 && plan.left_out == 0
         });

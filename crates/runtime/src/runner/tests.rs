@@ -218,7 +218,7 @@ fn unfinished_reconcile_does_not_reset_the_delays() {
         failed: policy,
         slow: policy,
         waiting: policy,
-        resync: policy.max,
+        sync_period: policy.max,
     };
     let failing = Arc::new(Failing::default());
     let runner = runner(failing, limits, &Availability::default());
@@ -252,7 +252,7 @@ fn limits(concurrency: u16) -> ReconcileLimits {
         failed: policy,
         slow: policy,
         waiting: policy,
-        resync: hour * 24,
+        sync_period: hour * 24,
     }
 }
 
@@ -267,7 +267,7 @@ fn runner<R: Reconcile>(
         limits,
         &Metrics::new(&PROGRAM),
         availability.clone(),
-        Probes::new().watchdog("test", limits.resync),
+        Probes::new().watchdog("test", limits.sync_period),
         TaskTracker::new(),
     )
 }
@@ -458,7 +458,7 @@ fn retry_after_is_kept_when_a_later_conflict_hides_it() {
             failed: policy,
             slow: policy,
             waiting: policy,
-            resync: hour,
+            sync_period: hour,
         };
         let runner = runner(Arc::new(Failing::default()), limits, &availability);
         let key = ObjectKey::new("n", "x");
