@@ -48,7 +48,7 @@ RUN touch src/main.rs src/lib.rs crates/*/src/lib.rs; \
 # The image has glibc and the certificates of public authorities, but no shell.
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title=quartermaster \
-      org.opencontainers.image.description="The everyday chores of a Kubernetes cluster, one small operator" \
+      org.opencontainers.image.description="Notifies on field changes, copies ConfigMaps, runs simple apps and provisions AWS load balancers" \
       org.opencontainers.image.licenses=Apache-2.0
 COPY LICENSE /LICENSE
 COPY --from=builder /quartermaster /quartermaster

@@ -352,7 +352,7 @@ pub struct RunArgs {
 /// Contact points that may use a Secret of the operator's namespace if their own namespace has none with that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharedSecrets {
-    /// Telegram contact points: their token goes to the configured Bot API only
+    /// Telegram contact points, because their token goes to the configured Bot API only
     Telegram,
     /// Webhook contact points too, if the Secret has the label quartermaster.dev/shared: "true"
     Labelled,

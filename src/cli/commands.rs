@@ -368,7 +368,7 @@ pub struct AdoptArgs {
     /// Adopt only for these resources of one namespace, such as cmsync/settings, myapp/web or mying/web
     #[arg(value_name = "KIND/NAME", value_parser = parse_adopter, requires = "namespace", conflicts_with = "all_namespaces")]
     pub(crate) resources: Vec<ResourceArg>,
-    /// Allow the listed adoptions; of objects that may change only if you name their resource
+    /// Allow the listed adoptions; those that may change an object need the name of its resource
     #[arg(short, long)]
     pub(crate) yes: bool,
 }

@@ -131,8 +131,8 @@ pub struct NotificationSpec {
     )]
     #[schemars(length(min = 1, max = 512))]
     pub when: Option<String>,
-    /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50, in
-    /// a `TrackedFieldSet` to 10.
+    /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50; to
+    /// 10 in a `TrackedFieldSet`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,

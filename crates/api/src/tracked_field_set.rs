@@ -166,7 +166,7 @@ impl TargetSelector {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamePatterns {
-    /// Patterns of which a name matches at least one. Defaults to all names.
+    /// Patterns; a name must match one of them. Defaults to all names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "maxItems" = 32,
@@ -175,7 +175,7 @@ pub struct NamePatterns {
     ))]
     #[x_kube(validation = ARE_PATTERNS)]
     pub include: Vec<String>,
-    /// Patterns of which a name matches none. Defaults to none.
+    /// Patterns; a name must match none of them. Defaults to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "maxItems" = 32,

@@ -16,7 +16,7 @@ impl AwsMetrics {
         let metrics = Self::default();
         registry.register(
             "aws_requests",
-            "Calls of AWS by outcome: OK, the error code of AWS, or the condition's reason if AWS gave no code",
+            "AWS requests by outcome: OK, the error code of AWS, or the condition's reason if AWS gave no code",
             metrics.requests.clone(),
         );
         metrics

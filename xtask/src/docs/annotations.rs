@@ -50,7 +50,7 @@ const ANNOTATIONS: &[Name] = &[
     (OWNER, "`NAMESPACE/NAME`", "children", "operator", "Names the owner. Proves nothing."),
     (NAMES.applied_digest, "digest", "objects of an AppService, TrackedFields of a set", "operator", "Digest of the applied state: after a restart, the operator need not apply an object with the right one."),
     (SPEC_DIGEST, "digest", "the Pod of a MyApp", "operator", "Digest of the spec that the Pod was made from. With another one, the operator replaces the Pod."),
-    (WAITING, "`REASON: MESSAGE`", "a TrackedField", "operator", "Why nothing is recorded or sent; absent when all is well. Column MESSAGE."),
+    (WAITING, "`REASON: MESSAGE`", "a TrackedField", "operator", "Why nothing is recorded or sent; absent if nothing waits. Column MESSAGE."),
     (WAITING_REASON, "`REASON`", "a TrackedField", "operator", "The reason alone. Column WAITING."),
     (ALLOWED_NAMESPACES, "namespaces, separated by commas", "a Secret in the operator's namespace", "you", "Limits the namespaces whose ContactPoints may use the Secret. Empty allows none; absent allows all."),
     (ALLOWED_CHATS, "`chatId`s, separated by commas", "a Secret in the operator's namespace", "you", "Limits the chats to which ContactPoints of other namespaces may send with the token, and forbids webhooks. Empty allows none; absent allows all."),
@@ -61,7 +61,7 @@ const ANNOTATIONS: &[Name] = &[
 #[rustfmt::skip]
 const FINALIZERS: &[Name] = &[
     (config_map_sync::FINALIZER, "", "a ConfigMapSync", "operator", "Holds the deleted object until its copies are deleted or orphaned."),
-    (my_ingress::FINALIZER, "", "a MyIngress", "operator", "Holds the deleted object until AWS shows its load balancer no more."),
+    (my_ingress::FINALIZER, "", "a MyIngress", "operator", "Holds the deleted object until AWS no longer shows its load balancer."),
 ];
 
 #[rustfmt::skip]

@@ -11,7 +11,7 @@ const BEGIN: &str = "\
 # Flags
 
 The text is that of `quartermaster COMMAND --help`. A flag with an environment variable can be set by that instead; the flag takes
-precedence. The Helm chart has a [value](chart-values.md) for each flag of `run`. [Commands](../operate/cli.md) has examples.
+precedence. The Helm chart has a [value](chart-values.md) for each flag of `run`. [Command-line program](../operate/cli.md) has examples.
 
 `run` reads further variables: `KUBECONFIG` (default `~/.kube/config`, then the Pod's own account), `HTTPS_PROXY` and `NO_PROXY` (for
 Telegram and AWS), those of AWS's SDK, `OTEL_...` (traces) and `NO_COLOR`.
@@ -19,7 +19,7 @@ Telegram and AWS), those of AWS's SDK, `OTEL_...` (traces) and `NO_COLOR`.
 | exit code | meaning |
 | --- | --- |
 | 0 | stopped on request, after draining |
-| 1 | failed, lost the Lease, or a part of the program ended; Kubernetes starts the container again |
+| 1 | failed, lost the Lease, or a task ended; Kubernetes restarts the container |
 | 2 | a flag or its value is wrong |
 ";
 

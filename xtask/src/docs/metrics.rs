@@ -23,7 +23,7 @@ const BEGIN: &str = "\
 
 Metrics that `/metrics` serves in the text format of Prometheus. No label names an object. The values of a label follow in brackets, if the
 operator has a fixed set of them. [Monitoring](../operate/monitoring.md) says how to use them, and
-[Metrics access](../security/metrics.md) who may read them.
+[Secure the metrics endpoint](../security/metrics.md) who may read them.
 
 Every replica serves its own metrics. The leader counts deliveries, entries and children; every replica counts resources and watches, so take
 the maximum of these, not the sum. Metrics outside of `quartermaster_` have the names of controller-runtime and of the Prometheus client

@@ -17,8 +17,8 @@ use crate::rbac::{ADMIN, EDITOR, VIEWER};
 const BEGIN: &str = "\
 # Permissions
 
-Exactly what the code uses, generated into `config/rbac`, `deploy/` and the chart. The names are those of `make deploy`; the chart puts the
-release's name before them. Why this is safe: [Permissions](../security/permissions.md).
+The operator has exactly these permissions, generated from the code into `config/rbac`, `deploy/` and the chart. The names are those
+of `make deploy`; the chart puts the release's name before them. Why this is safe: [Permissions](../security/permissions.md).
 
 ## The operator
 
@@ -161,8 +161,8 @@ pub fn page() -> String {
     }
     let _ = write!(
         page,
-        "\n## Users\n\nThree ClusterRoles for each kind, such as `quartermaster-contactpoint-viewer-role`. A role is aggregated into the\n\
-         cluster's role of its rank. Of a kind without an admission policy that checks the author, only the viewer's role is.\n\n\
+        "\n## Users\n\nThree ClusterRoles for each kind, such as `quartermaster-contactpoint-viewer-role`. They are aggregated into\n\
+         `view`, `edit` and `admin`. For a kind without an admission policy that checks the author, only the viewer role is.\n\n\
          | role | verbs on the kind | aggregated into |\n| --- | --- | --- |\n"
     );
     for (role, verbs, into) in [

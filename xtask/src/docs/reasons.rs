@@ -22,7 +22,7 @@ To make the operator try at once, annotate the object:
 doubles, with random jitter.
 
 `quartermaster status` and the [metric](metrics.md) `quartermaster_resources` also know `NotObserved`: no status describes the current
-spec yet. If that lasts, no operator serves the object: [Troubleshooting](../operate/troubleshoot.md).
+spec yet. If that lasts, no operator serves the object: [Troubleshoot](../operate/troubleshoot.md).
 ";
 
 const EVENTS: &str = "\

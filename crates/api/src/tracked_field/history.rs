@@ -124,7 +124,7 @@ pub struct Entry {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub context: BTreeMap<String, String>,
     /// Last writer of the value, by the resource's `managedFields`. Absent if unknown, for example for a field that was
-    /// removed. It names a program by its own word, and proves nothing.
+    /// removed. A program chooses this name itself, so the name proves nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed_by: Option<Box<ChangedBy>>,
     /// Number of changes merged into this entry because the outbox was full. Absent for a single change.
