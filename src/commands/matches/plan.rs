@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use qm_api::common::NAMES;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
+use qm_runtime::ownership::owner_of;
 use qm_runtime::watch::ResourceName;
 use serde::Serialize;
 
@@ -20,6 +22,8 @@ pub(super) struct Stored {
     target: ObjectKey,
     field: String,
     tracking: Tracking,
+    /// Whether a UID proves the owner that `tracking` names.
+    is_owner_proven: bool,
 }
 
 impl Stored {
@@ -30,6 +34,8 @@ impl Stored {
             target: ObjectKey::new(&spec.target.namespace, &spec.target.name),
             field: spec.field.clone(),
             tracking: Tracking::of(field),
+            is_owner_proven: owner_of(&field.metadata, &NAMES)
+                .is_some_and(|(_, uid)| !uid.is_empty()),
         }
     }
 }
@@ -213,7 +219,7 @@ impl<'a> Known<'a> {
     }
 
     fn owns(&self, field: &Stored) -> bool {
-        field.tracking.owner.as_ref() == Some(&self.key)
+        field.is_owner_proven && field.tracking.owner.as_ref() == Some(&self.key)
     }
 
     fn matches(&self, target: &ObjectKey) -> Vec<Match> {
@@ -238,7 +244,10 @@ impl<'a> Known<'a> {
         let candidates = candidates.map(|it| (it.key.clone(), it.tracking.clone()));
         let derived = child::name(&self.key.name, self.resource, target, field);
         let derived = ObjectKey::new(&self.key.namespace, &derived);
-        let owns = |_: &ObjectKey, it: &Tracking| it.owner.as_ref() == Some(&self.key);
+        let owns = |key: &ObjectKey, _: &Tracking| {
+            let field = self.by_name.get(&*key.name);
+            field.is_some_and(|field| self.owns(field))
+        };
         let age_of = |set: &ObjectKey| self.ages.get(set).cloned();
         let (state, key) = match claimant.existing(candidates, &derived, owns, age_of) {
             Existing::Own(key) => (State::Tracked, key),
@@ -305,6 +314,24 @@ mod tests {
         let states = plan.matches.iter();
         let states = states.map(|it| (it.name.clone(), it.state));
         (states.collect(), plan.left_out)
+    }
+
+    #[test]
+    fn annotation_alone_proves_no_owner() {
+        let metadata = json!({ "namespace": "ops", "name": "a", "annotations": { "quartermaster.dev/owner": "ops/all" } });
+        let target = json!({ "kind": "Deployment", "namespace": "ops", "name": "another" });
+        let spec = json!({ "target": target, "field": "replicas", "contactPoint": "hook" });
+        let field = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField", "metadata": metadata, "spec": spec });
+        let mut field = Stored::of(&serde_json::from_value(field).unwrap());
+        let set = set(&json!({}));
+        let resource = ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        };
+        let target = ObjectKey::new("ops", "a");
+        field.key.name = child::name("all", &resource, &target, "replicas").into();
+        let (states, _) = planned(&set, &["a"], &[field]);
+        assert_eq!(states, [("a".to_owned(), State::Conflict)]);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Checks the overrides of a Pod template, and merges them over the generated one. Pure.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use k8s_openapi::DeepMerge as _;
-use k8s_openapi::api::core::v1::{Container, ContainerPort, PodTemplateSpec, Probe};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec, PodTemplateSpec, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use qm_api::app_service::{POD_OVERRIDES, TCP};
 use qm_api::common::PREFIX;
@@ -9,11 +12,15 @@ use qm_api::common::PREFIX;
 /// Fields of the metadata that the operator merges. A Deployment ignores nearly all others.
 const METADATA: [&str; 2] = ["labels", "annotations"];
 
-/// Checks that the overrides change neither the label `(key, value)` of the Deployment's selector nor the ownership.
+/// Checks that the overrides change neither the label `(key, value)` of the Deployment's selector nor the ownership, and that no
+/// list has a key twice.
 ///
 /// # Errors
 /// Returns the path, the problem and what to write instead.
 pub fn check(overrides: &PodTemplateSpec, selector: (&str, &str)) -> Result<(), String> {
+    if let Some(pod) = &overrides.spec {
+        check_keys(pod)?;
+    }
     let Some(metadata) = &overrides.metadata else {
         return Ok(());
     };
@@ -46,6 +53,48 @@ pub fn check(overrides: &PodTemplateSpec, selector: (&str, &str)) -> Result<(), 
         )),
         _ => Ok(()),
     }
+}
+
+/// Checks the lists that the apiserver merges by a key. It stores an item twice on create, and then rejects every apply.
+fn check_keys(pod: &PodSpec) -> Result<(), String> {
+    let path = |list: &str| format!("{POD_OVERRIDES}.spec.{list}");
+    let names = pod.volumes.iter().flatten();
+    unique(&path("volumes"), names.map(|it| &it.name))?;
+    let names = pod.image_pull_secrets.iter().flatten();
+    unique(&path("imagePullSecrets"), names.map(|it| &it.name))?;
+    let addresses = pod.host_aliases.iter().flatten();
+    unique(&path("hostAliases"), addresses.map(|it| &it.ip))?;
+    let inits = pod.init_containers.as_deref().unwrap_or_default();
+    for (list, containers) in [("containers", &*pod.containers), ("initContainers", inits)] {
+        unique(&path(list), containers.iter().map(|it| &it.name))?;
+        for (at, container) in containers.iter().enumerate() {
+            let path = |field: &str| path(&format!("{list}[{at}].{field}"));
+            let env = container.env.iter().flatten();
+            unique(&path("env"), env.map(|it| &it.name))?;
+            let mounts = container.volume_mounts.iter().flatten();
+            unique(&path("volumeMounts"), mounts.map(|it| &it.mount_path))?;
+            let ports = container.ports.iter().flatten().map(|port| {
+                let protocol = port.protocol.as_deref().unwrap_or(TCP);
+                format!("{}/{protocol}", port.container_port)
+            });
+            unique(&path("ports"), ports)?;
+        }
+    }
+    Ok(())
+}
+
+fn unique<T: fmt::Display + Ord>(
+    path: &str,
+    keys: impl IntoIterator<Item = T>,
+) -> Result<(), String> {
+    let mut before = BTreeSet::new();
+    for key in keys {
+        let text = key.to_string();
+        if !before.insert(key) {
+            return Err(format!("{path}: {text:?} has two items: remove one"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the first field that is set besides [`METADATA`].
@@ -278,6 +327,18 @@ mod tests {
     fn identity_cannot_be_overridden(#[case] metadata: Value, #[case] expected: &str) {
         let message =
             check(&template(json!({ "metadata": metadata })), ("app", "web")).unwrap_err();
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[rstest]
+    #[case::variable(json!({ "containers": [{ "name": "side", "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }] }] }), r#"spec.podOverrides.spec.containers[0].env: "A" has two items: remove one"#)]
+    #[case::container(json!({ "containers": [{ "name": "side" }, { "name": "side" }] }), r#"spec.podOverrides.spec.containers: "side" has two items"#)]
+    #[case::init_port(json!({ "containers": [], "initContainers": [{ "name": "a", "ports": [{ "containerPort": 80 }, { "containerPort": 80, "protocol": "TCP" }] }] }), r#"spec.podOverrides.spec.initContainers[0].ports: "80/TCP" has two items"#)]
+    #[case::secret(json!({ "containers": [], "imagePullSecrets": [{ "name": "a" }, { "name": "a" }] }), r#"spec.podOverrides.spec.imagePullSecrets: "a" has two items"#)]
+    #[case::alias(json!({ "containers": [], "hostAliases": [{ "ip": "10.0.0.1" }, { "ip": "10.0.0.1" }] }), r#"spec.podOverrides.spec.hostAliases: "10.0.0.1" has two items"#)]
+    fn key_is_unique_in_its_list(#[case] pod: Value, #[case] expected: &str) {
+        let overrides = template(json!({ "spec": pod }));
+        let message = check(&overrides, ("app", "web")).unwrap_err();
         assert!(message.starts_with(expected), "{message}");
     }
 

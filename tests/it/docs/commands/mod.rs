@@ -336,7 +336,7 @@ impl Walk {
 /// Returns whether the command may be repeated until it shows the expected state.
 fn only_reads(text: &str) -> bool {
     let words: Vec<_> = text.split_whitespace().collect();
-    let reads = ["get", "describe", "events", "status", "history"]
+    let reads = ["get", "describe", "events", "status", "history", "matches"]
         .iter()
         .any(|word| words.contains(word));
     let writes = ["apply", "create", "patch", "delete", "annotate", "run"]
