@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
     ValidationRule,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::names::MetadataNames;
@@ -61,6 +61,11 @@ impl FromStr for SchemaVersion {
     }
 }
 
+/// Returns the status that an object has until the operator writes one, unless the status is a list.
+pub fn unobserved_status() -> Value {
+    json!({ "observedGeneration": -1 })
+}
+
 /// Finishes a derived CRD and annotates it with the version of its schema, which has this number.
 pub fn finish(
     mut crd: CustomResourceDefinition,
@@ -84,7 +89,7 @@ pub fn finish(
                     fields.contains_key("observedGeneration")
                 };
                 if status.properties.as_ref().is_some_and(observes) {
-                    status.default = Some(JSON(json!({ "observedGeneration": -1 })));
+                    status.default = Some(JSON(unobserved_status()));
                 }
             }
             if !schema

@@ -14,6 +14,7 @@ use kube::core::object::HasStatus;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::kind::{HasReadyCondition, Kind as _, KindInfo};
+use qm_core::schema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
@@ -542,6 +543,14 @@ impl<C: Controller> Managed<C> {
     }
 }
 
+/// Returns whether no operator has written a status of the object.
+fn is_unobserved<K: ReconciledKind>(object: &K) -> bool {
+    let unobserved = serde_json::from_value::<K::Status>(schema::unobserved_status());
+    object
+        .status()
+        .is_none_or(|status| unobserved.is_ok_and(|unobserved| *status == unobserved))
+}
+
 /// Adds what the object's status says about earlier reconciles.
 fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     // Another program that has worked on the object may have left an annotation instead of a status.
@@ -551,7 +560,7 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     let ready = object.ready_condition();
     let contested = ready.filter(|ready| ready.reason == CONTESTED);
     owner
-        .fresh(object.status().is_none() && !has_foreign)
+        .fresh(is_unobserved(object) && !has_foreign)
         .observed_generation(object.observed_generation())
         .contested(contested.map(|ready| ready.message.to_owned()))
 }

@@ -302,23 +302,23 @@ async fn overrides_that_reach_the_node_are_forbidden() {
     let cases = [
         (
             json!({ "volumes": [{ "name": "root", "hostPath": { "path": "/" } }] }),
-            "it runs no Pod with a hostPath volume",
+            "the operator runs no Pod with a hostPath volume",
         ),
         (
             json!({ "containers": privileged }),
-            "it runs no privileged container",
+            "the operator runs no privileged container",
         ),
         (
             json!({ "initContainers": privileged }),
-            "it runs no privileged container",
+            "the operator runs no privileged container",
         ),
         (
             json!({ "containers": host_port }),
-            "it runs no Pod with a hostPort",
+            "the operator runs no Pod with a hostPort",
         ),
         (
             json!({ "hostNetwork": true }),
-            "it runs no Pod with hostNetwork, hostPID or hostIPC",
+            "the operator runs no Pod with hostNetwork, hostPID or hostIPC",
         ),
     ];
     for (pod, expected) in cases {

@@ -9,12 +9,13 @@ use quartermaster::cli::{Cli, Timings};
 use super::{page, pages, prose, row};
 
 /// Flags of other programs (helm, kubectl, velero, the apiserver, the bench) that pages name without their command.
-const OF_OTHERS: [&str; 11] = [
+const OF_OTHERS: [&str; 12] = [
     "cluster-cidr",
     "create-namespace",
     "force-conflicts",
     "from-literal",
     "overwrite",
+    "reset-then-reuse-values",
     "restore-status",
     "service-cluster-ip-range",
     "set",
