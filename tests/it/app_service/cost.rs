@@ -32,7 +32,7 @@ async fn new_app_costs_three_writes_and_no_read() {
     )
     .await;
     bed.until("first", "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
 
@@ -44,7 +44,7 @@ async fn new_app_costs_three_writes_and_no_read() {
     )
     .await;
     bed.until("web", "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -108,7 +108,7 @@ async fn children_of_many_apps_come_before_statuses() {
         bed.until(
             &format!("app-{number}"),
             "has a status",
-            |app: &AppService| app.status.is_some(),
+            |app: &AppService| super::is_observed(app),
         )
         .await;
     }

@@ -369,7 +369,7 @@ async fn ownership_is_restored_after_a_backup() {
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
     bed.until("web", "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
     operator.kill();
@@ -394,7 +394,7 @@ async fn ownership_is_restored_after_a_backup() {
     let again = app(&bed, "web", spec()).await;
     operator.restart();
     bed.until("web", "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
     let (now, serves) = (deployment(&bed, "web").await, service(&bed, "web").await);

@@ -176,6 +176,12 @@ async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<St
 /// Prefix of the markers' names.
 const MARKER: &str = "marker-";
 
+/// Returns whether the status describes the current spec.
+fn is_observed(app: &AppService) -> bool {
+    let observed = app.status.as_ref().and_then(|it| it.observed_generation);
+    observed == app.metadata.generation
+}
+
 /// Triggers a reconcile of the app and waits for its end, which the end of a later reconcile of a marker proves.
 async fn reconciled(bed: &Bed, name: &str) {
     let now = uuid::Uuid::new_v4().to_string();
@@ -185,7 +191,7 @@ async fn reconciled(bed: &Bed, name: &str) {
     let marker = format!("{MARKER}{}", &now[..8]);
     app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
     bed.until(&marker, "is passed over", |app: &AppService| {
-        app.status.is_some()
+        is_observed(app)
     })
     .await;
 }

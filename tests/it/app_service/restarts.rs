@@ -118,7 +118,7 @@ async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
     let marker = format!("{MARKER}{labelled}");
     app(&bed, &marker, json!({ "size": 0, "image": "i" })).await;
     bed.until(&marker, "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
@@ -196,7 +196,7 @@ async fn app_stays_contested_over_a_restart_without_an_event() {
     // A reconcile of another app, requested later, has ended: so has this one's.
     app(&bed, "marker-last", json!({ "size": 0, "image": "i" })).await;
     bed.until("marker-last", "is passed over", |app: &AppService| {
-        app.status.is_some()
+        super::is_observed(app)
     })
     .await;
     assert_eq!(condition().await, before);

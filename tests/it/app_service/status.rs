@@ -326,7 +326,7 @@ async fn rejected_child_is_retried_after_a_change_of_the_spec() {
         let marker = format!("marker-{number}");
         app(&bed, &marker, json!({ "size": 0, "image": "i" })).await;
         bed.until(&marker, "is passed over", |app: &AppService| {
-            app.status.is_some()
+            super::is_observed(app)
         })
         .await;
     }

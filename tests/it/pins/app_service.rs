@@ -45,9 +45,9 @@ async fn roll_out(bed: &Bed) {
 async fn has_reason(bed: &Bed, reason: &str) {
     bed.until("web", reason, |app: &AppService| {
         app.status.as_ref().is_some_and(|status| {
-            let ready = status.condition("Ready").unwrap();
+            let ready = status.condition("Ready");
             status.observed_generation == app.metadata.generation
-                && ready.reason.as_deref() == Some(reason)
+                && ready.is_some_and(|ready| ready.reason.as_deref() == Some(reason))
         })
     })
     .await;
