@@ -404,7 +404,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             _ if is_unserved => Requeue::Poll,
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if tracker.unread(key, period).is_some() => {
+            Ok(Some(_)) if tracker.needs_read(key, period) => {
                 Requeue::After(follower::CONTRADICTION_GRACE)
             }
             Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),
