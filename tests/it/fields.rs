@@ -983,3 +983,42 @@ async fn recreated_or_changed_target_starts_with_created() {
         "nobody watches Deployments any more"
     );
 }
+
+#[tokio::test]
+async fn quiet_field_that_changes_and_comes_back_sends_no_old_value() {
+    let bed = Bed::shared("quiet").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+    let spec = json!({ "target": target, "field": "replicas", "contactPoint": "hook", "initial": "Quiet" });
+    bed.create::<TrackedField>("it", json!({ "spec": spec }))
+        .await;
+    let values = ["1", "nginx:latest", "1"];
+    for (number, field) in (1..).zip(["replicas", "image", "replicas"]) {
+        bed.patch::<TrackedField>("it", json!({ "spec": { "field": field } }))
+            .await;
+        let what = format!("{number} quiet entries");
+        bed.until("it", &what, |it: &TrackedField| {
+            let history = it.history().unwrap();
+            let shown = history.iter().map(|entry| entry.value.as_deref());
+            shown.eq(values[..number].iter().copied().map(Some))
+                && history
+                    .iter()
+                    .all(|entry| entry.skipped == Some(Skipped::Initial) && !entry.is_pending())
+        })
+        .await;
+    }
+    bed.scale("web", 2).await;
+    receiver
+        .wait_for(SOON, |_| !changes(&receiver).is_empty())
+        .await
+        .unwrap();
+    let changes = changes(&receiver);
+    assert_eq!(changes.len(), 1);
+    assert_eq!(
+        (&changes[0]["previous"], &changes[0]["value"]),
+        (&json!("1"), &json!("2"))
+    );
+}

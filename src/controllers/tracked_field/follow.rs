@@ -20,7 +20,7 @@ use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{ResourceName, WatchHub};
 use qm_runtime::{ObjectKey, WatchScope, tasks, telemetry};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error};
 
@@ -288,8 +288,8 @@ impl Targets {
             None => RequestGroup::discovery(&object.spec.target),
             Some(tracked) if self.is_unread(&key) => {
                 match RequestGroup::read(&tracked.target, self.tracker.is_deferred(&key)) {
-                    RequestGroup::Reads(resource) if self.is_listed(object, &resource) => {
-                        RequestGroup::List(resource)
+                    RequestGroup::Reads(resource) if self.is_listed(object, tracked) => {
+                        RequestGroup::List(resource, tracked.watched_namespace.clone())
                     }
                     group => group,
                 }
@@ -311,82 +311,86 @@ impl Targets {
 
     /// Returns whether the target of `key` needs a read.
     pub(super) fn is_unread(&self, key: &ObjectKey) -> bool {
-        self.tracker.unread(key, self.sync_period).is_some()
+        self.tracker.needs_read(key, self.sync_period)
     }
 
-    /// Returns whether a list reads the target of `object`, with others of the resource.
-    fn is_listed(&self, object: &TrackedField, resource: &ResourceName) -> bool {
-        // The value of a new child that is not sent is not urgent.
+    /// Returns whether a list reads the target of `object`, with others that the same watch shows.
+    fn is_listed(&self, object: &TrackedField, tracked: &FollowedTarget) -> bool {
+        let resource = &tracked.target.resource;
+        // A quiet child's first value is not sent, so it can wait for the list.
         let is_gathered = Initial::of(object) == Initial::Quiet
             && object.status.as_ref().is_none_or(StoredHistory::is_empty)
             && self.reads.gathers(resource);
-        let most = MAX_SINGLE_READS + 1;
-        is_gathered
-            || self
-                .tracker
-                .unread_of(resource, self.sync_period, most)
+        let count = || {
+            let watched_namespace = tracked.watched_namespace.as_deref();
+            let limit = MAX_SINGLE_READS + 1;
+            self.tracker
+                .unread_of(resource, watched_namespace, self.sync_period, limit)
                 .count()
-                == most
+        };
+        is_gathered || self.reads.exceeds_single_reads(resource, count)
     }
 
-    /// Reads all objects of `resource` that need it with one list; `resolved` is the resource. Returns the followers.
+    /// Reads all objects of `resource` in `watched_namespace` that need it with one list; `resolved` is the resource.
+    /// Returns the followers.
     async fn list(
         &self,
         resource: &ResourceName,
+        watched_namespace: Option<&str>,
         resolved: &Resolved,
     ) -> Result<Vec<ObjectKey>, TrackError> {
-        let mut tickets = self
-            .tracker
-            .unread_of(resource, self.sync_period, usize::MAX);
+        let mut tickets =
+            self.tracker
+                .unread_of(resource, watched_namespace, self.sync_period, usize::MAX);
         let keys: Vec<_> = tickets.keys().cloned().collect();
-        let namespaces = if resolved.namespaced {
-            self.scope.namespaces()
-        } else {
-            vec![None]
+        let (client, resource_type) = (self.client.clone(), &resolved.resource);
+        let api: Api<RawObject> = match watched_namespace {
+            Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
+            None => Api::all_with(client, resource_type),
         };
-        for namespace in namespaces {
-            let (client, resource_type) = (self.client.clone(), &resolved.resource);
-            let api: Api<RawObject> = match &namespace {
-                Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
-                None => Api::all_with(client, resource_type),
-            };
-            let list = |page: ListParams| {
-                let api = api.clone();
-                async move { api.list(&page).await }
-            };
-            let read = |object: RawObject| self.tracker.read_listed(resource, &mut tickets, object);
-            match all_pages(ListParams::default(), list, read).await {
-                Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.code == 403 => {
-                    let (resource, message) = (resource.clone(), status.message.clone());
-                    return Err(WaitingReason::Forbidden { resource, message }.into());
-                }
-                Err(error) => {
-                    return Err(Error::api("the targets could not be listed")(error).into());
-                }
+        let list = |page: ListParams| {
+            let api = api.clone();
+            async move {
+                // Only a page is bounded: all of them take longer, the more objects there are.
+                timeout(self.timeout, api.list(&page))
+                    .await
+                    .unwrap_or_else(|_| Err(kube::Error::Service(no_answer(self.timeout).into())))
             }
+        };
+        let read = |object: RawObject| self.tracker.read_listed(resource, &mut tickets, object);
+        match all_pages(ListParams::default(), list, read).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let (resource, message) = (resource.clone(), status.message.clone());
+                return Err(WaitingReason::Forbidden { resource, message }.into());
+            }
+            Err(error) => return Err(Error::api("the targets could not be listed")(error).into()),
         }
         self.tracker.read_unlisted(&tickets);
         Ok(keys)
     }
 
     /// Wakes a follower that a list has read. Other changes wait in the same queue, so the call waits while too many of
-    /// those `woken` have something to record.
-    async fn wake(&self, key: ObjectKey, woken: &mut Vec<ObjectKey>) {
-        let latest = Instant::now() + MAX_WAKE_PAUSE;
-        while woken.len() >= MAX_WOKEN {
-            woken.retain(|key| self.tracker.is_unrecorded(key));
-            if woken.len() < MAX_WOKEN {
+    /// those woken before have an answer to take or something to record.
+    async fn wake(&self, key: ObjectKey, woken: &mut Woken) {
+        let latest = Instant::now() + woken.max_pause;
+        while woken.keys.len() >= MAX_WOKEN {
+            woken
+                .keys
+                .retain(|key| self.reads.has_answer(key) || self.tracker.has_buffered_changes(key));
+            if woken.keys.len() < MAX_WOKEN {
                 break;
             }
             if Instant::now() >= latest {
-                woken.clear();
+                woken.keys.clear();
+                // While the apiserver rejects status writes, a pause for each few followers would hold up the next list.
+                woken.max_pause /= 2;
                 break;
             }
             sleep(WAKE_PAUSE).await;
         }
         self.trigger.wake(&key);
-        woken.push(key);
+        woken.keys.push(key);
     }
 
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
@@ -469,17 +473,41 @@ fn not_inspected(error: impl Display) -> Error {
     unreadable(format!("the target could not be inspected: {error}"))
 }
 
+fn no_answer(limit: Duration) -> String {
+    format!("the apiserver did not answer within {limit:?}")
+}
+
 fn unanswered(limit: Duration) -> Error {
     unreadable(format!(
-        "the target could not be read: the apiserver did not answer within {limit:?}"
+        "the target could not be read: {}",
+        no_answer(limit)
     ))
+}
+
+/// Followers that a list has woken.
+struct Woken {
+    /// Those that may not have taken their answer or recorded their changes yet.
+    keys: Vec<ObjectKey>,
+    /// Maximum time to wait for them.
+    max_pause: Duration,
+}
+
+impl Default for Woken {
+    fn default() -> Self {
+        Self {
+            keys: Vec::with_capacity(MAX_WOKEN),
+            max_pause: MAX_WAKE_PAUSE,
+        }
+    }
 }
 
 /// Sends the requests of a group: lists for all of them, or one by one.
 async fn run(targets: Arc<Targets>, group: RequestGroup) {
     let requests = async {
         match &group {
-            RequestGroup::List(resource) => run_lists(&targets, &group, resource).await,
+            RequestGroup::List(resource, watched_namespace) => {
+                run_lists(&targets, &group, resource, watched_namespace.as_deref()).await;
+            }
             group => run_each(&targets, group).await,
         }
     };
@@ -490,10 +518,15 @@ async fn run(targets: Arc<Targets>, group: RequestGroup) {
 }
 
 /// Answers the requests of a group with lists of the resource.
-async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceName) {
+async fn run_lists(
+    targets: &Targets,
+    group: &RequestGroup,
+    resource: &ResourceName,
+    watched_namespace: Option<&str>,
+) {
     loop {
         targets.reads.gathered(resource).await;
-        let requests = targets.reads.all(group);
+        let requests = targets.reads.drain_group(group);
         let first = requests.first().map(|(_, object)| &object.spec.target);
         let Some(target) = first else {
             return;
@@ -504,28 +537,45 @@ async fn run_lists(targets: &Targets, group: &RequestGroup, resource: &ResourceN
                 let Ok(_permit) = permits.acquire_owned().await else {
                     return;
                 };
-                targets.list(resource, &resolved).await
+                let list = targets.list(resource, watched_namespace, &resolved);
+                match AssertUnwindSafe(list).catch_unwind().await {
+                    Ok(read) => read.map(Some),
+                    Err(panic) => {
+                        let panic = tasks::panic_message(&*panic);
+                        let (api_version, plural) = (&*resource.api_version, &*resource.plural);
+                        error!(
+                            panic,
+                            apiVersion = api_version,
+                            resource = plural,
+                            "list of the targets panicked; will retry"
+                        );
+                        Err(not_inspected(panic).into())
+                    }
+                }
             }
-            // The next reconcile asks for the resource.
-            None => Ok(Vec::new()),
+            // Another request has made the operator forget the resource: the next reconcile asks for it.
+            None => Ok(None),
         };
         let leads = targets.tracker.leads();
-        let mut woken = Vec::new();
+        let mut woken = Woken::default();
         for (number, object) in requests {
             let key = ObjectKey::of(object.as_ref());
             let answer = match &read {
-                Ok(_) if targets.tracker.is_deferred(&key) => None,
-                Ok(_) => Some(Ok(Answer::Read)),
+                Ok(None) => Some(Ok(Answer::Discovered)),
+                Ok(Some(_)) if targets.tracker.is_deferred(&key) => None,
+                Ok(Some(_)) => Some(Ok(Answer::Read)),
                 Err(error) => Some(Err(error.repeated())),
             };
             match answer {
                 Some(answer) => _ = targets.reads.answered(&key, number, Ok(answer), leads),
-                None => targets.reads.unanswered(&key, number),
+                None => targets.reads.drop_request(&key, number),
             }
             targets.wake(key, &mut woken).await;
         }
-        for key in read.unwrap_or_default() {
-            if targets.tracker.is_unrecorded(&key) {
+        // The list has also read targets that nobody requested.
+        for key in read.ok().flatten().unwrap_or_default() {
+            let tracker = &targets.tracker;
+            if tracker.has_buffered_changes(&key) || tracker.unreadable(&key).is_some() {
                 targets.wake(key, &mut woken).await;
             }
         }
@@ -549,8 +599,7 @@ async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
             &TrackedField::kind(&()),
             &key,
         );
-        let inspection =
-            tokio::time::timeout(limit, targets.inspect(&object, group)).instrument(span);
+        let inspection = timeout(limit, targets.inspect(&object, group)).instrument(span);
         let answer = AssertUnwindSafe(inspection).catch_unwind().await;
         drop(permit);
         let answer =
@@ -607,10 +656,14 @@ mod tests {
     }
 
     fn targets_with(client: Client, sync_period: Duration) -> Arc<Targets> {
+        targets_in(client, sync_period, WatchScope::Cluster)
+    }
+
+    fn targets_in(client: Client, sync_period: Duration, scope: WatchScope) -> Arc<Targets> {
         let tracker = Arc::new(Tracker::new(Trigger::default(), true));
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
-        let (scope, metrics) = (WatchScope::of(&[].into()), Metrics::new(&crate::PROGRAM));
+        let metrics = Metrics::new(&crate::PROGRAM);
         let sets = Arc::new(SetIndex::new(
             scope.clone(),
             SyncState::default(),
@@ -654,6 +707,32 @@ mod tests {
             "spec": { "target": target, "contactPoint": "hook", "field": "{.spec.schedule}" },
         });
         Arc::new(serde_json::from_value(field).unwrap())
+    }
+
+    fn field_of_deployment(name: &str, namespace: &str, target: &str) -> Arc<TrackedField> {
+        let mut field = field(name, target).as_ref().clone();
+        let target = json!({ "kind": "Deployment", "namespace": namespace, "name": target });
+        field.spec.target = serde_json::from_value(target).unwrap();
+        field.spec.field = "replicas".into();
+        Arc::new(field)
+    }
+
+    /// Returns fields of more targets in `namespace` than are read by themselves.
+    fn many_fields(namespace: &str) -> Vec<Arc<TrackedField>> {
+        let field = |at: usize| {
+            field_of_deployment(&format!("{namespace}-{at}"), namespace, &format!("d-{at}"))
+        };
+        (0..=MAX_SINGLE_READS).map(field).collect()
+    }
+
+    fn request_reads(targets: &Arc<Targets>, fields: &[Arc<TrackedField>]) {
+        for field in fields {
+            targets.follow(field);
+        }
+        for field in fields {
+            let (tracked, _) = targets.target(field).unwrap().unwrap();
+            assert!(targets.request(field, Some(&tracked)));
+        }
     }
 
     async fn answer(targets: &Targets, field: &TrackedField) -> Answered {
@@ -750,24 +829,9 @@ mod tests {
         });
         let targets = targets_with(Client::new(service, "a"), Duration::ZERO);
         let fields: Vec<_> = (0..number)
-            .map(|at| {
-                let mut field = field(&format!("f-{at}"), &format!("d-{at}"))
-                    .as_ref()
-                    .clone();
-                let target =
-                    json!({ "kind": "Deployment", "namespace": "a", "name": format!("d-{at}") });
-                field.spec.target = serde_json::from_value(target).unwrap();
-                field.spec.field = "replicas".into();
-                Arc::new(field)
-            })
+            .map(|at| field_of_deployment(&format!("f-{at}"), "a", &format!("d-{at}")))
             .collect();
-        for field in &fields {
-            targets.follow(field);
-        }
-        for field in &fields {
-            let (tracked, _) = targets.target(field).unwrap().unwrap();
-            assert!(targets.request(field, Some(&tracked)));
-        }
+        request_reads(&targets, &fields);
         for (at, field) in fields.iter().enumerate() {
             assert_eq!(
                 answer(&targets, field).await.unwrap().unwrap(),
@@ -782,6 +846,147 @@ mod tests {
         } else {
             assert_eq!(paths.len(), number);
         }
+    }
+
+    #[tokio::test]
+    async fn request_whose_resource_is_forgotten_before_the_list_is_not_answered_as_read() {
+        let service = tower::service_fn(|_: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, Infallible>>()
+        });
+        let targets = targets(Client::new(service, "a"));
+        let field = field("field", "job");
+        let resource = ResourceName {
+            api_version: "batch/v1".into(),
+            plural: "cronjobs".into(),
+        };
+        targets.start_request(&field, RequestGroup::List(resource, None));
+        let answer = answer(&targets, &field).await.unwrap().unwrap();
+        assert_eq!(answer, Answer::Discovered);
+    }
+
+    #[tokio::test]
+    async fn forbidden_list_of_a_namespace_fails_its_targets_alone() {
+        let paths = Arc::new(Mutex::new(Vec::new()));
+        let service = tower::service_fn({
+            let paths = Arc::clone(&paths);
+            move |request: Request<Body>| {
+                let path = request.uri().path().to_owned();
+                let (code, answer) = if path.contains("/namespaces/b/") {
+                    (
+                        403,
+                        json!({ "kind": "Status", "status": "Failure", "message": "denied", "reason": "Forbidden", "code": 403 }),
+                    )
+                } else {
+                    (
+                        200,
+                        json!({ "metadata": { "resourceVersion": "9" }, "items": [] }),
+                    )
+                };
+                paths.lock().unwrap().push(path);
+                let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+                ready(Ok::<_, Infallible>(
+                    Response::builder().status(code).body(answer).unwrap(),
+                ))
+            }
+        });
+        let scope = WatchScope::Namespaces(vec!["a".into(), "b".into(), "unused".into()]);
+        let targets = targets_in(Client::new(service, "a"), Duration::ZERO, scope);
+        let (readable, denied) = (many_fields("a"), many_fields("b"));
+        request_reads(&targets, &readable);
+        request_reads(&targets, &denied);
+        for field in &readable {
+            let answer = answer(&targets, field).await.unwrap().unwrap();
+            assert_eq!(answer, Answer::Read);
+        }
+        for field in &denied {
+            let untracked = answer(&targets, field).await.unwrap().unwrap_err();
+            assert_eq!(untracked.waiting.reason(), "Forbidden");
+        }
+        let mut paths = paths.lock().unwrap().clone();
+        paths.sort();
+        let path = |namespace| format!("/apis/apps/v1/namespaces/{namespace}/deployments");
+        assert_eq!(paths, [path("a"), path("b")]);
+    }
+
+    #[rstest]
+    #[case::panic(true, "boom")]
+    #[case::timeout(false, "did not answer within")]
+    #[tokio::test(start_paused = true)]
+    async fn list_that_fails_is_an_answer_and_the_group_ends(
+        #[case] panics: bool,
+        #[case] message: &str,
+    ) {
+        let service = tower::service_fn(move |_: Request<Body>| async move {
+            assert!(!panics, "boom");
+            std::future::pending::<Result<Response<Body>, Infallible>>().await
+        });
+        let targets = targets_with(Client::new(service, "a"), Duration::ZERO);
+        let fields = many_fields("a");
+        request_reads(&targets, &fields);
+        for field in &fields {
+            let untracked = answer(&targets, field).await.unwrap().unwrap_err();
+            assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
+            let text = untracked.waiting.message();
+            assert!(text.contains(message), "{text}");
+        }
+        while !targets.reads.is_idle() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_followers_are_woken_until_they_take_their_answers() {
+        let service = tower::service_fn(|_: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, Infallible>>()
+        });
+        let targets = targets(Client::new(service, "a"));
+        let fields = many_fields("a");
+        let key = |at: usize| ObjectKey::of(fields[at].as_ref());
+        for (number, field) in (1..).zip(&fields) {
+            let group = RequestGroup::discovery(&field.spec.target);
+            targets.reads.request(field, group);
+            let failure = unreadable("the targets could not be listed").into();
+            let key = ObjectKey::of(field.as_ref());
+            assert!(targets.reads.answered(&key, number, Ok(Err(failure)), true));
+        }
+        let (start, mut woken) = (Instant::now(), Woken::default());
+        for at in 0..MAX_WOKEN {
+            targets.wake(key(at), &mut woken).await;
+        }
+        assert!(answer(&targets, &fields[0]).await.is_ok());
+        targets.wake(key(MAX_WOKEN), &mut woken).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        // Nobody takes an answer: the pauses become shorter, so that all of them together end soon.
+        for at in (0..20).flat_map(|_| 1..=MAX_WOKEN) {
+            targets.wake(key(at), &mut woken).await;
+        }
+        let waited = start.elapsed();
+        assert!(
+            waited >= MAX_WAKE_PAUSE && waited < 3 * MAX_WAKE_PAUSE,
+            "{waited:?}"
+        );
+    }
+
+    #[test]
+    fn few_unread_targets_are_not_counted_for_each_read() {
+        let (reads, counts) = (Reads::default(), AtomicUsize::new(0));
+        let resource = ResourceName {
+            api_version: "apps/v1".into(),
+            plural: "deployments".into(),
+        };
+        let exceeds = |unread: usize| {
+            reads.exceeds_single_reads(&resource, || {
+                counts.fetch_add(1, Ordering::SeqCst);
+                unread
+            })
+        };
+        for _ in 0..=MAX_SINGLE_READS - 2 {
+            assert!(!exceeds(2));
+        }
+        assert_eq!(counts.load(Ordering::SeqCst), 1);
+        assert!(exceeds(MAX_SINGLE_READS + 1));
+        assert!(exceeds(MAX_SINGLE_READS + 1));
+        assert_eq!(counts.load(Ordering::SeqCst), 3);
     }
 
     #[tokio::test(start_paused = true)]

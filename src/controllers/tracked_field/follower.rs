@@ -76,7 +76,7 @@ pub(super) enum Certainty {
     Confirmed(Instant),
     /// The watch, a read and the history disagree. The watch may only lag, and show next what the read showed.
     Contradicted {
-        /// Begin of the contradiction, or time of a later watch event.
+        /// Start of the contradiction, or time of a later watch event.
         since: Instant,
         /// Version of the history's last entry, if the history contradicts the watch.
         outranks: Option<u64>,
@@ -270,7 +270,7 @@ impl Follower {
         Some(NewestState {
             observation: newest.observation(&self.identity, None),
             created: newest.created,
-            // The apiserver cuts the time to seconds.
+            // The apiserver truncates the time to seconds.
             existed: newest
                 .created
                 .is_some_and(|created| created.as_second() < self.begun.as_second()),

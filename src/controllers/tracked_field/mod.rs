@@ -122,7 +122,7 @@ fn keep_condition(error: Error) -> Error {
     }
 }
 
-/// Returns the UID of the target if its first entry is not sent: the target existed before the object, or before the spec
+/// Returns the UID of the target if its first values are not sent: the target existed before the object, or before the spec
 /// named the target instead of the one that `history` is about.
 fn quiet<'a>(
     object: &TrackedField,
@@ -301,8 +301,9 @@ impl<T: Transport> TrackedFields<T> {
             .entries_failed(EntryFailure::Expired, *expired as u64);
         self.metrics
             .entries_failed(EntryFailure::Rejected, rejected as u64);
-        if changes.quiet {
-            self.metrics.entries_skipped(Skipped::Initial, 1);
+        if changes.quiet > 0 {
+            self.metrics
+                .entries_skipped(Skipped::Initial, changes.quiet as u64);
         }
         if changes.skipped > 0 {
             self.metrics
@@ -403,7 +404,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             _ if is_unserved => Requeue::Poll,
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if tracker.unread(key, period).is_some() => {
+            Ok(Some(_)) if tracker.needs_read(key, period) => {
                 Requeue::After(follower::CONTRADICTION_GRACE)
             }
             Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),

@@ -1,5 +1,4 @@
-//! Requests about targets, which run outside reconciles: the answers that reconciles await, and the requests that run
-//! at once.
+//! Requests about targets, which run outside reconciles: pending answers and the limits on concurrent requests.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -101,8 +100,9 @@ pub enum RequestGroup {
     Discovery(String),
     /// Reads of a resource's objects.
     Reads(ResourceName),
-    /// Lists of a resource's objects, each of which reads all that need it.
-    List(ResourceName),
+    /// Lists of a resource's objects in a watched namespace, `None` for all namespaces. Each list reads all objects that
+    /// need it.
+    List(ResourceName, Option<String>),
     /// Reads of one object whose metadata alone is watched.
     Object(TargetKey),
     /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
@@ -131,7 +131,7 @@ impl RequestGroup {
         match self {
             Self::Discovery(_) | Self::Reads(_) => PER_GROUP,
             // A single read returns the newest state.
-            Self::Object(_) | Self::Background(_) | Self::List(_) => 1,
+            Self::Object(_) | Self::Background(_) | Self::List(..) => 1,
         }
     }
 }
@@ -166,6 +166,8 @@ struct ReadsState {
     background: HashMap<ResourceName, Arc<Semaphore>>,
     /// Resources whose reads are gathered.
     gathering: HashMap<ResourceName, Gathering>,
+    /// Numbers of single reads that may begin before the unread targets of a resource are counted again.
+    uncounted: HashMap<ResourceName, usize>,
     /// Number of the last ticket.
     last: u64,
 }
@@ -317,6 +319,25 @@ impl Reads {
         gathering.is_some_and(|gathering| gathering.until > Instant::now())
     }
 
+    /// Returns whether the number of unread targets of a resource, which `count` returns, is too high for single reads.
+    /// Counting takes time, so the same number of targets is not counted for each of them.
+    pub(super) fn exceeds_single_reads(
+        &self,
+        resource: &ResourceName,
+        count: impl FnOnce() -> usize,
+    ) -> bool {
+        if let Some(left) = self.state().uncounted.get_mut(resource)
+            && *left > 0
+        {
+            *left -= 1;
+            return false;
+        }
+        let unread = count();
+        let left = MAX_SINGLE_READS.saturating_sub(unread);
+        self.state().uncounted.insert(resource.clone(), left);
+        unread > MAX_SINGLE_READS
+    }
+
     /// Waits until no more reads of a resource are gathered.
     pub(super) async fn gathered(&self, resource: &ResourceName) {
         loop {
@@ -357,7 +378,7 @@ impl Reads {
     }
 
     /// Returns all `TrackedField`s of a group whose answers are still awaited; none ends the group's task.
-    pub(super) fn all(&self, group: &RequestGroup) -> Vec<(u64, Arc<TrackedField>)> {
+    pub(super) fn drain_group(&self, group: &RequestGroup) -> Vec<(u64, Arc<TrackedField>)> {
         let mut all = Vec::new();
         let first = self.next(group);
         all.extend(first);
@@ -378,7 +399,7 @@ impl Reads {
     }
 
     /// Drops a request without an answer: the next reconcile decides again.
-    pub(super) fn unanswered(&self, key: &ObjectKey, number: u64) {
+    pub(super) fn drop_request(&self, key: &ObjectKey, number: u64) {
         let mut state = self.state();
         if state
             .tickets
@@ -387,6 +408,13 @@ impl Reads {
         {
             state.tickets.remove(key);
         }
+    }
+
+    /// Returns whether an answer for this `TrackedField` waits for its reconcile.
+    pub(super) fn has_answer(&self, key: &ObjectKey) -> bool {
+        let state = self.state();
+        let ticket = state.tickets.get(key);
+        ticket.is_some_and(|ticket| ticket.answer.is_some())
     }
 
     /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.

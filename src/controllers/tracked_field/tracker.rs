@@ -163,12 +163,12 @@ impl Tracker {
             return false;
         }
         let replaced = state.forget(key);
-        let begun = state
+        let has_list_begun = state
             .watches
             .get(&(target.resource.clone(), watched_namespace))
             .is_some_and(|watch| watch.relist.is_some());
-        let begun = begun && state.counts(target);
-        let certainty = if begun {
+        let may_have_shown_target = has_list_begun && state.counts(target);
+        let certainty = if may_have_shown_target {
             Certainty::NeedsRead
         } else {
             Certainty::AwaitingList(Instant::now())
@@ -235,23 +235,32 @@ impl Tracker {
             .then(|| ReadTickets([(key.clone(), follower.read_ticket())].into()))
     }
 
-    /// Returns the tickets for reads of the targets of `resource` that need one, `most` at most. An object whose lookups
-    /// are too expensive for a thread with other work is read alone.
+    /// Returns whether the target needs a read, see [`Tracker::unread`].
+    pub fn needs_read(&self, key: &ObjectKey, trusted: Duration) -> bool {
+        let state = self.state();
+        let follower = state.leads_since.and_then(|_| state.followers.get(key));
+        follower.is_some_and(|follower| follower.has_to_be_read(trusted))
+    }
+
+    /// Returns the tickets for reads of the targets of `resource` in `watched_namespace` that need one, `limit` at most.
+    /// An object whose lookups are too expensive for a thread with other work is read alone.
     pub fn unread_of(
         &self,
         resource: &ResourceName,
+        watched_namespace: Option<&str>,
         trusted: Duration,
-        most: usize,
+        limit: usize,
     ) -> ReadTickets {
         let state = self.state();
         let followers = state.leads_since.map(|_| state.followers.iter());
         let unread = followers.into_iter().flatten().filter(|(_, follower)| {
             follower.target.resource == *resource
+                && is_watched_in(&follower.target, watched_namespace)
                 && !follower.is_deferred
                 && follower.has_to_be_read(trusted)
         });
         let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
-        ReadTickets(tickets.take(most).collect())
+        ReadTickets(tickets.take(limit).collect())
     }
 
     /// Accepts the state of `target` from a read, `None` if the object does not exist. `tickets` were taken before the
@@ -478,8 +487,8 @@ impl Tracker {
         is_observed || state.queue.holds(&target)
     }
 
-    /// Returns whether an observed change of the target of `key` is not recorded yet.
-    pub fn is_unrecorded(&self, key: &ObjectKey) -> bool {
+    /// Returns whether the buffer of `key` has a change that is not recorded yet.
+    pub fn has_buffered_changes(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let follower = state.followers.get(key);
         follower.is_some_and(|follower| !follower.buffer.is_empty())
@@ -559,7 +568,7 @@ impl Tracker {
         let is_current = state.epoch(target) == *epoch;
         state.each_of(target, |key, follower| {
             let listed = follower.listed;
-            let news = match looked_up {
+            let needs_wake = match looked_up {
                 None => follower.observe(object, None),
                 Some(Err(why)) => follower.observe_unreadable(object, why),
                 Some(Ok(found)) => match found.of(&follower.selectors) {
@@ -581,7 +590,7 @@ impl Tracker {
                 // The event is older than the relist: only the list shows whether the object still exists.
                 follower.listed = listed;
             }
-            if news {
+            if needs_wake {
                 self.trigger.wake(key);
             }
         });

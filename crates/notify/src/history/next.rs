@@ -33,7 +33,8 @@ pub struct Inputs<'a> {
     pub suspended: bool,
     /// `spec.when`, or why it is invalid.
     pub when: Option<&'a Result<When, String>>,
-    /// UID of a target whose first entry is not sent: it existed before the object, and `spec.initial` is `Quiet`.
+    /// UID of a target whose first value of each subject is not sent: it existed before the object, and `spec.initial`
+    /// is `Quiet`.
     pub quiet: Option<&'a str>,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
@@ -58,8 +59,8 @@ pub struct Changes {
     pub merged: usize,
     /// Number of new entries for which no message is sent because of `spec.when`.
     pub skipped: usize,
-    /// True if the first value is recorded without a message.
-    pub quiet: bool,
+    /// Number of first values that are recorded without a message.
+    pub quiet: usize,
     /// Number of new entries for which `spec.when` is invalid or has no result: their messages are sent.
     pub when_errors: usize,
 }
@@ -74,7 +75,7 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         .and_then(|newest| record_newest(&mut history, newest, &mut ids));
     let quiet = inputs
         .quiet
-        .is_some_and(|uid| skip_initial(&mut history, before.len(), uid));
+        .map_or(0, |uid| skip_initial(&mut history, before.len(), uid));
     let (skipped, when_errors) = inputs
         .when
         .map_or((0, 0), |when| skip(&mut history, before.len(), when));
@@ -101,23 +102,26 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     }
 }
 
-/// Marks the first entry of a series as skipped, if it is new, at index `new` or later, and shows the target of this UID.
-/// Returns whether there was one.
-fn skip_initial(history: &mut History, new: usize, uid: &str) -> bool {
-    let first = (new..history.len()).find(|at| {
-        let entry = &history[*at];
-        let is_first = !history[..*at]
-            .iter()
-            .any(|earlier| is_about(earlier, entry));
-        is_first
+/// Marks the first entry of each series as skipped, if it is new, at index `new` or later, and shows the target of this
+/// UID. Returns the number of such entries.
+fn skip_initial(history: &mut History, new: usize, uid: &str) -> usize {
+    let mut skipped = 0;
+    for at in new..history.len() {
+        let (before, [entry, ..]) = history.split_at_mut(at) else {
+            break;
+        };
+        // A subject that comes back starts a new series.
+        let is_first = before.last().is_none_or(|last| !is_about(last, entry));
+        if is_first
             && entry.action == ChangeAction::Created
             && entry.merged.is_none()
             && entry.uid.as_deref() == Some(uid)
-    });
-    if let Some(entry) = first.and_then(|at| history.get_mut(at)) {
-        (entry.delivery, entry.skipped) = (None, Some(Skipped::Initial));
+        {
+            (entry.delivery, entry.skipped) = (None, Some(Skipped::Initial));
+            skipped += 1;
+        }
     }
-    first.is_some()
+    skipped
 }
 
 /// Marks the entries from index `new` on for which `when` is false as skipped. A merged entry is always sent: it stands

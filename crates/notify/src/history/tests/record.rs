@@ -495,6 +495,49 @@ fn observations_before_a_spec_change_come_first() {
     );
 }
 
+#[test]
+fn first_value_of_each_subject_of_an_older_target_is_quiet() {
+    let seen = |field, version, state| Entry {
+        subject: Some(subject(field)),
+        ..observed(at(9), state, Some(version))
+    };
+    let initial = Some(Skipped::Initial);
+    let steps = [
+        ("replicas", present("a", "1"), Created, initial),
+        ("image", present("a", "i"), Created, initial),
+        ("image", present("a", "j"), Updated, None),
+        // The field comes back.
+        ("replicas", present("a", "1"), Created, initial),
+        ("replicas", present("a", "2"), Updated, None),
+        ("replicas", TargetState::Absent, Deleted, None),
+        // A new target is younger than the TrackedField.
+        ("replicas", present("b", "1"), Created, None),
+        ("image", present("b", "i"), Created, None),
+    ];
+    let mut history = History::new();
+    for (version, (field, state, action, skipped)) in (1..).zip(steps) {
+        let inputs = Inputs {
+            quiet: Some("a"),
+            when: None,
+            subject: &subject(field),
+            observations: &[seen(field, version, state)],
+            newest: None,
+            outcomes: &[],
+            in_flight: &HashSet::new(),
+            suspended: false,
+            limit: None,
+            suspended_for: &BTreeMap::new(),
+            now: at(10),
+        };
+        let changes = next(&history, &inputs, ids());
+        history = changes.history;
+        let last = history.last().unwrap();
+        assert_eq!((last.action, last.skipped), (action, skipped), "{version}");
+        assert_eq!(changes.quiet, usize::from(skipped.is_some()), "{version}");
+        assert_eq!(last.is_pending(), skipped.is_none(), "{version}");
+    }
+}
+
 /// Reconciles with the newest state alone.
 fn level(history: &[Entry], newest: &NewestState) -> Changes {
     let inputs = Inputs {
