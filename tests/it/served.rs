@@ -263,15 +263,8 @@ async fn other_namespaces_are_unchanged() {
             .count()
     };
     assert!(of(&bed.namespace) > 0 && of(&other.namespace) == 0);
-    assert!(
-        other
-            .api::<ContactPoint>()
-            .get("hook")
-            .await
-            .unwrap()
-            .status
-            .is_none()
-    );
+    let point = other.api::<ContactPoint>().get("hook").await.unwrap();
+    assert_eq!(point.status.unwrap().observed_generation, Some(-1));
     let _theirs = Operator::start(&other, Settings::default()).await;
     other.delivered("it", &[("Created", Some("1"))]).await;
     let delivered = receiver

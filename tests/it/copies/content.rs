@@ -121,9 +121,12 @@ async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
                 let message = format!(
                     "ConfigMap {far}/settings does not exist: create it (existing copies are kept)"
                 );
-                sync.status
-                    .as_ref()
-                    .is_some_and(|status| status.conditions[0].message == message)
+                sync.status.as_ref().is_some_and(|status| {
+                    status
+                        .conditions
+                        .first()
+                        .is_some_and(|it| it.message == message)
+                })
             },
         )
         .await;

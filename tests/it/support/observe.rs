@@ -83,10 +83,13 @@ impl Bed {
     }
 }
 
-/// Returns reason and message of a contact point's condition.
+/// Returns reason and message of a contact point's condition; empty before the operator has written one.
 pub fn condition(point: &ContactPoint) -> (String, String) {
-    let condition = &point.status.as_ref().unwrap().conditions[0];
-    (condition.reason.clone(), condition.message.clone())
+    let conditions = point.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .map(|condition| (condition.reason.clone(), condition.message.clone()))
+        .next()
+        .unwrap_or_default()
 }
 
 /// Returns the requests that the receiver answered with a 2xx.
