@@ -9,11 +9,12 @@ use kube::ResourceExt;
 use qm_api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
+use testbed::wait::until;
 
 use super::{
     app, create_original_children, not_ready, ready, ready_condition, reconciled, respec, writes,
 };
-use crate::support::{Bed, Operator, Settings};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 /// No Pod runs: the test compares specs only.
 fn base() -> Value {
@@ -263,8 +264,13 @@ async fn node_port_stays_when_other_ports_change() {
         with("ports", json!([{ "port": 80, "nodePort": other }])),
     )
     .await;
-    applied(&bed, "web").await;
-    assert_eq!(node_port(80).await, other);
+    until(
+        "the Service has the requested node port",
+        SOON,
+        async || Ok((node_port(80).await == other).then_some(())),
+    )
+    .await
+    .unwrap();
 }
 
 /// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when
