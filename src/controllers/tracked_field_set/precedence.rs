@@ -61,10 +61,10 @@ pub enum Existing {
 }
 
 impl Claimant<'_> {
-    /// Returns which of the `TrackedField`s that track a field counts. `derived` is the key of a child that the set creates;
+    /// Returns the `TrackedField` that serves the field. `derived` is the key of a child that the set creates;
     /// `owns` tells whether the set owns a `TrackedField`, and `age_of` the age of another stored set.
     ///
-    /// A hand-made one covers the field, and so does that of an older set. One that the set may adopt replaces the child that
+    /// A user's `TrackedField`, or one of an older set, covers the field. One that the set may adopt replaces the child that
     /// the set has created: it keeps its history.
     pub fn existing(
         &self,
@@ -114,11 +114,16 @@ pub enum Demand {
     New,
 }
 
+/// Returns the number of places that no target of these keeps.
+pub fn free_places(demands: &[Demand], places: usize) -> usize {
+    let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
+    places.saturating_sub(kept.count())
+}
+
 /// Returns for each target whether it is left out. `demands` are in the order of namespace and name, by which free places are
 /// filled.
 pub fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
-    let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
-    let mut free = places.saturating_sub(kept.count());
+    let mut free = free_places(demands, places);
     let mut is_left_out = |demand: &Demand| {
         let is_left_out = *demand == Demand::New && free == 0;
         if *demand == Demand::New {
@@ -212,5 +217,6 @@ mod tests {
         assert_eq!(left_out(&demands, 5), [false; 5]);
         assert_eq!(left_out(&demands, 2), [false, false, true, false, true]);
         assert_eq!(left_out(&demands, 0), [true, false, true, false, true]);
+        assert_eq!([3, 1, 0].map(|it| free_places(&demands, it)), [2, 0, 0]);
     }
 }
