@@ -34,11 +34,11 @@ const MAX_WAIT: Duration = Duration::from_hours(24);
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
 pub type Identity = u64;
 
-/// Age of a set: of two sets, the one with the lesser age comes first.
-pub type Age = (Option<Time>, Option<String>);
+/// Creation time and UID of a set; the smaller sorts first.
+pub type Seniority = (Option<Time>, Option<String>);
 
-/// Returns the age of the set with this metadata.
-pub fn age(metadata: &ObjectMeta) -> Age {
+/// Returns the seniority of the set with this metadata.
+pub fn seniority(metadata: &ObjectMeta) -> Seniority {
     (metadata.creation_timestamp.clone(), metadata.uid.clone())
 }
 

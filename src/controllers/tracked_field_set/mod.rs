@@ -570,9 +570,9 @@ impl<T: Transport> TrackedFieldSets<T> {
         let claimant = Claimant {
             key: &cx.key,
             contact_point: &spec.template.contact_point,
-            age: Some(child::age(&cx.object.metadata)),
+            seniority: Some(child::seniority(&cx.object.metadata)),
         };
-        let age_of = |set: &ObjectKey| Some(child::age(&self.sets.get(set)?.metadata));
+        let seniority_of = |set: &ObjectKey| Some(child::seniority(&self.sets.get(set)?.metadata));
         let is_owned = |key: &ObjectKey| self.children.owned(cx, key).is_some();
         let reference = spec.target.reference(&target.namespace, &target.name);
         let (mut children, mut covered) = (Vec::new(), 0);
@@ -582,7 +582,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             let derived = ObjectKey::new(&cx.key.namespace, &derived);
             let candidates = self.index.tracking(identity);
             let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
-            match claimant.existing(candidates, &derived, owns, age_of) {
+            match claimant.existing(candidates, &derived, owns, seniority_of) {
                 Existing::Covered(_) => covered += 1,
                 Existing::Own(key) | Existing::Adoptable(key) => {
                     children.push((key, index, identity));
@@ -701,7 +701,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             let check_after = departures.check_after.get_or_insert(next);
             *check_after = next.min(*check_after);
         }
-        // The oldest make room, if all their entries are sent. Times are in seconds; the version orders children within one.
+        // The oldest make room, if all their entries are sent. Times are in seconds; the version orders children within
+        // one.
         waiting.sort_by_key(|(last, child)| (*last, child.known.version));
         let places = spec.places() * spec.fields.len();
         let children = plan.desired.len() + departures.waiting + waiting.len();
@@ -803,7 +804,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked`: children that are not known to match.
+    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked`: children that are not known to
+    /// match.
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,
