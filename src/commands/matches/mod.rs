@@ -22,7 +22,7 @@ use super::printer::{Cell, Printer, count};
 use super::{RequestError, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
-use crate::controllers::tracked_field_set::child::{Age, age};
+use crate::controllers::tracked_field_set::child::{Seniority, seniority};
 use crate::controllers::tracked_field_set::selection::{Places, Selection};
 
 mod load;
@@ -44,8 +44,8 @@ pub(crate) async fn run(
         .map_err(anyhow::Error::msg)?;
     let targets = targets(&client, &selection, &resolved).await?;
     let fields = fields(&client, &namespace).await?;
-    let ages = ages(&client, &namespace).await?;
-    let plan = plan::plan(&set, &selection.resource, targets, &fields, &ages);
+    let seniorities = seniorities(&client, &namespace).await?;
+    let plan = plan::plan(&set, &selection.resource, targets, &fields, &seniorities);
     match args.output {
         Output::Json => {
             let summary = json!({ "targets": plan.targets, "leftOut": plan.left_out, "maxTargets": plan.places });
@@ -131,11 +131,14 @@ async fn fields(client: &Client, namespace: &str) -> anyhow::Result<Vec<Stored>>
 }
 
 /// Lists the sets of `namespace`, with what decides which of two comes first.
-async fn ages(client: &Client, namespace: &str) -> anyhow::Result<HashMap<ObjectKey, Age>> {
+async fn seniorities(
+    client: &Client,
+    namespace: &str,
+) -> anyhow::Result<HashMap<ObjectKey, Seniority>> {
     let api: Api<TrackedFieldSet> = Api::namespaced(client.clone(), namespace);
     let list = async |page| api.list_metadata(&page).await;
     let convert =
-        |set: PartialObjectMeta<TrackedFieldSet>| (ObjectKey::of(&set), age(&set.metadata));
+        |set: PartialObjectMeta<TrackedFieldSet>| (ObjectKey::of(&set), seniority(&set.metadata));
     match all_pages(ListParams::default(), list, convert).await {
         Err(error) if has_code(&error, 404) => Ok(HashMap::new()),
         listed => Ok(listed

@@ -10,7 +10,7 @@ use qm_runtime::watch::ResourceName;
 use serde::Serialize;
 
 use super::super::printer::Colour;
-use crate::controllers::tracked_field_set::child::{self, Age, Identity, age};
+use crate::controllers::tracked_field_set::child::{self, Identity, Seniority, seniority};
 use crate::controllers::tracked_field_set::precedence::{
     self, Claimant, Demand, Existing, Tracking,
 };
@@ -124,16 +124,16 @@ impl Plan {
     }
 }
 
-/// Returns the fields of `targets`, and the children that the set no longer needs. `ages`: of the stored sets.
+/// Returns the fields of `targets`, and the children that the set no longer needs. `seniorities`: of the stored sets.
 pub(super) fn plan(
     set: &TrackedFieldSet,
     resource: &ResourceName,
     targets: BTreeSet<ObjectKey>,
     fields: &[Stored],
-    ages: &HashMap<ObjectKey, Age>,
+    seniorities: &HashMap<ObjectKey, Seniority>,
 ) -> Plan {
     let places = set.spec.places();
-    let known = Known::new(set, resource, fields, ages);
+    let known = Known::new(set, resource, fields, seniorities);
     let mut plan = Plan {
         matches: Vec::new(),
         targets: targets.len(),
@@ -193,7 +193,7 @@ struct Known<'a> {
     resource: &'a ResourceName,
     by_identity: HashMap<Identity, Vec<&'a Stored>>,
     by_name: BTreeMap<&'a str, &'a Stored>,
-    ages: &'a HashMap<ObjectKey, Age>,
+    seniorities: &'a HashMap<ObjectKey, Seniority>,
 }
 
 impl<'a> Known<'a> {
@@ -201,7 +201,7 @@ impl<'a> Known<'a> {
         set: &'a TrackedFieldSet,
         resource: &'a ResourceName,
         fields: &'a [Stored],
-        ages: &'a HashMap<ObjectKey, Age>,
+        seniorities: &'a HashMap<ObjectKey, Seniority>,
     ) -> Self {
         let mut by_identity = HashMap::<_, Vec<_>>::new();
         for field in fields {
@@ -214,7 +214,7 @@ impl<'a> Known<'a> {
             resource,
             by_identity,
             by_name: fields.iter().map(|it| (&*it.key.name, it)).collect(),
-            ages,
+            seniorities,
         }
     }
 
@@ -238,7 +238,7 @@ impl<'a> Known<'a> {
         let claimant = Claimant {
             key: &self.key,
             contact_point: &spec.template.contact_point,
-            age: own.uid.as_ref().map(|_| age(own)),
+            seniority: own.uid.as_ref().map(|_| seniority(own)),
         };
         let candidates = self.by_identity.get(&identity).into_iter().flatten();
         let candidates = candidates.map(|it| (it.key.clone(), it.tracking.clone()));
@@ -248,8 +248,8 @@ impl<'a> Known<'a> {
             let field = self.by_name.get(&*key.name);
             field.is_some_and(|field| self.owns(field))
         };
-        let age_of = |set: &ObjectKey| self.ages.get(set).cloned();
-        let (state, key) = match claimant.existing(candidates, &derived, owns, age_of) {
+        let seniority_of = |set: &ObjectKey| self.seniorities.get(set).cloned();
+        let (state, key) = match claimant.existing(candidates, &derived, owns, seniority_of) {
             Existing::Own(key) => (State::Tracked, key),
             Existing::Adoptable(key) => (State::New, key),
             Existing::Covered(key) => (State::Covered, key),
@@ -303,14 +303,20 @@ mod tests {
         let stored = |name: &str, time: &str| {
             let metadata = json!({ "creationTimestamp": time, "uid": name });
             let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
-            (ObjectKey::new("ops", name), age(&metadata))
+            (ObjectKey::new("ops", name), seniority(&metadata))
         };
-        let ages = [
+        let seniorities = [
             stored("older", "2026-01-01T00:00:00Z"),
             stored("younger", "2026-01-03T00:00:00Z"),
         ];
         let targets = targets.iter().map(|name| ObjectKey::new("ops", name));
-        let plan = plan(set, &resource, targets.collect(), fields, &ages.into());
+        let plan = plan(
+            set,
+            &resource,
+            targets.collect(),
+            fields,
+            &seniorities.into(),
+        );
         let states = plan.matches.iter();
         let states = states.map(|it| (it.name.clone(), it.state));
         (states.collect(), plan.left_out)

@@ -391,7 +391,7 @@ impl<T: Transport> TrackedFields<T> {
         let is_unserved =
             point.is_none() && self.receivers.cache.unavailable(&key.namespace).is_some();
         match tracked {
-            Err(TrackError { waiting, .. }) if waiting.ends_unnoticed() => Requeue::Poll,
+            Err(TrackError { waiting, .. }) if waiting.needs_poll() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
             Ok(Some(FollowedTarget {
                 target,

@@ -133,7 +133,7 @@ impl WaitingReason {
     }
 
     /// Returns whether no watch shows the end of the obstacle: neither a new CRD nor a new permission wakes the object.
-    pub fn ends_unnoticed(&self) -> bool {
+    pub fn needs_poll(&self) -> bool {
         match self {
             Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
             // The kind may be recreated with the other scope.

@@ -10,9 +10,9 @@ use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
 use qm_api::common::OWNER;
 use qm_api::tracked_field::{
-    BUILT_IN_KINDS, ChangeAction, Entry, TargetReference, TrackedFieldSpec,
+    BUILT_IN_KINDS, ChangeAction, Entry, NotificationSpec, TargetReference, TrackedFieldSpec,
 };
-use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TrackedFieldSetSpec};
+use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TargetSelector, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_notify::history::{Now, waited};
 use qm_runtime::ObjectKey;
@@ -34,11 +34,11 @@ const MAX_WAIT: Duration = Duration::from_hours(24);
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
 pub type Identity = u64;
 
-/// Age of a set: of two sets, the one with the lesser age comes first.
-pub type Age = (Option<Time>, Option<String>);
+/// Creation time and UID of a set; the smaller sorts first.
+pub type Seniority = (Option<Time>, Option<String>);
 
-/// Returns the age of the set with this metadata.
-pub fn age(metadata: &ObjectMeta) -> Age {
+/// Returns the seniority of the set with this metadata.
+pub fn seniority(metadata: &ObjectMeta) -> Seniority {
     (metadata.creation_timestamp.clone(), metadata.uid.clone())
 }
 
@@ -117,19 +117,25 @@ impl Initial {
     }
 }
 
+/// Returns what all children of a set have in common.
+pub fn notification(spec: &TrackedFieldSetSpec) -> Arc<NotificationSpec> {
+    let mut notification = spec.template.clone();
+    notification.history_limit.get_or_insert(HISTORY_LIMIT);
+    Arc::new(notification)
+}
+
 /// Returns the spec of the child for a field of a target.
 pub fn spec(
-    spec: &TrackedFieldSetSpec,
+    selector: &TargetSelector,
+    notification: &Arc<NotificationSpec>,
     target: &ObjectKey,
     field: &str,
     initial: Initial,
 ) -> TrackedFieldSpec {
-    let mut notification = spec.template.clone();
-    notification.history_limit.get_or_insert(HISTORY_LIMIT);
     TrackedFieldSpec {
-        target: spec.target.reference(&target.namespace, &target.name),
+        target: selector.reference(&target.namespace, &target.name),
         field: field.to_owned(),
-        notification: Arc::new(notification),
+        notification: Arc::clone(notification),
         initial: Some(initial.as_str().to_owned()),
         oversized: None,
     }

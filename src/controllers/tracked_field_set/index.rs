@@ -21,6 +21,9 @@ use super::child::Identity;
 use super::precedence::Tracking;
 use super::selection::{Places, Selection};
 
+/// Maximum number of changed resources of a set: a reconcile compares everything after more.
+const MAX_CHANGES: usize = 1000;
+
 /// Index of the resources that sets select.
 pub struct SetIndex {
     scope: WatchScope,
@@ -50,7 +53,7 @@ struct Selected {
     targets: BTreeMap<ObjectKey, Target>,
     unlisted: Unlisted,
     changes: Changes,
-    /// Resources that the watch has shown since the reconcile began to list.
+    /// Resources that the watch has shown since the reconcile began to list; `None` if no list is valid.
     seen_since_list: Option<HashSet<ObjectKey>>,
 }
 
@@ -183,8 +186,11 @@ impl SetIndex {
 
     /// Returns whether every watch that shows resources of the set has listed them.
     pub fn is_listed(&self, set: &ObjectKey) -> bool {
-        let state = self.state();
-        self.watches_of(&state, set).is_some_and(|mut watches| {
+        self.is_listed_in(&self.state(), set)
+    }
+
+    fn is_listed_in(&self, state: &IndexState, set: &ObjectKey) -> bool {
+        self.watches_of(state, set).is_some_and(|mut watches| {
             watches.all(|watch| watch.is_some_and(|it| it.is_listed && it.problem.is_none()))
         })
     }
@@ -209,11 +215,12 @@ impl SetIndex {
     /// Returns what the set's reconcile has to list, and collects from now on what the watch shows meanwhile.
     pub fn unlisted(&self, set: &ObjectKey) -> Unlisted {
         let mut state = self.state();
+        let is_listed = self.is_listed_in(&state, set);
         let Some(selected) = state.sets.get_mut(set) else {
             return Unlisted::default();
         };
         if selected.unlisted != Unlisted::default() {
-            selected.seen_since_list = Some(HashSet::new());
+            selected.seen_since_list = is_listed.then(HashSet::new);
         }
         selected.unlisted.clone()
     }
@@ -233,20 +240,28 @@ impl SetIndex {
             || self.state().namespaces.contains_key(name)
     }
 
-    /// Ends a list that failed.
-    pub fn list_failed(&self, set: &ObjectKey) {
+    /// Ends a list, unless it is complete.
+    pub fn end_list(&self, set: &ObjectKey) {
         if let Some(selected) = self.state().sets.get_mut(set) {
             selected.seen_since_list = None;
         }
     }
 
-    /// Adds selected resources that a reconcile has listed. What the watch has shown meanwhile is newer.
-    pub fn listed(&self, set: &ObjectKey, unlisted: &Unlisted, listed: Vec<(ObjectKey, Target)>) {
+    /// Adds selected resources that a reconcile has listed. What the watch has shown meanwhile is newer. Returns `false` if
+    /// the reconcile has to list again: while the watch lists the resource itself, only that list shows what is deleted.
+    pub fn listed(
+        &self,
+        set: &ObjectKey,
+        unlisted: &Unlisted,
+        listed: Vec<(ObjectKey, Target)>,
+    ) -> bool {
         let mut state = self.state();
         let Some(selected) = state.sets.get_mut(set) else {
-            return;
+            return false;
         };
-        let seen = selected.seen_since_list.take().unwrap_or_default();
+        let Some(seen) = selected.seen_since_list.take() else {
+            return false;
+        };
         for (key, target) in listed {
             if !seen.contains(&key) {
                 selected.targets.entry(key).or_insert(Target {
@@ -260,6 +275,7 @@ impl SetIndex {
         for namespace in &unlisted.namespaces {
             selected.unlisted.namespaces.remove(namespace);
         }
+        true
     }
 
     /// Returns the selected resources, in order.
@@ -351,7 +367,7 @@ impl SetIndex {
         state.identities.insert((tracking.identity, key.clone()));
         let owner = tracking.owner.clone();
         state.fields.insert(key.clone(), tracking);
-        // The owner knows.
+        // The owner made the change.
         let others = state.sets_in(&key.namespace);
         self.wake(others.filter(|set| Some(*set) != owner.as_ref()));
     }
@@ -405,12 +421,12 @@ impl SetIndex {
                     had_children: same.map(|it| it.had_children.clone()).unwrap_or_default(),
                 };
                 if known.is_none_or(|known| known.created != created) {
-                    selected.changes.targets.insert(key.clone());
+                    selected.changes.add(&key);
                     changed.push(set.clone());
                 }
                 selected.targets.insert(key.clone(), target);
             } else if selected.targets.remove(&key).is_some() {
-                selected.changes.targets.insert(key.clone());
+                selected.changes.add(&key);
                 changed.push(set.clone());
             }
         }
@@ -433,7 +449,7 @@ impl SetIndex {
             let known = selected.targets.get(key);
             if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
                 selected.targets.remove(key);
-                selected.changes.targets.insert(key.clone());
+                selected.changes.add(key);
                 changed.push(set.clone());
             }
         }
@@ -461,6 +477,7 @@ impl SetIndex {
             selected.changes.all |= matches!(phase, WatchPhase::Listed | WatchPhase::Stopped(_));
             // A list wins even with lower versions, which a restored etcd has.
             if let WatchPhase::Listing { .. } = phase {
+                selected.seen_since_list = None;
                 let targets = selected.targets.iter_mut();
                 for (_, target) in targets.filter(|(key, _)| key.is_in(namespace)) {
                     target.version = 0;
@@ -508,6 +525,21 @@ impl SetIndex {
     }
 }
 
+impl Changes {
+    /// Adds a resource. The memory is bounded: a suspended set keeps its selection, and no reconcile takes the changes.
+    fn add(&mut self, target: &ObjectKey) {
+        if !self.all {
+            self.targets.insert(target.clone());
+        }
+        if self.targets.len() > MAX_CHANGES {
+            *self = Self {
+                all: true,
+                ..Self::default()
+            };
+        }
+    }
+}
+
 impl Target {
     /// Returns the target with this metadata.
     pub fn of(metadata: &ObjectMeta) -> (ObjectKey, Self) {
@@ -542,7 +574,7 @@ impl IndexState {
     fn target_changed(&mut self, namespace: &str, target: &ObjectKey) {
         let sets = self.sets.iter_mut();
         for (_, selected) in sets.filter(|(set, _)| *set.namespace == *namespace) {
-            selected.changes.targets.insert(target.clone());
+            selected.changes.add(target);
         }
     }
 
@@ -595,7 +627,7 @@ impl watch::Index<RawObject> for SelectedIndex {
         let is_needed = self.sets.selects(&self.resource);
         // The text may be long, and everything else waits for the lock.
         let seen = is_needed.then(|| SeenObject::of(&object));
-        // A set that is woken asks what the other index has observed.
+        // The tracker first: a woken set reads the tracker's state.
         let is_kept = self.then.apply(object);
         seen.is_some_and(|seen| self.sets.apply(&self.resource, seen)) || is_kept
     }
@@ -783,13 +815,56 @@ mod tests {
         fixture.show("shop/b", 9, &json!({}));
         let listed =
             ["shop/a", "shop/b", "shop/c"].map(|path| Target::of(&metadata(path, 5, &web())));
-        fixture.sets.listed(&set(), &unlisted, listed.into());
+        assert!(fixture.sets.listed(&set(), &unlisted, listed.into()));
         assert_eq!(fixture.names(), ["shop/a", "shop/c"]);
         assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
         fixture.show("shop/a", 4, &json!({}));
         assert_eq!(fixture.names(), ["shop/a", "shop/c"], "an older version");
         fixture.show("shop/a", 6, &json!({}));
         assert_eq!(fixture.names(), ["shop/c"]);
+    }
+
+    /// An object that is deleted while the watch is interrupted is in the list of the reconcile alone.
+    #[test]
+    fn relist_of_the_watch_voids_the_list_of_a_reconcile() {
+        let fixture = Fixture::new(of_web());
+        let phase = |phase: WatchPhase| fixture.watched.phase(None, &phase);
+        phase(WatchPhase::Listing { relist: 0 });
+        phase(WatchPhase::Listed);
+        fixture.select(of_web(), "2");
+        let list = || fixture.sets.unlisted(&set());
+        let listed = |unlisted: &Unlisted| {
+            let listed = vec![Target::of(&metadata("shop/a", 5, &web()))];
+            fixture.sets.listed(&set(), unlisted, listed)
+        };
+        let unlisted = list();
+        phase(WatchPhase::Listing { relist: 1 });
+        assert!(!listed(&unlisted));
+        let unlisted = list();
+        phase(WatchPhase::Listed);
+        assert!(!listed(&unlisted), "the list began during the relist");
+        let unlisted = list();
+        fixture.sets.end_list(&set());
+        assert!(!listed(&unlisted), "the reconcile was dropped");
+        assert_eq!(fixture.names(), [""; 0]);
+        assert!(listed(&list()));
+        assert_eq!(fixture.names(), ["shop/a"]);
+    }
+
+    #[test]
+    fn changes_that_no_reconcile_takes_are_bounded() {
+        let mut changes = Changes::default();
+        for number in 0..=MAX_CHANGES {
+            assert!(!changes.all);
+            changes.add(&ObjectKey::new("ops", &number.to_string()));
+        }
+        let all = Changes {
+            all: true,
+            ..Changes::default()
+        };
+        assert_eq!(changes, all);
+        changes.add(&ObjectKey::new("ops", "more"));
+        assert_eq!(changes, all);
     }
 
     #[test]
@@ -832,6 +907,10 @@ mod tests {
     fn namespace_that_begins_to_match_is_listed_and_its_resources_are_late() {
         let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
         let fixture = Fixture::new(target);
+        fixture
+            .watched
+            .phase(None, &WatchPhase::Listing { relist: 0 });
+        fixture.watched.phase(None, &WatchPhase::Listed);
         let label = |env: &str| {
             let labels = [("env".to_owned(), env.to_owned())].into();
             fixture.sets.set_namespace("shop", Some(&labels));
@@ -843,7 +922,7 @@ mod tests {
         let unlisted = fixture.sets.unlisted(&set());
         assert_eq!(unlisted.namespaces, ["shop".to_owned()].into());
         let listed = vec![Target::of(&metadata("shop/a", 1, &json!({})))];
-        fixture.sets.listed(&set(), &unlisted, listed);
+        assert!(fixture.sets.listed(&set(), &unlisted, listed));
         fixture.show("shop/b", 2, &json!({}));
         let late = fixture.sets.targets(&set()).into_iter();
         let late: Vec<_> = late.map(|(_, target)| target).collect();

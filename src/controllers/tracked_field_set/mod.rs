@@ -4,9 +4,8 @@
 //! creates and changes `TrackedField`s, and deletes those that nothing needs any more ([`child`] decides when). Absence
 //! is no evidence: while a watch of the resource is not healthy or has not listed it, the set deletes nothing.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,6 @@ use qm_core::time::whole_seconds;
 use qm_notify::history::Now;
 use qm_notify::when::When;
 use qm_notify::{Transport, message};
-use qm_runtime::backoff::{Backoff, BackoffPolicy};
 use qm_runtime::child_cache::KnownChild;
 use qm_runtime::children::{Children, Ensured, Quirks};
 use qm_runtime::controller::{Context, Controller};
@@ -45,6 +43,7 @@ use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{Places, Selection, SelectionError};
+use self::writes::{MAX_WRITES, RECHECK, Rejections};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
@@ -59,6 +58,7 @@ pub mod index;
 pub mod metrics;
 pub mod precedence;
 pub mod selection;
+pub mod writes;
 
 /// Name of the controller in logs and metrics.
 pub const NAME: &str = "trackedfieldset";
@@ -127,17 +127,10 @@ pub const REASONS: [&str; 26] = [
     "DeliveryFailing",
 ];
 
-/// Writes of one reconcile: other sets and other kinds wait for their turn.
-const MAX_WRITES: usize = 256;
 /// Concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
-/// Delay until a rejected write of a child is tried again, after the first and at most.
-const REJECTED: BackoffPolicy = BackoffPolicy {
-    min: Duration::from_secs(5),
-    max: Duration::from_mins(5),
-};
-/// Interval of the checks whether a leaving child may be deleted.
-const LEAVING_CHECK: Duration = Duration::from_secs(5);
+/// Maximum reads of departing targets per reconcile, so that deletions follow before its timeout.
+const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
@@ -165,20 +158,11 @@ pub struct TrackedFieldSets<T> {
 pub struct SetState {
     /// Desired children, as of the last reconcile; `None` if the next one has to compare everything.
     plan: Option<Plan>,
-    /// Children whose writes the apiserver rejects: they must not delay the others.
-    rejected: BTreeMap<ObjectKey, RejectedWrite>,
+    rejected: Rejections,
     /// Children created and deleted since the last Event about them.
     created: usize,
     deleted: usize,
     reported: Option<Instant>,
-}
-
-/// A write that the apiserver rejects.
-struct RejectedWrite {
-    reason: Cow<'static, str>,
-    message: String,
-    retry_at: Instant,
-    backoff: Backoff,
 }
 
 /// Children that the set owns.
@@ -193,8 +177,8 @@ struct Plan {
     desired: HashMap<ObjectKey, Desired>,
     /// Numbers of fields that other `TrackedField`s track, by target.
     covered: HashMap<ObjectKey, usize>,
-    /// Number of resources without a place.
-    left_out: usize,
+    /// Resources without a place.
+    left_out: BTreeSet<ObjectKey>,
 }
 
 /// A desired child.
@@ -204,7 +188,7 @@ struct Desired {
     field: usize,
     initial: Initial,
     /// True for one child of each target: the number of these is the number of occupied places.
-    is_first: bool,
+    counts_place: bool,
     /// Fingerprint of the child that matched; `None` if the child has to be compared.
     checked: Option<u64>,
 }
@@ -239,9 +223,12 @@ struct KnownDeparture {
 #[derive(Default)]
 struct Written {
     created: usize,
+    changed: usize,
     deleted: usize,
     /// Number of writes that a later reconcile makes.
     remaining: usize,
+    /// Number of writes of children that have changed meanwhile. The event of that change wakes the set.
+    stale: usize,
     /// Reason and message of a child that other clients keep changing, and the delay until it is corrected.
     contested: Option<(String, Duration)>,
     /// Failure that ends the reconcile; the runtime retries.
@@ -259,7 +246,8 @@ enum ChildWrite {
 
 /// Result of a write of one child.
 enum WriteResult {
-    Matches,
+    Created,
+    Changed,
     /// The write waits for a rate limit, which wakes the set.
     Waits,
     Deleted,
@@ -324,30 +312,31 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             return Ok(of_watch(&resource, problem).requeue(Requeue::Poll));
         }
         if !self.index.is_listed(&cx.key) {
-            let message = format!("the operator lists {}", resource.plural);
-            return Ok(Outcome::unknown(PROGRESSING, message));
+            return Ok(listing(&resource));
         }
-        self.list(&cx.key, &selection, &resolved).await?;
+        if !self.list(&cx.key, &selection, &resolved).await? {
+            return Ok(listing(&resource));
+        }
         self.children.synced().await;
 
         // A reconcile that ends early leaves no plan, so that the next one compares everything.
         let mut plan = self.plan(cx, &resource);
-        let odd = self.children.owned_where(cx, |key, child| {
+        let unchecked = self.children.owned_where(cx, |key, child| {
             let desired = plan.desired.get(key);
             child.terminating || desired.and_then(|it| it.checked) != Some(child.fingerprint)
         });
-        let departures = self.departures(cx, &resolved, &odd, &plan).await;
+        let departures = self.departures(cx, &resolved, &unchecked, &plan).await;
         let leaving = departures.due.len() + departures.waiting;
         let check_after = departures.check_after;
         let written = self
-            .write(cx, &resource, &odd, &mut plan, departures)
+            .write(cx, &resource, &unchecked, &mut plan, departures)
             .await?;
         let covered = plan.covered.values().sum();
         let counts = ChildCounts {
             current: plan.desired.len(),
             leaving: leaving.saturating_sub(written.deleted),
             covered,
-            left_out: plan.left_out * set.spec.fields.len(),
+            left_out: plan.left_out.len() * set.spec.fields.len(),
         };
         self.metrics.set(&cx.key, counts);
         let targets = self.index.target_count(&cx.key);
@@ -358,19 +347,14 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         status.children = count(children);
         status.covered = count(covered);
         status.leaving = count(counts.leaving);
-        status.left_out = count(plan.left_out);
+        status.left_out = count(plan.left_out.len());
         let report_after = self.report(cx, &written);
         let (outcome, retry_after) = self.outcome(cx, targets, &plan, &written);
         self.states().entry(cx.key.clone()).or_default().plan = Some(plan);
-        let requeue = if written.remaining > 0 {
-            Requeue::After(Duration::ZERO)
-        } else {
-            [check_after, report_after, retry_after]
-                .into_iter()
-                .flatten()
-                .min()
-                .map_or(Requeue::OnChange, Requeue::After)
-        };
+        let made = written.created + written.changed + written.deleted;
+        let stale_after = (written.stale > 0).then_some(RECHECK);
+        let delays = [check_after, report_after, retry_after, stale_after];
+        let requeue = writes::requeue(made, written.remaining, delays);
         let outcome = outcome.requeue(requeue);
         match written.error {
             Some(error) => Err(error.with_outcome(outcome)),
@@ -456,7 +440,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         } = &*self.targets;
         let epoch = self.targets.epoch(&reference);
         let resolved = resolver.resolve(client, &reference, epoch);
-        match tokio::time::timeout(*timeout, resolved).await {
+        // The reconcile has the same timeout, began earlier, and must report this one.
+        match tokio::time::timeout(*timeout / 2, resolved).await {
             Ok(resolved) => Ok(resolved?),
             Err(_) => Err(WaitingReason::TargetUnreadable(
                 "the apiserver's list of resources could not be read in time".into(),
@@ -481,17 +466,22 @@ impl<T: Transport> TrackedFieldSets<T> {
         cx.write_status().await
     }
 
-    /// Lists the resources that the watch may have shown before the set selected them.
+    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the watch lists
+    /// them again meanwhile: the end of that list wakes the set.
     async fn list(
         &self,
         key: &ObjectKey,
         selection: &Selection,
         resolved: &Resolved,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let unlisted = self.index.unlisted(key);
         if unlisted == Unlisted::default() {
-            return Ok(());
+            return Ok(true);
         }
+        let _list = ListGuard {
+            index: &self.index,
+            set: key,
+        };
         let (client, resource) = (&self.targets.client, &resolved.resource);
         let apis = if unlisted.all {
             selection.apis(client, resource)
@@ -513,11 +503,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             let list = |page| async move { api.list_metadata(&page).await };
             all_pages(selection.list_params(), list, keep)
                 .await
-                .map_err(Error::api("the resources could not be listed"))
-                .inspect_err(|_| self.index.list_failed(key))?;
+                .map_err(Error::api("the resources could not be listed"))?;
         }
-        self.index.listed(key, &unlisted, listed);
-        Ok(())
+        Ok(self.index.listed(key, &unlisted, listed))
     }
 
     /// Returns the desired children: those of the last reconcile, except of targets that have changed. Everything is planned
@@ -531,11 +519,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         };
         let changes = self.index.take_changes(&cx.key);
         let before = before.filter(|plan| {
-            !changes.all
-                && plan.basis == basis
-                && plan.compared.elapsed() < self.sync_period
-                // Free places are filled in the order of all targets.
-                && plan.left_out == 0
+            !changes.all && plan.basis == basis && plan.compared.elapsed() < self.sync_period
         });
         let places = cx.object.spec.places();
         if let Some(mut plan) = before {
@@ -543,16 +527,19 @@ impl<T: Transport> TrackedFieldSets<T> {
                 .retain(|_, it| !changes.targets.contains(&it.target));
             for target in &changes.targets {
                 plan.covered.remove(target);
+                plan.left_out.remove(target);
             }
             let changed = changes.targets.into_iter();
             let changed = changed.filter_map(|key| Some((self.index.target(&cx.key, &key)?, key)));
             let planned: Vec<_> = changed
                 .map(|(known, target)| self.planned(cx, resource, target, known))
                 .collect();
-            let occupied = plan.desired.values().filter(|it| it.is_first).count();
-            let demanded = planned.iter().filter(|it| it.demand != Demand::Nothing);
-            if occupied + demanded.count() <= places {
-                self.place(cx, &mut plan, planned);
+            let occupied = plan.desired.values().filter(|it| it.counts_place).count();
+            let places = places.saturating_sub(occupied);
+            let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
+            // Free places are filled in the order of all targets.
+            if plan.left_out.is_empty() || precedence::free_places(&demands, places) == 0 {
+                self.place(cx, &mut plan, planned, places);
                 return plan;
             }
         }
@@ -560,21 +547,14 @@ impl<T: Transport> TrackedFieldSets<T> {
         let planned: Vec<_> = targets
             .map(|(target, known)| self.planned(cx, resource, target, known))
             .collect();
-        let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
-        let left_out = precedence::left_out(&demands, places);
         let mut plan = Plan {
             basis,
             compared: Instant::now(),
             desired: HashMap::new(),
             covered: HashMap::new(),
-            left_out: left_out.iter().filter(|it| **it).count(),
+            left_out: BTreeSet::new(),
         };
-        for target in planned.iter().filter(|it| it.covered > 0) {
-            plan.covered.insert(target.target.clone(), target.covered);
-        }
-        let placed = planned.into_iter().zip(left_out);
-        let placed = placed.filter_map(|(target, is_left_out)| (!is_left_out).then_some(target));
-        self.place(cx, &mut plan, placed);
+        self.place(cx, &mut plan, planned, places);
         plan
     }
 
@@ -590,9 +570,9 @@ impl<T: Transport> TrackedFieldSets<T> {
         let claimant = Claimant {
             key: &cx.key,
             contact_point: &spec.template.contact_point,
-            age: Some(child::age(&cx.object.metadata)),
+            seniority: Some(child::seniority(&cx.object.metadata)),
         };
-        let age_of = |set: &ObjectKey| Some(child::age(&self.sets.get(set)?.metadata));
+        let seniority_of = |set: &ObjectKey| Some(child::seniority(&self.sets.get(set)?.metadata));
         let is_owned = |key: &ObjectKey| self.children.owned(cx, key).is_some();
         let reference = spec.target.reference(&target.namespace, &target.name);
         let (mut children, mut covered) = (Vec::new(), 0);
@@ -602,7 +582,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             let derived = ObjectKey::new(&cx.key.namespace, &derived);
             let candidates = self.index.tracking(identity);
             let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
-            match claimant.existing(candidates, &derived, owns, age_of) {
+            match claimant.existing(candidates, &derived, owns, seniority_of) {
                 Existing::Covered(_) => covered += 1,
                 Existing::Own(key) | Existing::Adoptable(key) => {
                     children.push((key, index, identity));
@@ -626,27 +606,34 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Adds the children of targets that have a place.
+    /// Adds the children of the targets that get one of these places.
     fn place(
         &self,
         cx: &Context<TrackedFieldSet>,
         plan: &mut Plan,
-        placed: impl IntoIterator<Item = Planned>,
+        planned: Vec<Planned>,
+        places: usize,
     ) {
+        let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
+        let left_out = precedence::left_out(&demands, places);
         let mut with_child = Vec::new();
-        for planned in placed {
+        for (planned, is_left_out) in planned.into_iter().zip(left_out) {
             let Planned { target, known, .. } = planned;
             if planned.covered > 0 {
                 plan.covered.insert(target.clone(), planned.covered);
             }
+            if is_left_out {
+                plan.left_out.insert(target);
+                continue;
+            }
             for (at, (key, field, identity)) in planned.children.into_iter().enumerate() {
                 let initial = match self.children.owned(cx, &key) {
-                    // The value of an existing child never changes.
+                    // `initial` of an existing child never changes.
                     Some(child) => {
                         with_child.push((target.clone(), identity));
                         child.summary.initial
                     }
-                    // One that the set adopts has reported what it tracks.
+                    // An adopted TrackedField has already sent its first value.
                     None if self.index.has_field(&key) => Initial::Quiet,
                     None => initial(cx, &known, identity),
                 };
@@ -654,7 +641,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     target: target.clone(),
                     field,
                     initial,
-                    is_first: at == 0,
+                    counts_place: at == 0,
                     checked: None,
                 };
                 plan.desired.insert(key, desired);
@@ -682,8 +669,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
+        let reads = &AtomicUsize::new(0);
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decided = self.departure(cx, resolved, keep, &key, &known);
+            let decided = self.departure(cx, resolved, keep, &key, &known, reads);
             (decided.await, KnownDeparture { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
@@ -697,19 +685,24 @@ impl<T: Transport> TrackedFieldSets<T> {
                     departures.due.push(child);
                     continue;
                 }
-                Decided::Later { after, last } => {
+                Decided::Kept { after, last } => {
                     waiting.push((last, child));
                     after
                 }
+                Decided::Unsent { after } => {
+                    departures.waiting += 1;
+                    after.min(RECHECK)
+                }
                 Decided::Unknown => {
                     departures.waiting += 1;
-                    LEAVING_CHECK
+                    RECHECK
                 }
             };
             let check_after = departures.check_after.get_or_insert(next);
             *check_after = next.min(*check_after);
         }
-        // The oldest make room. Times are in seconds; the version orders children within one.
+        // The oldest make room, if all their entries are sent. Times are in seconds; the version orders children within
+        // one.
         waiting.sort_by_key(|(last, child)| (*last, child.known.version));
         let places = spec.places() * spec.fields.len();
         let children = plan.desired.len() + departures.waiting + waiting.len();
@@ -727,6 +720,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         keep: Duration,
         key: &ObjectKey,
         known: &KnownChild<ChildSummary>,
+        reads: &AtomicUsize,
     ) -> Decided {
         // The history must be that of the version that is deleted.
         let field = self.fields.get(key).filter(|field| {
@@ -750,6 +744,10 @@ impl<T: Transport> TrackedFieldSets<T> {
                 && history
                     .last()
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
+            // The deletions of this reconcile wake the set, and each reconcile decides in another order.
+            if needs_read && reads.fetch_add(1, Ordering::Relaxed) >= MAX_DEPARTURE_READS {
+                return Decided::Unknown;
+            }
             let exists = if needs_read {
                 self.exists_unselected(cx, resolved, &target_key).await
             } else {
@@ -770,12 +768,9 @@ impl<T: Transport> TrackedFieldSets<T> {
         };
         match child::departure(&history, reason, keep, age, Now::read()) {
             Departure::Now => Decided::Now,
-            Departure::After(left) => Decided::Later {
-                after: if is_pending {
-                    left.min(LEAVING_CHECK)
-                } else {
-                    left
-                },
+            Departure::After(after) if is_pending => Decided::Unsent { after },
+            Departure::After(after) => Decided::Kept {
+                after,
                 last: history
                     .last()
                     .and_then(|last| last.time.as_ref())
@@ -809,74 +804,103 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile. `odd`: children that are not known to match.
+    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked`: children that are not known to
+    /// match.
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,
         resource: &ResourceName,
-        odd: &OwnedChildren,
+        unchecked: &OwnedChildren,
         plan: &mut Plan,
         departures: Departures,
     ) -> Result<Written> {
-        // Deletions first: a quota may forbid creations until then.
-        let mut writes: Vec<_> = departures.due.into_iter().map(ChildWrite::Delete).collect();
-        {
+        let now = Instant::now();
+        let (waiting, quota_is_exceeded) = {
             let mut states = self.states();
             let rejected = &mut states.entry(cx.key.clone()).or_default().rejected;
-            rejected.retain(|key, _| plan.desired.contains_key(key));
-            for (key, desired) in &mut plan.desired {
-                if desired.checked.is_some() && !odd.contains_key(key) {
-                    continue;
+            rejected.retain(
+                |key| plan.desired.contains_key(key),
+                |key| unchecked.contains_key(key),
+            );
+            (rejected.waiting(now), rejected.creations_wait(now))
+        };
+        let mut due = departures.due;
+        due.retain(|departure| !waiting.contains(&departure.key));
+        // A deletion may free a part of the quota.
+        let creations_wait = quota_is_exceeded && due.is_empty();
+        let notification = child::notification(&cx.object.spec);
+        let (mut ensures, mut further) = (Vec::new(), 0);
+        let (mut matching, mut lacks_children) = (Vec::new(), false);
+        for (key, desired) in &mut plan.desired {
+            let is_missing = !unchecked.contains_key(key);
+            if desired.checked.is_some() && is_missing {
+                continue;
+            }
+            lacks_children |= is_missing;
+            if waiting.contains(key) || (is_missing && creations_wait) {
+                continue;
+            }
+            let is_full = ensures.len() >= MAX_WRITES;
+            if is_missing && is_full {
+                further += 1;
+                continue;
+            }
+            let live = unchecked.get(key).filter(|live| !live.terminating);
+            let field = &cx.object.spec.fields[desired.field];
+            let reference = &cx.object.spec.target;
+            let spec = child::spec(
+                reference,
+                &notification,
+                &desired.target,
+                field,
+                desired.initial,
+            );
+            let child = child::build(&cx.object, key, spec);
+            let content = child::content_of(&child, &cx.owner);
+            match live.filter(|live| live.summary.content == content) {
+                Some(live) => {
+                    desired.checked = Some(live.fingerprint);
+                    matching.push(key.clone());
                 }
-                let live = odd.get(key).filter(|live| !live.terminating);
-                let rejected_write = rejected.get(key);
-                if rejected_write.is_some_and(|it| Instant::now() < it.retry_at) {
-                    continue;
-                }
-                let field = &cx.object.spec.fields[desired.field];
-                let spec = child::spec(&cx.object.spec, &desired.target, field, desired.initial);
-                let child = child::build(&cx.object, key, spec);
-                let content = child::content_of(&child, &cx.owner);
-                match live.filter(|live| live.summary.content == content) {
-                    Some(live) => {
-                        desired.checked = Some(live.fingerprint);
-                        rejected.remove(key);
-                    }
-                    None => writes.push(ChildWrite::Ensure {
-                        target: desired.target.clone(),
-                        child: Box::new(child),
-                    }),
-                }
+                None if is_full => further += 1,
+                None => ensures.push(ChildWrite::Ensure {
+                    target: desired.target.clone(),
+                    child: Box::new(child),
+                }),
             }
         }
+        let all = due.len() + ensures.len() + further;
+        due.truncate(writes::deletions(due.len(), ensures.len()));
+        let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
+        writes.extend(ensures);
+        writes.truncate(MAX_WRITES);
         let mut written = Written {
-            remaining: writes.len().saturating_sub(MAX_WRITES),
+            remaining: all - writes.len(),
             ..Written::default()
         };
         let is_new = |write: &ChildWrite| match write {
-            ChildWrite::Ensure { child, .. } => !odd.contains_key(&ObjectKey::of(&**child)),
+            ChildWrite::Ensure { child, .. } => !unchecked.contains_key(&ObjectKey::of(&**child)),
             ChildWrite::Delete(_) => false,
         };
         let created = writes.iter().filter(|write| is_new(write)).count();
         if created > 0 {
             cx.confirm_owner().await?;
         }
-        // Their targets are read when all are created.
+        // One list reads the targets after the last creation.
         let reads = &self.targets.reads;
         let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
         if is_gathering {
             reads.gather(resource);
         }
-        writes.truncate(MAX_WRITES);
         let is_quota_exceeded = &AtomicBool::new(false);
         let results = writes.into_iter().map(|write| async move {
             match write {
                 ChildWrite::Ensure { target, child } => {
                     let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
-                    if is_quota_exceeded.load(Ordering::Relaxed) && !odd.contains_key(&key) {
-                        return (key, Ok(WriteResult::Waits));
+                    if is_quota_exceeded.load(Ordering::Relaxed) && !unchecked.contains_key(&key) {
+                        return (key, false, Ok(WriteResult::Waits));
                     }
-                    let applied = if odd.contains_key(&key) {
+                    let applied = if unchecked.contains_key(&key) {
                         self.children.apply(cx, *child, Quirks::default()).await
                     } else {
                         self.children.create(cx, *child).await
@@ -888,14 +912,15 @@ impl<T: Transport> TrackedFieldSets<T> {
                         self.index.record_children(&cx.key, [(&target, identity)]);
                     }
                     let result = applied.map(|ensured| match ensured {
-                        Ensured::Kept(_) => WriteResult::Waits,
-                        _ => WriteResult::Matches,
+                        Ensured::Created(_) => WriteResult::Created,
+                        Ensured::Kept(_) | Ensured::Terminating(_) => WriteResult::Waits,
+                        _ => WriteResult::Changed,
                     });
-                    (key, result)
+                    (key, false, result)
                 }
                 ChildWrite::Delete(KnownDeparture { key, known }) => {
                     let deleted = self.children.delete(&key, &known).await;
-                    (key, deleted.map(|()| WriteResult::Deleted))
+                    (key, true, deleted.map(|()| WriteResult::Deleted))
                 }
             }
         });
@@ -908,29 +933,52 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
-        for (key, result) in results {
+        for key in matching {
+            state.rejected.forget(&key);
+        }
+        let mut quota = None;
+        for (key, is_deletion, result) in results {
+            let result = match result {
+                Err(error) if is_deletion && error.is_not_found() => Ok(WriteResult::Deleted),
+                result => result,
+            };
             match result {
-                Ok(WriteResult::Matches) => {
-                    written.created += usize::from(!odd.contains_key(&key));
-                    state.rejected.remove(&key);
-                    if let Some(desired) = plan.desired.get_mut(&key) {
-                        desired.checked = self.children.cached_fingerprint(&key);
-                    }
-                }
                 Ok(WriteResult::Waits) => {
                     if let Some(contested) = self.children.contested(&key) {
                         written.contested = Some(contested);
                     }
                 }
-                Ok(WriteResult::Deleted) => written.deleted += 1,
-                Err(error) if error.is_not_found() => written.deleted += 1,
+                Ok(done) => {
+                    match done {
+                        WriteResult::Created => written.created += 1,
+                        WriteResult::Deleted => written.deleted += 1,
+                        _ => written.changed += 1,
+                    }
+                    state.rejected.forget(&key);
+                    if let Some(desired) = plan.desired.get_mut(&key) {
+                        desired.checked = self.children.cached_fingerprint(&key);
+                    }
+                }
                 // The next reconcile decides again.
-                Err(error) if error.is_stale() => written.remaining += 1,
+                Err(error) if error.is_stale() => written.stale += 1,
                 Err(error) => match error.classify() {
                     (Class::Transient | Class::Stale, _) => written.error = Some(error),
-                    (_, reason) => state.reject(key, reason, error.to_string()),
+                    (_, reason) => {
+                        let is_quota = reason == QUOTA_EXCEEDED && !unchecked.contains_key(&key);
+                        let why = (reason, error.to_string());
+                        if is_quota {
+                            quota = Some(why);
+                        } else {
+                            state.rejected.reject(key, is_deletion, why, Instant::now());
+                        }
+                    }
                 },
             }
+        }
+        match quota {
+            Some(why) => state.rejected.reject_creations(why, Instant::now()),
+            None if creations_wait && lacks_children => {}
+            None => state.rejected.allow_creations(),
         }
         state.created += written.created;
         state.deleted += written.deleted;
@@ -968,8 +1016,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     ) -> (Outcome, Option<Duration>) {
         let states = self.states();
         let rejected = states.get(&cx.key).map(|state| &state.rejected);
-        let retry_at = rejected.and_then(|all| all.values().map(|it| it.retry_at).min());
-        let mut retry_after = retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let mut retry_after = rejected.and_then(|all| all.retry_after(Instant::now()));
         let spec = &cx.object.spec;
         let contact_point = &spec.template.contact_point;
         if let Some(waiting) = self
@@ -984,7 +1031,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             return (outcome, retry_after);
         }
         if let Some((number, first)) =
-            rejected.and_then(|all| Some((all.len(), all.values().next()?)))
+            rejected.and_then(|all| Some((all.all().count(), all.all().next()?)))
         {
             let others = match number {
                 1 => String::new(),
@@ -1014,14 +1061,15 @@ impl<T: Transport> TrackedFieldSets<T> {
                 missing.join(", ")
             );
             Outcome::failed(NAMESPACE_NOT_FOUND, message)
-        } else if plan.left_out > 0 {
+        } else if !plan.left_out.is_empty() {
             let message = format!(
                 "{targets} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
-                plan.left_out
+                plan.left_out.len()
             );
             Outcome::failed(TOO_MANY_TARGETS, message)
-        } else if written.remaining > 0 {
-            let done = plan.desired.len().saturating_sub(written.remaining);
+        } else if written.remaining + written.stale > 0 {
+            let remaining = written.remaining + written.stale;
+            let done = plan.desired.len().saturating_sub(remaining);
             let message = format!(
                 "{done} of {} TrackedFields are up to date",
                 plan.desired.len()
@@ -1047,29 +1095,30 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 }
 
-impl SetState {
-    fn reject(&mut self, key: ObjectKey, reason: Cow<'static, str>, message: String) {
-        let mut backoff = match self.rejected.remove(&key) {
-            Some(before) => before.backoff,
-            None => REJECTED.start(),
-        };
-        let rejected = RejectedWrite {
-            reason,
-            message,
-            retry_at: Instant::now() + backoff.next_delay(),
-            backoff,
-        };
-        self.rejected.insert(key, rejected);
+/// Ends the list of a set, also if the reconcile is dropped.
+struct ListGuard<'a> {
+    index: &'a SetIndex,
+    set: &'a ObjectKey,
+}
+
+impl Drop for ListGuard<'_> {
+    fn drop(&mut self) {
+        self.index.end_list(self.set);
     }
 }
 
 /// Decision about a child that the set no longer needs.
 enum Decided {
     Now,
-    Later {
+    /// The child of a deleted target stays for this time, unless its place is needed.
+    Kept {
         after: Duration,
         /// Time of the last entry.
         last: Option<Timestamp>,
+    },
+    /// The child has Pending entries, which must be sent first, or expire after this time.
+    Unsent {
+        after: Duration,
     },
     /// More must be known first.
     Unknown,
@@ -1077,9 +1126,16 @@ enum Decided {
 
 /// Checks what does not depend on the cluster.
 pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
+    let notification = child::notification(spec);
     let mut names = HashSet::new();
     for field in spec.fields.iter().filter(|field| names.insert(*field)) {
-        let child = child::spec(spec, &ObjectKey::new("", ""), field, Initial::Quiet);
+        let child = child::spec(
+            &spec.target,
+            &notification,
+            &ObjectKey::new("", ""),
+            field,
+            Initial::Quiet,
+        );
         Selectors::compile(&child)
             .map_err(|error| Outcome::failed(error.reason(), error.to_string()))?;
     }
@@ -1114,11 +1170,16 @@ fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) ->
     }
 }
 
+fn listing(resource: &ResourceName) -> Outcome {
+    let message = format!("the operator lists {}", resource.plural);
+    Outcome::unknown(PROGRESSING, message)
+}
+
 fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
     let outcome = Outcome::failed(waiting.reason(), waiting.message());
     match error {
         Some(error) => Err(error.with_outcome(outcome)),
-        None if waiting.ends_unnoticed() => Ok(outcome.requeue(Requeue::Poll)),
+        None if waiting.needs_poll() => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
     }
 }

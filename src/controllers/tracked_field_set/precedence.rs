@@ -9,7 +9,7 @@ use qm_core::shared;
 use qm_runtime::ObjectKey;
 use qm_runtime::ownership::owner_of;
 
-use super::child::{self, Age, Identity};
+use super::child::{self, Identity, Seniority};
 
 /// A `TrackedField`, as far as sets need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Claimant<'a> {
     pub key: &'a ObjectKey,
     pub contact_point: &'a str,
     /// `None` if the set is not stored yet: it is the youngest.
-    pub age: Option<Age>,
+    pub seniority: Option<Seniority>,
 }
 
 /// The `TrackedField` for a field of a target.
@@ -61,17 +61,17 @@ pub enum Existing {
 }
 
 impl Claimant<'_> {
-    /// Returns which of the `TrackedField`s that track a field counts. `derived` is the key of a child that the set creates;
-    /// `owns` tells whether the set owns a `TrackedField`, and `age_of` the age of another stored set.
+    /// Returns the `TrackedField` that serves the field. `derived` is the key of a child that the set creates;
+    /// `owns` tells whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
     ///
-    /// A hand-made one covers the field, and so does that of an older set. One that the set may adopt replaces the child that
+    /// A user's `TrackedField`, or one of an older set, covers the field. One that the set may adopt replaces the child that
     /// the set has created: it keeps its history.
     pub fn existing(
         &self,
         candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
         derived: &ObjectKey,
         owns: impl Fn(&ObjectKey, &Tracking) -> bool,
-        age_of: impl Fn(&ObjectKey) -> Option<Age>,
+        seniority_of: impl Fn(&ObjectKey) -> Option<Seniority>,
     ) -> Existing {
         let path = self.key.to_string();
         let mut existing = Existing::None;
@@ -88,7 +88,7 @@ impl Claimant<'_> {
             } else if *tracking.contact_point == *self.contact_point
                 && tracking
                     .owner
-                    .is_none_or(|owner| self.yields_to(&owner, &age_of))
+                    .is_none_or(|owner| self.yields_to(&owner, &seniority_of))
             {
                 return Existing::Covered(key);
             }
@@ -97,9 +97,14 @@ impl Claimant<'_> {
     }
 
     /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
-    fn yields_to(&self, owner: &ObjectKey, age_of: impl Fn(&ObjectKey) -> Option<Age>) -> bool {
+    fn yields_to(
+        &self,
+        owner: &ObjectKey,
+        seniority_of: impl Fn(&ObjectKey) -> Option<Seniority>,
+    ) -> bool {
         *owner == *self.key
-            || age_of(owner).is_none_or(|other| self.age.as_ref().is_none_or(|own| other < *own))
+            || seniority_of(owner)
+                .is_none_or(|other| self.seniority.as_ref().is_none_or(|own| other < *own))
     }
 }
 
@@ -114,11 +119,16 @@ pub enum Demand {
     New,
 }
 
+/// Returns the number of places that no target of these keeps.
+pub fn free_places(demands: &[Demand], places: usize) -> usize {
+    let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
+    places.saturating_sub(kept.count())
+}
+
 /// Returns for each target whether it is left out. `demands` are in the order of namespace and name, by which free places are
 /// filled.
 pub fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
-    let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
-    let mut free = places.saturating_sub(kept.count());
+    let mut free = free_places(demands, places);
     let mut is_left_out = |demand: &Demand| {
         let is_left_out = *demand == Demand::New && free == 0;
         if *demand == Demand::New {
@@ -142,7 +152,7 @@ mod tests {
         ObjectKey::new("ops", name)
     }
 
-    fn age(second: i64) -> Age {
+    fn seniority(second: i64) -> Seniority {
         let time = jiff::Timestamp::from_second(second).unwrap();
         (Some(Time(time)), None)
     }
@@ -188,11 +198,11 @@ mod tests {
         let claimant = Claimant {
             key: &set,
             contact_point: "hook",
-            age: Some(age(10)),
+            seniority: Some(seniority(10)),
         };
-        let ages = |owner: &ObjectKey| match &*owner.name {
-            "older" => Some(age(5)),
-            "younger" => Some(age(15)),
+        let seniorities = |owner: &ObjectKey| match &*owner.name {
+            "older" => Some(seniority(5)),
+            "younger" => Some(seniority(15)),
             _ => None,
         };
         let candidates = candidates
@@ -201,7 +211,7 @@ mod tests {
                 (key(name), tracking(contact_point, *owner, *adopt_by))
             });
         let owns = |_: &ObjectKey, tracking: &Tracking| tracking.owner.as_ref() == Some(&set);
-        let existing = claimant.existing(candidates, &key("derived"), owns, ages);
+        let existing = claimant.existing(candidates, &key("derived"), owns, seniorities);
         assert_eq!(existing, expected);
     }
 
@@ -212,5 +222,6 @@ mod tests {
         assert_eq!(left_out(&demands, 5), [false; 5]);
         assert_eq!(left_out(&demands, 2), [false, false, true, false, true]);
         assert_eq!(left_out(&demands, 0), [true, false, true, false, true]);
+        assert_eq!([3, 1, 0].map(|it| free_places(&demands, it)), [2, 0, 0]);
     }
 }

@@ -1,12 +1,13 @@
 //! Watches that show nothing, a kind that disappears, an operator that is down, and kills.
 
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 use qm_api::tracked_field::Entry;
 use qm_api::{TrackedField, TrackedFieldSet};
 use serde_json::{Value, json};
 use testbed::Options;
-use testbed::proxy::{Match, Point};
+use testbed::proxy::{Fault, Match, Point, Times, Verb};
 use testbed::receiver::Receiver;
 
 use super::{is_quiet, replicas};
@@ -47,6 +48,63 @@ async fn nothing_leaves_while_a_running_watch_is_frozen() {
             .iter()
             .any(|change| change["action"] == "Deleted")
     );
+}
+
+#[tokio::test]
+async fn rejected_deletion_waits_and_delays_no_other_write() {
+    let bed = Bed::shared("sets-undeleted").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    bed.set("all", replicas(json!({}))).await;
+    for name in ["a", "b"] {
+        bed.child_history("all", name, is_quiet).await;
+    }
+    let deletions = Match::verb(Verb::Delete).resource("trackedfields");
+    let fault = proxy.inject(
+        deletions,
+        Times::Always,
+        Fault::status(StatusCode::FORBIDDEN),
+    );
+    let exclude = |names: Value| json!({ "spec": { "target": { "names": { "exclude": names } } } });
+    bed.patch::<TrackedFieldSet>("all", exclude(json!(["a"])))
+        .await;
+    bed.set_reads("all", "Forbidden").await;
+    // Every event and every change of the set begins a reconcile.
+    bed.deployment("c", 1).await;
+    bed.children_of("all", &["a", "b", "c"]).await;
+    bed.patch::<TrackedFieldSet>("all", exclude(json!(["a", "x"])))
+        .await;
+    bed.set_reads("all", "Forbidden").await;
+    assert!(fault.hits() <= 2, "{} deletions", fault.hits());
+    fault.take_back();
+    bed.children_of("all", &["b", "c"]).await;
+    bed.set_reads("all", "Ready").await;
+}
+
+#[tokio::test]
+async fn discovery_that_hangs_is_reported() {
+    let bed = Bed::shared("sets-undiscovered").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let settings = Settings::default().kubeconfig(kubeconfig);
+    let settings = settings
+        .flag("--reconcile-timeout=4s")
+        .flag("--api-timeout=1h");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.ready("hook").await;
+    let discovery = Match::verb(Verb::Other).and(|request| request.path == "/apis/batch/v1");
+    let discovery = proxy.inject(discovery, Times::Always, Fault::Hang);
+    let target = json!({ "apiVersion": "batch/v1", "kind": "CronJob", "resource": "cronjobs" });
+    let spec = json!({ "target": target, "fields": ["{.spec.schedule}"] });
+    bed.set("all", replicas(spec)).await;
+    let message = bed.set_reads("all", "TargetUnreadable").await;
+    assert!(message.contains("could not be read in time"), "{message}");
+    discovery.take_back();
 }
 
 #[tokio::test]

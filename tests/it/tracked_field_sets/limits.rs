@@ -1,5 +1,6 @@
 //! Where a set may look, how many children it has, and what it reports and reads.
 
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::DynamicObject;
 use kube::core::ApiResource;
@@ -11,7 +12,7 @@ use qm_runtime::watch::ResourceName;
 use quartermaster::controllers::tracked_field_set::child;
 use serde_json::json;
 use testbed::proxy::{Match, Verb};
-use testbed::receiver::Receiver;
+use testbed::receiver::{Receiver, Reply};
 
 use super::{is_quiet, replicas};
 use crate::support::{Bed, Operator, Settings, changes};
@@ -88,6 +89,37 @@ async fn oldest_leaving_child_makes_room() {
     bed.children_of("all", &["a", "b"]).await;
     bed.deployment("c", 1).await;
     bed.children_of("all", &["a", "c"]).await;
+}
+
+#[tokio::test]
+async fn child_with_pending_entries_makes_no_room() {
+    let bed = Bed::shared("sets-unsent").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "maxTargets": 1, "keepSeconds": 0 });
+    bed.set("all", replicas(spec)).await;
+    bed.child_history("all", "a", is_quiet).await;
+    bed.set_reads("all", "TooManyTargets").await;
+    receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    bed.delete::<Deployment>("a").await;
+    // The target that was left out takes the place.
+    bed.child_history("all", "b", is_quiet).await;
+    let history = bed
+        .child_history("all", "a", |history| history.len() == 2)
+        .await;
+    assert!(history[1].is_pending());
+    // A reconcile of the whole set passes meanwhile.
+    bed.patch::<TrackedFieldSet>("all", json!({ "spec": { "keepSeconds": 1 } }))
+        .await;
+    bed.set_reads("all", "DeliveryFailing").await;
+    bed.children_of("all", &["a", "b"]).await;
+    receiver.always(Reply::ok());
+    bed.children_of("all", &["b"]).await;
+    let sent = changes(&receiver);
+    assert!(sent.iter().any(|change| change["action"] == "Deleted"));
 }
 
 #[tokio::test]

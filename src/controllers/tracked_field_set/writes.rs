@@ -1,0 +1,207 @@
+//! Limits and retries of the writes that a set makes to its children. Pure.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use qm_runtime::ObjectKey;
+use qm_runtime::backoff::{Backoff, BackoffPolicy};
+use qm_runtime::outcome::Requeue;
+
+/// Maximum writes per reconcile, so that other sets proceed.
+pub const MAX_WRITES: usize = 256;
+/// Delay until a rejected write of a child is tried again, after the first and at most.
+const REJECTED: BackoffPolicy = BackoffPolicy {
+    min: Duration::from_secs(5),
+    max: Duration::from_mins(5),
+};
+/// Interval of the checks for what no event may announce, such as whether a leaving child may be deleted.
+pub const RECHECK: Duration = Duration::from_secs(5);
+/// Minimum delay after a reconcile that has no more to write, or could not write.
+const MIN_DELAY: Duration = Duration::from_secs(1);
+
+/// Rejected writes of a set: they must not delay the others.
+#[derive(Default)]
+pub struct Rejections {
+    children: BTreeMap<ObjectKey, Rejection>,
+    /// A quota rejects every creation.
+    quota: Option<Rejection>,
+}
+
+/// A write that the apiserver rejects.
+pub struct Rejection {
+    is_deletion: bool,
+    pub reason: Cow<'static, str>,
+    pub message: String,
+    retry_at: Instant,
+    backoff: Backoff,
+}
+
+impl Rejections {
+    /// Records that the apiserver has rejected a write of a child.
+    pub fn reject(
+        &mut self,
+        key: ObjectKey,
+        is_deletion: bool,
+        (reason, message): (Cow<'static, str>, String),
+        now: Instant,
+    ) {
+        let before = self.children.remove(&key);
+        let before = before.filter(|before| before.is_deletion == is_deletion);
+        let rejection = Rejection::after(before, is_deletion, (reason, message), now);
+        self.children.insert(key, rejection);
+    }
+
+    /// Records that a quota has rejected creations.
+    pub fn reject_creations(&mut self, why: (Cow<'static, str>, String), now: Instant) {
+        self.quota = Some(Rejection::after(self.quota.take(), false, why, now));
+    }
+
+    pub fn allow_creations(&mut self) {
+        self.quota = None;
+    }
+
+    pub fn forget(&mut self, key: &ObjectKey) {
+        self.children.remove(key);
+    }
+
+    /// Forgets the writes that the set no longer makes.
+    pub fn retain(
+        &mut self,
+        is_desired: impl Fn(&ObjectKey) -> bool,
+        is_owned: impl Fn(&ObjectKey) -> bool,
+    ) {
+        self.children.retain(|key, rejection| {
+            if rejection.is_deletion {
+                is_owned(key) && !is_desired(key)
+            } else {
+                is_desired(key)
+            }
+        });
+    }
+
+    /// Returns the children whose writes must wait.
+    pub fn waiting(&self, now: Instant) -> HashSet<ObjectKey> {
+        let waiting = self.children.iter().filter(|(_, it)| now < it.retry_at);
+        waiting.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Returns whether creations must wait for a quota.
+    pub fn creations_wait(&self, now: Instant) -> bool {
+        self.quota
+            .as_ref()
+            .is_some_and(|quota| now < quota.retry_at)
+    }
+
+    /// Returns the rejections, the quota's first.
+    pub fn all(&self) -> impl Iterator<Item = &Rejection> {
+        self.quota.iter().chain(self.children.values())
+    }
+
+    /// Returns the delay until the first retry.
+    pub fn retry_after(&self, now: Instant) -> Option<Duration> {
+        let retry_at = self.all().map(|it| it.retry_at).min()?;
+        Some(retry_at.saturating_duration_since(now))
+    }
+}
+
+impl Rejection {
+    fn after(
+        before: Option<Self>,
+        is_deletion: bool,
+        (reason, message): (Cow<'static, str>, String),
+        now: Instant,
+    ) -> Self {
+        let mut backoff = before.map_or_else(|| REJECTED.start(), |before| before.backoff);
+        Self {
+            is_deletion,
+            reason,
+            message,
+            retry_at: now + backoff.next_delay(),
+            backoff,
+        }
+    }
+}
+
+/// Returns how many of the due deletions a reconcile makes. They come first, because a quota may forbid creations until
+/// then, but they leave half of the writes to the others.
+pub fn deletions(due: usize, others: usize) -> usize {
+    due.min(MAX_WRITES - others.min(MAX_WRITES / 2))
+}
+
+/// Returns when to reconcile the set again. `made` and `remaining` are numbers of writes. Only a reconcile that has made
+/// one is continued at once: the next reconcile would fail in the same way.
+pub fn requeue(
+    made: usize,
+    remaining: usize,
+    delays: impl IntoIterator<Item = Option<Duration>>,
+) -> Requeue {
+    if made > 0 && remaining > 0 {
+        return Requeue::After(Duration::ZERO);
+    }
+    let recheck = (remaining > 0).then_some(RECHECK);
+    delays
+        .into_iter()
+        .chain([recheck])
+        .flatten()
+        .min()
+        .map_or(Requeue::OnChange, |delay| {
+            Requeue::After(delay.max(MIN_DELAY))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why() -> (Cow<'static, str>, String) {
+        ("WriteRejected".into(), "denied".to_owned())
+    }
+
+    #[test]
+    fn only_a_reconcile_that_has_written_is_continued_at_once() {
+        let after = |seconds| Requeue::After(Duration::from_secs(seconds));
+        assert_eq!(requeue(1, 1, []), after(0));
+        assert_eq!(requeue(0, 1, []), Requeue::After(RECHECK));
+        assert_eq!(requeue(0, 1, [Some(Duration::ZERO)]), after(1));
+        let delays = [None, Some(Duration::from_secs(9))];
+        assert_eq!(requeue(1, 0, delays), after(9));
+        assert_eq!(requeue(1, 0, [None]), Requeue::OnChange);
+    }
+
+    #[test]
+    fn deletions_leave_half_to_the_other_writes() {
+        assert_eq!(deletions(3, 1000), 3);
+        assert_eq!(deletions(1000, 1000), MAX_WRITES / 2);
+        assert_eq!(deletions(1000, 0), MAX_WRITES);
+        assert_eq!(deletions(1000, 6), MAX_WRITES - 6);
+    }
+
+    #[test]
+    fn rejected_deletion_waits_longer_each_time() {
+        let key = ObjectKey::new("ops", "a");
+        let (mut rejections, mut now) = (Rejections::default(), Instant::now());
+        for least in [5, 10, 20] {
+            rejections.reject(key.clone(), true, why(), now);
+            rejections.retain(|_| false, |_| true);
+            let delay = rejections.retry_after(now).unwrap_or_default();
+            assert!(delay >= Duration::from_secs(least), "{delay:?}");
+            assert!(rejections.waiting(now).contains(&key));
+            now += delay;
+            assert!(rejections.waiting(now).is_empty());
+        }
+        rejections.retain(|_| true, |_| true);
+        assert_eq!(rejections.all().count(), 0, "the set needs the child again");
+    }
+
+    #[test]
+    fn quota_delays_creations_alone() {
+        let (mut rejections, now) = (Rejections::default(), Instant::now());
+        rejections.reject_creations(why(), now);
+        assert!(rejections.creations_wait(now));
+        assert!(rejections.waiting(now).is_empty());
+        assert!(!rejections.creations_wait(now + REJECTED.max));
+        rejections.allow_creations();
+        assert_eq!(rejections.retry_after(now), None);
+    }
+}
