@@ -804,6 +804,45 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
+    /// Sends one write. Returns the child's key, whether the write is a deletion, and the result. Once the quota is exceeded,
+    /// further creations wait.
+    async fn perform(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        write: ChildWrite,
+        is_new: bool,
+        is_quota_exceeded: &AtomicBool,
+    ) -> (ObjectKey, bool, Result<WriteResult>) {
+        let (target, child) = match write {
+            ChildWrite::Delete(KnownDeparture { key, known }) => {
+                let deleted = self.children.delete(&key, &known).await;
+                return (key, true, deleted.map(|()| WriteResult::Deleted));
+            }
+            ChildWrite::Ensure { target, child } => (target, child),
+        };
+        let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
+        if is_new && is_quota_exceeded.load(Ordering::Relaxed) {
+            return (key, false, Ok(WriteResult::Waits));
+        }
+        let applied = if is_new {
+            self.children.create(cx, *child).await
+        } else {
+            self.children.apply(cx, *child, Quirks::default()).await
+        };
+        if let Err(error) = &applied {
+            let is_quota = error.classify().1 == QUOTA_EXCEEDED;
+            is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
+        } else {
+            self.index.record_children(&cx.key, [(&target, identity)]);
+        }
+        let result = applied.map(|ensured| match ensured {
+            Ensured::Created(_) => WriteResult::Created,
+            Ensured::Kept(_) | Ensured::Terminating(_) => WriteResult::Waits,
+            _ => WriteResult::Changed,
+        });
+        (key, false, result)
+    }
+
     /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked`: children that are not known to
     /// match.
     async fn write(
@@ -893,36 +932,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             reads.gather(resource);
         }
         let is_quota_exceeded = &AtomicBool::new(false);
-        let results = writes.into_iter().map(|write| async move {
-            match write {
-                ChildWrite::Ensure { target, child } => {
-                    let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
-                    if is_quota_exceeded.load(Ordering::Relaxed) && !unchecked.contains_key(&key) {
-                        return (key, false, Ok(WriteResult::Waits));
-                    }
-                    let applied = if unchecked.contains_key(&key) {
-                        self.children.apply(cx, *child, Quirks::default()).await
-                    } else {
-                        self.children.create(cx, *child).await
-                    };
-                    if let Err(error) = &applied {
-                        let is_quota = error.classify().1 == QUOTA_EXCEEDED;
-                        is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
-                    } else {
-                        self.index.record_children(&cx.key, [(&target, identity)]);
-                    }
-                    let result = applied.map(|ensured| match ensured {
-                        Ensured::Created(_) => WriteResult::Created,
-                        Ensured::Kept(_) | Ensured::Terminating(_) => WriteResult::Waits,
-                        _ => WriteResult::Changed,
-                    });
-                    (key, false, result)
-                }
-                ChildWrite::Delete(KnownDeparture { key, known }) => {
-                    let deleted = self.children.delete(&key, &known).await;
-                    (key, true, deleted.map(|()| WriteResult::Deleted))
-                }
-            }
+        let results = writes.into_iter().map(|write| {
+            let is_new = is_new(&write);
+            self.perform(cx, write, is_new, is_quota_exceeded)
         });
         let results: Vec<_> = stream::iter(results)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
