@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::READY;
+use qm_core::conditions::{READY, readiness};
 use qm_core::kind::Kind;
 use qm_core::names::MetadataNames;
-use qm_core::readiness::{Readiness, ReadinessSummary, from_status};
+use qm_core::readiness::{Readiness, ReadinessSummary};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -473,7 +473,7 @@ impl Kind for ContactPoint {
             Some(status) if status.ready && status.conditions.is_empty() => {
                 (Readiness::True, READY)
             }
-            status => from_status(self.metadata.generation, status.as_ref()),
+            status => readiness(self.metadata.generation, status.as_ref()),
         }
     }
 }

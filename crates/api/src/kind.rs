@@ -12,7 +12,7 @@ macro_rules! kind {
             $(const FINALIZER: Option<&'static str> = Some($finalizer);)?
 
             fn readiness(&self) -> qm_core::readiness::ReadinessSummary<'_> {
-                qm_core::readiness::from_status(self.metadata.generation, self.status.as_ref())
+                qm_core::conditions::readiness(self.metadata.generation, self.status.as_ref())
             }
 
             fn is_suspended(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::readiness::Readiness;
+use crate::readiness::{self, Readiness, ReadinessSummary};
 
 /// Type of the condition that summarizes the state of an object.
 pub const READY: &str = "Ready";
@@ -156,6 +156,19 @@ pub fn set_ready(
             conditions.retain(|other| other.type_ != type_);
         }
     }
+}
+
+/// Returns the readiness of an object of this generation with this status.
+pub fn readiness<S: HasConditions>(
+    generation: Option<i64>,
+    status: Option<&S>,
+) -> ReadinessSummary<'_> {
+    let ready = status.and_then(|status| {
+        let ready = get(status.conditions(), READY)?;
+        let observed = status.observed_generation().or(ready.observed_generation);
+        Some((observed, &*ready.status, &*ready.reason))
+    });
+    readiness::from_condition(generation, ready)
 }
 
 #[cfg(test)]

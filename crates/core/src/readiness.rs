@@ -1,7 +1,5 @@
 //! Readiness of an object: status and reason of its condition `Ready`.
 
-use crate::conditions::{self, HasConditions, READY};
-
 /// Reason of an object whose current spec the operator has not observed yet.
 pub const NOT_OBSERVED: &str = "NotObserved";
 
@@ -50,17 +48,4 @@ pub fn from_condition<'a>(
         Some((_, status, reason)) => (Readiness::of(status), reason),
         None => (Readiness::Unknown, NOT_OBSERVED),
     }
-}
-
-/// Returns the readiness of an object of this generation with this status.
-pub fn from_status<S: HasConditions>(
-    generation: Option<i64>,
-    status: Option<&S>,
-) -> ReadinessSummary<'_> {
-    let ready = status.and_then(|status| {
-        let ready = conditions::get(status.conditions(), READY)?;
-        let observed = status.observed_generation().or(ready.observed_generation);
-        Some((observed, &*ready.status, &*ready.reason))
-    });
-    from_condition(generation, ready)
 }

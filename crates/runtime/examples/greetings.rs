@@ -34,7 +34,7 @@ impl Kind for Greeting {
     const NAMES: &'static MetadataNames = &metadata_names!("example.com");
 
     fn readiness(&self) -> ReadinessSummary<'_> {
-        from_status(self.metadata.generation, self.status.as_ref())
+        readiness(self.metadata.generation, self.status.as_ref())
     }
 }
 

@@ -443,10 +443,19 @@ impl<T: Transport> TrackedFieldSets<T> {
         // The reconcile has the same timeout, began earlier, and must report this one.
         match tokio::time::timeout(*timeout / 2, resolved).await {
             Ok(resolved) => Ok(resolved?),
-            Err(_) => Err(WaitingReason::TargetUnreadable(
-                "the apiserver's list of resources could not be read in time".into(),
-            )
-            .into()),
+            Err(_) => {
+                let message = "the apiserver's list of resources could not be read in time";
+                let waiting = WaitingReason::TargetUnreadable(message.into());
+                let error = Error::Other {
+                    class: Class::Transient,
+                    reason: waiting.reason().into(),
+                    message: message.into(),
+                };
+                Err(TrackError {
+                    waiting,
+                    error: Some(Box::new(error)),
+                })
+            }
         }
     }
 

@@ -39,7 +39,7 @@ fn every_alert_has_a_description_and_a_page() {
             "**Meaning.**",
             "**Impact.**",
             "## Find the cause",
-            "## Do",
+            "## Fix",
             "```sh",
         ] {
             assert!(text.contains(part), "{page} has no {part}");

@@ -137,7 +137,10 @@ async fn thousand_fields_at_rest_cost_no_write() {
             .filter(|it| it.verb == "get" && it.resource == resource)
             .count()
     };
-    assert!(of("deployments") > FIELDS, "{}", of("deployments"));
+    // One list reads the targets of many fields.
+    let lists = reads.iter();
+    let lists = lists.filter(|it| it.verb == "list" && it.resource == "deployments");
+    assert!(lists.count() > 0, "{reads:?}");
     assert!(of("secrets") > 5, "{}", of("secrets"));
     let late = receiver.requests()[before..].to_vec();
     assert!(

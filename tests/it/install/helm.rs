@@ -244,7 +244,10 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         "crds.takeOwnership=true",
     ];
     assert!(
-        !succeeded && output.contains("release quartermaster in quartermaster-system had it"),
+        !succeeded
+            && output.contains(
+                "its release quartermaster in quartermaster-system has no Deployment any more"
+            ),
         "{output}"
     );
     assert!(

@@ -542,7 +542,10 @@ async fn settings_with_permissions_have_one_value() {
         ] {
             let (done, output) = template(&["--set", &values]).await;
             assert!(
-                !done && output.contains(&format!(": set {value} in place of {what}, for")),
+                !done
+                    && output.contains(&format!(
+                        ": set the value {value} instead of {what}, because"
+                    )),
                 "{values}: {output}"
             );
         }
@@ -565,7 +568,7 @@ async fn unknown_values_are_rejected() {
         ),
         (
             "serviceAccount.create=false",
-            "write the name of the account that is there into serviceAccount.name",
+            "set serviceAccount.name to the name of an existing account",
         ),
         ("fullnameOverride=Foo_Bar", "fullnameOverride"),
         ("leaderElection.enabled=false", "leaderElection"),
@@ -583,7 +586,7 @@ async fn unknown_values_are_rejected() {
         ),
         (
             "metrics.enabled=false,metrics.dashboard.enabled=true",
-            "metrics.dashboard.enabled is true, and there are no",
+            "metrics.dashboard.enabled is true, but metrics.enabled is false",
         ),
         (
             "metrics.port=8081",
@@ -648,7 +651,7 @@ async fn names_that_are_too_long_are_rejected() {
         let (done, output) = template(name, "replicas=2").await;
         assert!(
             !done
-                && output.contains("28 characters at most")
+                && output.contains("at most 28 lower-case letters")
                 && output.contains("fullnameOverride"),
             "{name}: {output}"
         );

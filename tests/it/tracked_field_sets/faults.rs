@@ -86,7 +86,7 @@ async fn rejected_deletion_waits_and_delays_no_other_write() {
 }
 
 #[tokio::test]
-async fn discovery_that_hangs_is_reported() {
+async fn discovery_that_hangs_is_reported_and_retried() {
     let bed = Bed::shared("sets-undiscovered").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -105,6 +105,7 @@ async fn discovery_that_hangs_is_reported() {
     let message = bed.set_reads("all", "TargetUnreadable").await;
     assert!(message.contains("could not be read in time"), "{message}");
     discovery.take_back();
+    bed.set_reads("all", "NothingMatches").await;
 }
 
 #[tokio::test]

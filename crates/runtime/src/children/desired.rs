@@ -255,7 +255,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let owned = owned.as_ref().unwrap_or(live);
         let applied = apply::apply(api, self.manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
-            Ok(applied) if !is_last && (self.quirks.ignored)(&self.object, &applied) => Ok(None),
+            Ok(applied) if (self.quirks.ignored)(&self.object, &applied) => {
+                // A child that counted as applied would keep the old value until its next change.
+                let what = what::<K>(&self.key);
+                let ignored = Error::Stale(format!("the apiserver ignored a value of {what}"));
+                if is_last { Err(ignored) } else { Ok(None) }
+            }
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {
                     if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
