@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::child_cache::Match;
 use crate::drift::Drift;
-use crate::error::{Error, QUOTA_EXCEEDED, Result};
+use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use crate::fields::{self, Projection};
 use crate::ownership::{Owner, Ownership};
 use crate::raw_object::BoundedObject;
@@ -257,9 +257,17 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         match classified::<K, _>(&self.key, applied) {
             Ok(applied) if (self.quirks.ignored)(&self.object, &applied) => {
                 // A child that counted as applied would keep the old value until its next change.
+                if !is_last {
+                    return Ok(None);
+                }
                 let what = what::<K>(&self.key);
-                let ignored = Error::Stale(format!("the apiserver ignored a value of {what}"));
-                if is_last { Err(ignored) } else { Ok(None) }
+                Err(Error::Other {
+                    class: Class::Transient,
+                    reason: WRITE_FAILED.into(),
+                    message: format!(
+                        "the apiserver does not keep a value of {what}: check whether an admission webhook changes it"
+                    ),
+                })
             }
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::child_cache::Match;
+use crate::error::Class;
 use crate::events::Events;
 use crate::settings::Timings;
 use crate::testing::{NAMES, Widget, context};
@@ -111,7 +112,7 @@ async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     );
 }
 
-/// The number of retries is limited; afterwards only a change of the child or of the desired state causes an apply.
+/// The number of retries is limited; afterwards the reconcile fails, and its backoff limits the writes.
 #[rstest]
 #[case::once(1, 2)]
 #[case::always(usize::MAX, MAX_ATTEMPTS)]
@@ -145,10 +146,13 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     let cx = context(&maps.client, owner());
     let apply = async {
         let desired = serde_json::from_value(desired).unwrap();
-        maps.apply(&cx, desired, quirks()).await.unwrap();
+        let result = maps.apply(&cx, desired, quirks()).await;
         drop((maps, cx));
+        result.map(drop).map_err(|error| error.classify().0)
     };
-    tokio::join!(apply, answers);
+    let (result, ()) = tokio::join!(apply, answers);
+    let keeps = loses < MAX_ATTEMPTS;
+    assert_eq!(result, if keeps { Ok(()) } else { Err(Class::Transient) });
     assert_eq!(applied, expected);
 }
 
