@@ -441,22 +441,20 @@ impl<T: Transport> TrackedFieldSets<T> {
         let epoch = self.targets.epoch(&reference);
         let resolved = resolver.resolve(client, &reference, epoch);
         // The reconcile has the same timeout, began earlier, and must report this one.
-        match tokio::time::timeout(*timeout / 2, resolved).await {
-            Ok(resolved) => Ok(resolved?),
-            Err(_) => {
-                let message = "the apiserver's list of resources could not be read in time";
-                let waiting = WaitingReason::TargetUnreadable(message.into());
-                let error = Error::Other {
-                    class: Class::Transient,
-                    reason: waiting.reason().into(),
-                    message: message.into(),
-                };
-                Err(TrackError {
-                    waiting,
-                    error: Some(Box::new(error)),
-                })
-            }
+        if let Ok(resolved) = tokio::time::timeout(*timeout / 2, resolved).await {
+            return Ok(resolved?);
         }
+        let message = "the apiserver's list of resources could not be read in time";
+        let waiting = WaitingReason::TargetUnreadable(message.into());
+        let error = Error::Other {
+            class: Class::Transient,
+            reason: waiting.reason().into(),
+            message: message.into(),
+        };
+        Err(TrackError {
+            waiting,
+            error: Some(Box::new(error)),
+        })
     }
 
     /// Records the selection, and since when it applies. A crash must not report resources that were selected before.
