@@ -48,7 +48,7 @@ async fn apiserver_accepts_the_bundle_with_the_schema_of_olm() {
     {
         let mut object: Value =
             serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-        // What the bed has installed already.
+        // The bed has installed these already.
         if object["kind"] == "CustomResourceDefinition" {
             continue;
         }

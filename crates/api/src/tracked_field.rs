@@ -75,10 +75,10 @@ pub struct TrackedFieldSpec {
     #[schemars(length(max = 1024))]
     #[x_kube(validation = is_field("self", str::to_owned), validation = has_no_range("self", str::to_owned))]
     pub field: String,
-    /// How changes are recorded and sent.
+    /// Notification of changes.
     #[serde(flatten)]
     pub notification: Arc<NotificationSpec>,
-    /// Whether the first value of a resource that existed before this object is sent: `Notify` sends it, `Quiet` records it with
+    /// Treatment of the first value of a resource that existed before this object: `Notify` sends it, `Quiet` records it with
     /// `skipped: Initial`. Defaults to `Notify`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
@@ -89,7 +89,7 @@ pub struct TrackedFieldSpec {
     pub oversized: Option<usize>,
 }
 
-/// How the changes of a field are recorded and sent.
+/// Notification of the changes of a field: the receiver, the content, and the history.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint"]))]

@@ -76,11 +76,11 @@ pub struct TrackedFieldSetSpec {
     ))]
     #[x_kube(validation = is_field("field", each_field), validation = has_no_range("field", each_field))]
     pub fields: Vec<String>,
-    /// How the changes of each field are recorded and sent, as in a `TrackedField`. A field that is absent here belongs to whoever
+    /// Notification of each field, as in a `TrackedField`. A field that is absent here belongs to whoever
     /// sets it in a `TrackedField` of the set.
     #[serde(default)]
     pub template: NotificationSpec,
-    /// Whether the first value of a resource that existed before the set selected it is sent: `Quiet` only records it, `Notify`
+    /// Treatment of the first value of a resource that existed before the set selected it: `Quiet` only records it, `Notify`
     /// also sends it. A resource that is created later is always reported. Defaults to `Quiet`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]

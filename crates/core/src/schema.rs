@@ -61,9 +61,12 @@ impl FromStr for SchemaVersion {
     }
 }
 
+/// Observed generation of an object until the operator writes a status, unless the status is a list.
+pub const UNOBSERVED: i64 = -1;
+
 /// Returns the status that an object has until the operator writes one, unless the status is a list.
 pub fn unobserved_status() -> Value {
-    json!({ "observedGeneration": -1 })
+    json!({ "observedGeneration": UNOBSERVED })
 }
 
 /// Finishes a derived CRD and annotates it with the version of its schema, which has this number.

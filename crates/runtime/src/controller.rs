@@ -545,10 +545,13 @@ impl<C: Controller> Managed<C> {
 
 /// Returns whether no operator has written a status of the object.
 fn is_unobserved<K: ReconciledKind>(object: &K) -> bool {
-    let unobserved = serde_json::from_value::<K::Status>(schema::unobserved_status());
-    object
-        .status()
-        .is_none_or(|status| unobserved.is_ok_and(|unobserved| *status == unobserved))
+    let Some(status) = object.status() else {
+        return true;
+    };
+    // Another program may have added to the default.
+    object.observed_generation() == Some(schema::UNOBSERVED)
+        && serde_json::from_value(schema::unobserved_status())
+            .is_ok_and(|unobserved: K::Status| *status == unobserved)
 }
 
 /// Adds what the object's status says about earlier reconciles.

@@ -87,7 +87,7 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// Whether the objects are cached.
+    /// State of the cache.
     pub cache: CacheStatus,
     kind: &'static KindInfo,
     state: watch::Sender<KindState>,
@@ -104,7 +104,7 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
     }
 }
 
-/// Whether the objects of a kind are cached, and why not.
+/// State of the cache of a kind.
 #[derive(Clone)]
 pub struct CacheStatus {
     state: watch::Receiver<KindState>,

@@ -42,6 +42,13 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
         }
     }
 
+    /// Triggers a reconcile of each object of these keys that exists.
+    pub fn wake_all<'a>(&self, keys: impl IntoIterator<Item = &'a ObjectKey>) {
+        for key in keys {
+            self.wake(key);
+        }
+    }
+
     /// Starts to deliver triggers. Returns the receiver of the keys.
     pub fn open(&self) -> mpsc::UnboundedReceiver<ObjectKey> {
         let (sender, receiver) = mpsc::unbounded_channel();

@@ -22,7 +22,7 @@ pub(super) struct Stored {
     target: ObjectKey,
     field: String,
     tracking: Tracking,
-    /// Whether a UID proves the owner that `tracking` names.
+    /// True if a UID proves the owner that `tracking` names.
     is_owner_proven: bool,
 }
 

@@ -86,12 +86,6 @@ impl SyncIndex {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a ObjectKey>) {
-        for sync in syncs {
-            self.trigger.wake(sync);
-        }
-    }
-
     /// Waits until everything has been listed that the operator may list.
     pub async fn ready(&self) {
         self.maps_sync.synced().await;
@@ -133,7 +127,7 @@ impl SyncIndex {
         }
         let looping = std::mem::take(&mut state.looping);
         drop(state);
-        self.wake(&looping);
+        self.trigger.wake_all(&looping);
     }
 
     /// Forgets a deleted sync.
@@ -145,7 +139,7 @@ impl SyncIndex {
         state.looping.remove(key);
         let looping = std::mem::take(&mut state.looping);
         drop(state);
-        self.wake(&looping);
+        self.trigger.wake_all(&looping);
     }
 
     /// Returns the namespaces that need a copy by `plan`.
@@ -210,12 +204,12 @@ impl SyncIndex {
             .cloned()
             .collect();
         drop(state);
-        self.wake(&concerned);
+        self.trigger.wake_all(&concerned);
     }
 
     fn wake_all(&self) {
         let syncs: Vec<_> = self.state().syncs.keys().cloned().collect();
-        self.wake(&syncs);
+        self.trigger.wake_all(&syncs);
     }
 
     /// Records the state of a namespace, `None` after its deletion.
@@ -235,7 +229,7 @@ impl SyncIndex {
         let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
         concerned.append(&mut state.looping);
         drop(state);
-        self.wake(&concerned);
+        self.trigger.wake_all(&concerned);
     }
 }
 

@@ -112,9 +112,7 @@ impl Backends {
     }
 
     fn wake_all(&self) {
-        for key in self.state().services.keys() {
-            self.trigger.wake(key);
-        }
+        self.trigger.wake_all(self.state().services.keys());
     }
 
     fn on_service(&self, service: &ObjectKey) {

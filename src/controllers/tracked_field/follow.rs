@@ -486,7 +486,7 @@ fn unanswered(limit: Duration) -> Error {
 
 /// Followers that a list has woken.
 struct Woken {
-    /// Those that may not have taken their answer or recorded their changes yet.
+    /// Followers that may not have taken their answer or recorded their changes yet.
     keys: Vec<ObjectKey>,
     /// Maximum time to wait for them.
     max_pause: Duration,

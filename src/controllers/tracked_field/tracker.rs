@@ -283,7 +283,7 @@ impl Tracker {
     }
 
     /// Accepts an object of a list that began after `tickets` were taken, and removes the tickets for it. An object that
-    /// is large, or whose lookups panic, is to be read alone.
+    /// is large, or whose lookups panic, must be read alone.
     pub fn read_listed(
         &self,
         resource: &ResourceName,

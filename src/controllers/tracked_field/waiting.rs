@@ -429,7 +429,7 @@ fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {
     pub points: Objects<ContactPoint>,
-    /// Whether contact points are cached.
+    /// State of the cache of contact points.
     pub cache: CacheStatus,
     pub outbox: Arc<Outbox<T>>,
 }

@@ -254,7 +254,7 @@ pub fn departure(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::collections::HashSet;
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    fn deployments() -> ResourceName {
+    pub fn deployments() -> ResourceName {
         ResourceName {
             api_version: "apps/v1".into(),
             plural: "deployments".into(),

@@ -66,7 +66,7 @@ pub struct Unlisted {
     pub namespaces: BTreeSet<String>,
 }
 
-/// What has changed since the last reconcile of a set.
+/// Changes since the last reconcile of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// True if anything may have changed.
@@ -122,12 +122,6 @@ impl SetIndex {
 
     fn state(&self) -> MutexGuard<'_, IndexState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wake<'a>(&self, sets: impl IntoIterator<Item = &'a ObjectKey>) {
-        for set in sets {
-            self.trigger.wake(set);
-        }
     }
 
     /// Selects resources for the set, unless it already has the selection of this digest.
@@ -369,14 +363,15 @@ impl SetIndex {
         state.fields.insert(key.clone(), tracking);
         // The owner made the change.
         let others = state.sets_in(&key.namespace);
-        self.wake(others.filter(|set| Some(*set) != owner.as_ref()));
+        self.trigger
+            .wake_all(others.filter(|set| Some(*set) != owner.as_ref()));
     }
 
     /// Forgets a deleted `TrackedField`.
     pub fn field_deleted(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.forget_field(key) {
-            self.wake(state.sets_in(&key.namespace));
+            self.trigger.wake_all(state.sets_in(&key.namespace));
         }
     }
 
@@ -431,7 +426,7 @@ impl SetIndex {
             }
         }
         drop(state);
-        self.wake(&changed);
+        self.trigger.wake_all(&changed);
         is_kept
     }
 
@@ -454,7 +449,7 @@ impl SetIndex {
             }
         }
         drop(state);
-        self.wake(&changed);
+        self.trigger.wake_all(&changed);
     }
 
     fn phase(&self, resource: &ResourceName, namespace: Option<&str>, phase: &WatchPhase) {
@@ -486,7 +481,7 @@ impl SetIndex {
         }
         drop(state);
         if !matches!(phase, WatchPhase::Listing { .. }) {
-            self.wake(&sets);
+            self.trigger.wake_all(&sets);
         }
     }
 
@@ -521,7 +516,7 @@ impl SetIndex {
             changed.push(set.clone());
         }
         drop(state);
-        self.wake(&changed);
+        self.trigger.wake_all(&changed);
     }
 }
 
@@ -699,14 +694,8 @@ mod tests {
     use qm_api::tracked_field_set::TargetSelector;
     use serde_json::{Value, json};
 
+    use super::super::child::tests::deployments;
     use super::*;
-
-    fn deployments() -> ResourceName {
-        ResourceName {
-            api_version: "apps/v1".into(),
-            plural: "deployments".into(),
-        }
-    }
 
     fn set() -> ObjectKey {
         ObjectKey::new("ops", "all")

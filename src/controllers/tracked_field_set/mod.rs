@@ -932,7 +932,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         if created > 0 {
             cx.confirm_owner().await?;
         }
-        // One list reads the targets after the last creation.
+        // The targets are read by one list, after the last creation.
         let reads = &self.targets.reads;
         let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
         if is_gathering {

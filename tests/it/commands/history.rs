@@ -4,20 +4,14 @@ use qm_api::tracked_field::Entry;
 use qm_api::tracked_field_set::SET;
 use qm_api::{TrackedField, TrackedFieldSet};
 use serde_json::{Value, json};
-use testbed::receiver::Receiver;
 
 use super::Run;
-use crate::support::{Bed, Operator, Settings};
+use crate::support::Bed;
 
 #[tokio::test]
 async fn history_draws_a_timeline() {
-    let bed = Bed::shared("history").await;
-    let run = Run::on(&bed);
+    let (bed, run, _receiver, _operator) = Run::beside_operator("history").await;
     let here = bed.namespace.as_str();
-    let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.webhook("hook", &receiver.url()).await;
-    bed.ready("hook").await;
     bed.deployment("web", 2).await;
     bed.track("replicas", "Deployment", "web", "replicas", "hook")
         .await;
@@ -109,13 +103,8 @@ async fn history_draws_a_timeline() {
 
 #[tokio::test]
 async fn history_of_a_set_has_the_newest_entries_of_all_children() {
-    let bed = Bed::shared("history-set").await;
-    let run = Run::on(&bed);
+    let (bed, run, _receiver, _operator) = Run::beside_operator("history-set").await;
     let here = bed.namespace.as_str();
-    let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.webhook("hook", &receiver.url()).await;
-    bed.ready("hook").await;
     for name in ["a", "b"] {
         bed.deployment(name, 1).await;
     }

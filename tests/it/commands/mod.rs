@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use testbed::aws::{Aws, FOREIGN};
 use testbed::process::Folder;
+use testbed::receiver::Receiver;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 
-use crate::support::{Bed, SOON};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 mod admission;
 mod adopt;
@@ -55,6 +56,17 @@ impl Run {
             kubeconfig: bed.plane.admin_kubeconfig(),
             env: Vec::new(),
         }
+    }
+
+    /// Starts an operator in a namespace with the `ContactPoint` `hook`, whose receiver has accepted the test message.
+    async fn beside_operator(name: &str) -> (Bed, Self, Receiver, Operator) {
+        let bed = Bed::shared(name).await;
+        let receiver = Receiver::start().unwrap();
+        let operator = Operator::start(&bed, Settings::default()).await;
+        bed.webhook("hook", &receiver.url()).await;
+        bed.ready("hook").await;
+        let run = Self::on(&bed);
+        (bed, run, receiver, operator)
     }
 
     /// Sets the variables for AWS.

@@ -248,13 +248,8 @@ async fn status_shows_missing_crds_and_the_leader() {
 
 #[tokio::test]
 async fn healthy_children_of_a_set_are_one_line() {
-    let bed = Bed::shared("status-set").await;
-    let run = Run::on(&bed);
+    let (bed, run, _receiver, _operator) = Run::beside_operator("status-set").await;
     let here = bed.namespace.as_str();
-    let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.webhook("hook", &receiver.url()).await;
-    bed.ready("hook").await;
     for name in ["a", "b", "c"] {
         bed.deployment(name, 1).await;
     }
@@ -315,7 +310,7 @@ async fn healthy_children_of_a_set_are_one_line() {
     .await;
     bed.patch::<TrackedField>(&ill, json!({ "spec": { "template": "{% if %}" } }))
         .await;
-    // Its row; its message stands below the table.
+    // The row of the set; the message is below the table.
     let row = format!("{here}   trackedfield/{ill} ");
     let table = shown(&row).await;
     assert!(line(&table, &row).contains("TemplateInvalid"), "{table}");

@@ -13,13 +13,8 @@ const NO_LEASE: &str = "--leader-election-id=nobody";
 
 #[tokio::test]
 async fn test_prints_the_answer_of_the_receiver() {
-    let bed = Bed::shared("test-command").await;
-    let run = Run::on(&bed);
+    let (bed, run, receiver, _operator) = Run::beside_operator("test-command").await;
     let here = bed.namespace.as_str();
-    let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
-    bed.webhook("hook", &receiver.url()).await;
-    bed.ready("hook").await;
     for (number, name) in ["cp/hook", "contactpoint/hook", "hook"].iter().enumerate() {
         let output = run.ends(0, &["test", name, "-n", here]).await;
         assert_eq!(

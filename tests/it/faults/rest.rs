@@ -137,7 +137,7 @@ async fn thousand_fields_at_rest_cost_no_write() {
             .filter(|it| it.verb == "get" && it.resource == resource)
             .count()
     };
-    // One list reads the targets of many fields.
+    // The targets of many fields are read by one list.
     let lists = reads.iter();
     let lists = lists.filter(|it| it.verb == "list" && it.resource == "deployments");
     assert!(lists.count() > 0, "{reads:?}");

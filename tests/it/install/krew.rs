@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 
-/// Bytes that stand in for the programs.
+/// Content of the files that replace the programs.
 const PROGRAMS: [(&str, &str); 2] = [("amd64", "one"), ("arm64", "another")];
 
 async fn package(version: &str, folder: &Path) -> (bool, String) {

@@ -1,4 +1,4 @@
-//! Where a set may look, how many children it has, and what it reports and reads.
+//! Limits of a set: its scope, the number of its children, its reports and its reads.
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;

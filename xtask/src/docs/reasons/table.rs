@@ -305,7 +305,7 @@ pub const EVENTS: &[Event] = &[
     event("Orphaned", &[MI], true, "Delete", "A load balancer that lost its ownership tags stays after the deletion of its MyIngress.", "Delete the load balancer in AWS if nobody needs it."),
 ];
 
-/// How a kind reports its reasons in Events with the action `Reconcile`.
+/// Rule by which a kind emits Events of its reasons, with the action `Reconcile`.
 #[rustfmt::skip]
 pub const REPORTED: &[(&str, &str)] = &[
     (CP, "Each change of reason or message: Normal for `Ready` and `Suspended`, otherwise Warning."),
@@ -317,7 +317,7 @@ pub const REPORTED: &[(&str, &str)] = &[
     (MI, "Each change of reason or message: Normal for `Ready`, `Suspended`, `Creating`, `Provisioning`, `TargetsInitial` and `Terminating`, otherwise Warning."),
 ];
 
-/// What the table of a kind leaves out.
+/// Text about reasons that the table of a kind leaves out.
 #[rustfmt::skip]
 pub const NOTES: &[(&str, &str)] = &[
     (TF, "The annotation `quartermaster.dev/waiting` has reason and message; `quartermaster.dev/waiting-reason` (column WAITING) has the reason. A TrackedField that does not wait has neither, and `quartermaster status` calls it `Ready`. Target problems take precedence over ContactPoint problems, unless an entry waits.\n\n\

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -27,6 +28,25 @@ fn subject(field: &str) -> Subject {
         ..TargetReference::default()
     };
     Subject::new(&target, field)
+}
+
+/// Returns the inputs of a reconcile that has nothing but these observations.
+fn inputs<'a>(subject: &'a Subject, observations: &'a [Entry]) -> Inputs<'a> {
+    static NO_IDS: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
+    static NO_TIMES: BTreeMap<String, Duration> = BTreeMap::new();
+    Inputs {
+        subject,
+        observations,
+        newest: None,
+        outcomes: &[],
+        in_flight: &NO_IDS,
+        suspended: false,
+        when: None,
+        quiet: None,
+        limit: None,
+        suspended_for: &NO_TIMES,
+        now: at(10),
+    }
 }
 
 /// State of the target.
@@ -262,17 +282,8 @@ fn only_expired_entries_are_counted_as_expired() {
     ];
     let subject = subject("replicas");
     let inputs = Inputs {
-        quiet: None,
-        when: None,
-        subject: &subject,
-        observations: &[],
-        newest: None,
         outcomes: &outcomes,
-        in_flight: &HashSet::new(),
-        suspended: false,
-        limit: None,
-        suspended_for: &BTreeMap::new(),
-        now: at(10),
+        ..inputs(&subject, &[])
     };
     let changes = next(&history, &inputs, ids());
     let FailedEntries { entries, expired } = changes.failed;

@@ -1,7 +1,5 @@
 //! Recording of observations.
 
-use std::collections::HashSet;
-
 use ChangeAction::{Created, Deleted, Updated};
 
 use qm_api::tracked_field::Skipped;
@@ -454,23 +452,12 @@ fn observations_before_a_spec_change_come_first() {
         )
     };
     let now = subject("replicas");
-    let inputs = Inputs {
-        quiet: None,
-        when: None,
-        subject: &now,
-        observations: &[
-            seen("image", 6, "i"),
-            seen("image", 7, "j"),
-            seen("replicas", 7, "3"),
-        ],
-        newest: None,
-        outcomes: &[],
-        in_flight: &HashSet::new(),
-        suspended: false,
-        limit: None,
-        suspended_for: &BTreeMap::new(),
-        now: at(10),
-    };
+    let observations = [
+        seen("image", 6, "i"),
+        seen("image", 7, "j"),
+        seen("replicas", 7, "3"),
+    ];
+    let inputs = inputs(&now, &observations);
     let recorded = next(&[], &inputs, ids()).history;
     let of = |entry: &Entry| {
         (
@@ -516,18 +503,10 @@ fn first_value_of_each_subject_of_an_older_target_is_quiet() {
     ];
     let mut history = History::new();
     for (version, (field, state, action, skipped)) in (1..).zip(steps) {
+        let (subject, observations) = (subject(field), [seen(field, version, state)]);
         let inputs = Inputs {
             quiet: Some("a"),
-            when: None,
-            subject: &subject(field),
-            observations: &[seen(field, version, state)],
-            newest: None,
-            outcomes: &[],
-            in_flight: &HashSet::new(),
-            suspended: false,
-            limit: None,
-            suspended_for: &BTreeMap::new(),
-            now: at(10),
+            ..inputs(&subject, &observations)
         };
         let changes = next(&history, &inputs, ids());
         history = changes.history;
@@ -540,18 +519,10 @@ fn first_value_of_each_subject_of_an_older_target_is_quiet() {
 
 /// Reconciles with the newest state alone.
 fn level(history: &[Entry], newest: &NewestState) -> Changes {
+    let subject = subject("replicas");
     let inputs = Inputs {
-        quiet: None,
-        when: None,
-        subject: &subject("replicas"),
-        observations: &[],
         newest: Some(newest),
-        outcomes: &[],
-        in_flight: &HashSet::new(),
-        suspended: false,
-        limit: None,
-        suspended_for: &BTreeMap::new(),
-        now: at(10),
+        ..inputs(&subject, &[])
     };
     next(history, &inputs, ids())
 }
@@ -675,17 +646,8 @@ fn change_for_which_when_is_false_is_skipped_and_the_next_previous() {
     });
     let recorded = |before: &[Entry], when: &Result<When, String>, observations: &[Entry]| {
         let inputs = Inputs {
-            quiet: None,
             when: Some(when),
-            subject: &identity,
-            observations,
-            newest: None,
-            outcomes: &[],
-            in_flight: &HashSet::new(),
-            suspended: false,
-            limit: None,
-            suspended_for: &BTreeMap::new(),
-            now: at(10),
+            ..inputs(&identity, observations)
         };
         next(before, &inputs, ids())
     };
