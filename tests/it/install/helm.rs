@@ -722,7 +722,7 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
     // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
     aws.protect(&balancer.arn, false).await.unwrap();
-    let ((uninstalled, helms), output) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
+    let ((uninstalled, helms), output) = tokio::join!(site.helm(&uninstall), job("--timeout=4m"));
     assert!(uninstalled, "{helms}\n{output}");
     assert_eq!(aws.balancers().await.unwrap(), []);
     assert_eq!(
