@@ -59,6 +59,7 @@ pub(crate) async fn run(
     out.line(format!(
         "Requested a test message of {title}. Waiting for the receiver's answer."
     ))?;
+    let mut reported = None;
     loop {
         let Ok(read) = timeout_at(deadline, read_again(&api, &point, out)).await else {
             let why = why_unanswered(&client, &point, args).await;
@@ -69,7 +70,14 @@ pub(crate) async fn run(
         };
         point = read?;
         match test_state(&point, &requested_at) {
-            TestState::Waiting => {}
+            TestState::Waiting => {
+                let problem = not_ready(&point);
+                if problem.is_some() && problem != reported {
+                    let shown = problem.as_deref().unwrap_or_default();
+                    out.line(format!("The ContactPoint is not ready: {shown}"))?;
+                    reported = problem;
+                }
+            }
             TestState::Accepted => {
                 out.line("The receiver accepted the test message.")?;
                 return Ok(ExitCode::SUCCESS);
@@ -161,20 +169,21 @@ fn suspended(point: &ContactPoint, args: &TestArgs) -> anyhow::Error {
     )
 }
 
+/// Returns reason and message of a `ContactPoint` that is not ready.
+fn not_ready(point: &ContactPoint) -> Option<String> {
+    let ready = conditions::get(&point.status.as_ref()?.conditions, READY)?;
+    (ready.status != "True").then(|| format!("{}: {}", ready.reason, ready.message))
+}
+
 /// Returns the most likely reason why the operator has recorded no answer.
 async fn why_unanswered(client: &Client, point: &ContactPoint, args: &TestArgs) -> String {
-    let status = point.status.as_ref();
-    let ready = status.and_then(|status| conditions::get(&status.conditions, READY));
-    let not_ready = ready
-        .filter(|ready| ready.status != "True")
-        .map(|ready| format!("{}: {}", ready.reason, ready.message));
     let lease = args.lease.key();
     let operator = timeout(LEASE_TIMEOUT, OperatorState::read(client, &lease)).await;
     let operator = match operator {
         Ok(operator) => operator.problem(),
         Err(_) => Some("The apiserver does not answer".into()),
     };
-    let reasons: Vec<_> = not_ready.into_iter().chain(operator).collect();
+    let reasons: Vec<_> = not_ready(point).into_iter().chain(operator).collect();
     if reasons.is_empty() {
         "the receiver's rate limit or an earlier request may delay it; raise --timeout".to_owned()
     } else {

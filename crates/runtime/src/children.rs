@@ -26,7 +26,7 @@ pub(super) use self::rate_limit::WriteLimiter;
 use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Correction, Drift};
-use super::error::{Error, Result};
+use super::error::{Error, QUOTA_EXCEEDED, Result, rejection};
 use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership};
@@ -312,10 +312,13 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     let patched = apply::metadata(&api, self.manager, &metadata, patch).await;
                     classified::<K, _>(key, patched.map(Some))
                 }
-                ChildAction::Delete(reason) => match self.delete(key, &child).await {
-                    Ok(()) => return Ok(Ensured::Deleted(child, reason)),
-                    Err(error) => Err(error),
-                },
+                ChildAction::Delete(reason) => {
+                    self.check_replacement(&api, key, desired.build()).await?;
+                    match self.delete(key, &child).await {
+                        Ok(()) => return Ok(Ensured::Deleted(child, reason)),
+                        Err(error) => Err(error),
+                    }
+                }
             };
             match written {
                 Ok(Some(written)) => {
@@ -336,6 +339,21 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             }
         }
         Err(Error::Terminating(what::<K>(key)))
+    }
+
+    /// Fails if the apiserver would reject the replacement of a child, so that the child stays. A quota is no reason: it
+    /// counts the child, too.
+    async fn check_replacement(
+        &self,
+        api: &Api<BoundedObject<K>>,
+        key: &ObjectKey,
+        replacement: K,
+    ) -> Result<()> {
+        let accepted = apply::try_create(api, self.manager, replacement).await;
+        match classified::<K, _>(key, accepted) {
+            Err(Error::Rejected { status, .. }) if rejection(&status) == QUOTA_EXCEEDED => Ok(()),
+            accepted => accepted,
+        }
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<K>> {

@@ -65,6 +65,46 @@ async fn restricted_profile_accepts_the_pod_unless_baseline_is_set() {
     bed.event("root", "Ready").await;
 }
 
+/// The apiserver would reject the Pod that is to replace the running one, which therefore stays.
+#[tokio::test]
+async fn rejected_replacement_keeps_the_pod() {
+    let bed = Bed::shared("apps").await;
+    label(&bed, "restricted").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx:1" })).await;
+    let pod = bed.app_runs("web").await;
+    let spec = json!({ "spec": { "podSecurity": "Baseline" } });
+    bed.patch::<MyApp>("web", spec).await;
+    let message = bed.app_has_reason("web", "Forbidden").await;
+    assert!(message.contains("violates PodSecurity"), "{message}");
+    assert_eq!(bed.pod("web").await.unwrap().metadata.uid, pod.metadata.uid);
+
+    let spec = json!({ "spec": { "podSecurity": null } });
+    bed.patch::<MyApp>("web", spec).await;
+    assert_eq!(bed.app_runs("web").await.metadata.uid, pod.metadata.uid);
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
+    bed.app_runs_again("web", &pod).await;
+}
+
+/// The quota counts the Pod that is to be replaced.
+#[tokio::test]
+async fn pod_is_replaced_within_a_full_quota() {
+    let bed = Bed::shared("apps").await;
+    bed.accepts_pods().await;
+    let quota = json!({ "spec": { "hard": { "pods": "1" } } });
+    bed.create::<ResourceQuota>("one", quota).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx:1" })).await;
+    let pod = bed.app_runs("web").await;
+    let is_full =
+        |quota: &ResourceQuota| serde_json::to_value(&quota.status).unwrap()["used"]["pods"] == "1";
+    bed.until("one", "is full", is_full).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
+        .await;
+    bed.app_runs_again("web", &pod).await;
+}
+
 #[tokio::test]
 async fn exceeded_quota_is_retried_with_backoff() {
     let bed = Bed::shared("apps").await;

@@ -291,7 +291,9 @@ impl Operator {
 impl Drop for Operator {
     fn drop(&mut self) {
         let ended = self.child.kill();
-        if !std::thread::panicking() {
+        if std::thread::panicking() {
+            eprintln!("The operator's log ends with:\n{}", self.child.log_tail());
+        } else {
             ended.unwrap();
             super::secret_search::search(&self.logs());
         }

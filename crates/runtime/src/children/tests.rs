@@ -270,8 +270,8 @@ fn live(data: &str, metadata: &Value) -> Value {
     live
 }
 
-/// Answers the requests with these bodies; a missing one is a 404, a number a failure with that code. Returns the
-/// methods of the requests.
+/// Answers the requests with these bodies; a missing one is a 404, a number a failure with that code, a text one with
+/// 409 and that reason or with 403 and that message. Returns the methods of the requests.
 async fn answer(
     apiserver: &mut tower_test::mock::Handle<Request<Body>, Response<Body>>,
     answers: &[Value],
@@ -282,7 +282,11 @@ async fn answer(
         methods.push(request.method().to_string());
         answer.send_response(match body {
             Value::Null => not_found(),
-            Value::Number(code) => failure(u16::try_from(code.as_u64().unwrap()).unwrap()),
+            Value::Number(code) => {
+                failure(u16::try_from(code.as_u64().unwrap()).unwrap(), "", "none")
+            }
+            Value::String(reason) if reason == "AlreadyExists" => failure(409, reason, "none"),
+            Value::String(message) => failure(403, "Forbidden", message),
             body => Response::new(serde_json::to_vec(body).unwrap().into()),
         });
     }
@@ -337,11 +341,14 @@ fn state(map: &ConfigMap) -> (ObjectMeta, String) {
 
 #[rstest]
 #[case::matching(live("new", &json!({})), &[], "kept", &[])]
-#[case::different(live("old", &json!({})), &[json!({})], "deleted: old", &["DELETE"])]
+#[case::different(live("old", &json!({})), &[json!({}), json!({})], "deleted: old", &["POST", "DELETE"])]
+#[case::replacement_exists(live("old", &json!({})), &[json!("AlreadyExists"), json!({})], "deleted: old", &["POST", "DELETE"])]
+#[case::replacement_exceeds_the_quota(live("old", &json!({})), &[json!("exceeded quota"), json!({})], "deleted: old", &["POST", "DELETE"])]
+#[case::rejected_replacement(live("old", &json!({})), &[json!(422)], "rejected", &["POST"])]
 #[case::terminating(live("old", &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })), &[], "terminating", &[])]
 #[case::foreign(live("old", &json!({ "labels": { NAMES.owner_uid: "another" } })), &[], "not owned", &[])]
-#[case::changed_since(live("old", &json!({})), &[json!(409), live("new", &json!({ "resourceVersion": "6" }))], "kept", &["DELETE", "GET"])]
-#[case::changed_again_and_again(live("old", &json!({})), &[json!(409), live("old", &json!({})), json!(409), live("old", &json!({})), json!(409)], "stale", &["DELETE", "GET", "DELETE", "GET", "DELETE"])]
+#[case::changed_since(live("old", &json!({})), &[json!({}), json!(409), live("new", &json!({ "resourceVersion": "6" }))], "kept", &["POST", "DELETE", "GET"])]
+#[case::changed_again_and_again(live("old", &json!({})), &[json!({}), json!(409), live("old", &json!({})), json!({}), json!(409), live("old", &json!({})), json!({}), json!(409)], "stale", &["POST", "DELETE", "GET", "POST", "DELETE", "GET", "POST", "DELETE"])]
 #[tokio::test(start_paused = true)]
 async fn cached_child_is_decided_without_a_read(
     #[case] cached: Value,
@@ -363,6 +370,7 @@ async fn cached_child_is_decided_without_a_read(
         Ok(Ensured::Deleted(_, why)) => format!("deleted: {why}"),
         Ok(Ensured::Terminating(_)) => "terminating".into(),
         Err(Error::NotOwned(_)) => "not owned".into(),
+        Err(Error::Rejected { .. }) => "rejected".into(),
         Err(error) if error.is_stale() => "stale".into(),
         other => panic!("{other:?}"),
     };
@@ -406,9 +414,8 @@ async fn owned_child_alone_is_released(
     );
 }
 
-fn failure(code: u16) -> Response<Body> {
-    let reason = if code == 404 { "NotFound" } else { "" };
-    let status = json!({ "kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "none" });
+fn failure(code: u16, reason: &str, message: &str) -> Response<Body> {
+    let status = json!({ "kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": message });
     Response::builder()
         .status(code)
         .body(serde_json::to_vec(&status).unwrap().into())
@@ -416,5 +423,5 @@ fn failure(code: u16) -> Response<Body> {
 }
 
 fn not_found() -> Response<Body> {
-    failure(404)
+    failure(404, "NotFound", "none")
 }

@@ -211,7 +211,8 @@ pub const REASONS: &[Reason] = &[
 
     // The apiserver.
     reason("Forbidden", &[TF, SET], "The tracker role does not grant the resource, or the operator may not read it.", Text("at once after a new rule; after a denial of the apiserver, after 1 s, growing to 30 s"), "Grant the resource: the message has the ClusterRole."),
-    reason("Forbidden", &[SYNC, MA, APP], "A policy, a webhook, the namespace's Pod security profile or a missing permission denies a request.", Poll, "Change what the message names."),
+    reason("Forbidden", &[SYNC, APP], "A policy, a webhook or a missing permission denies a request.", Poll, "Change what the message names."),
+    reason("Forbidden", &[MA], "The namespace's Pod security profile, a policy, a webhook or a missing permission denies a request. A Pod that runs stays.", Poll, "Change what the message names."),
     reason("Forbidden", &[MI], "The operator may not read a Service, or the namespace `kube-system`, which has the UID of the cluster.", Slow, "Install the operator's roles again."),
     reason("QuotaExceeded", &[SET], "A quota of the namespace forbids more TrackedFields.", Text(REJECTED_CHILD), "Raise the quota, or select fewer resources."),
     reason("QuotaExceeded", &[SYNC, MA, APP], "An object would exceed a quota of the namespace.", Poll, "Raise the quota, or use less."),
