@@ -4,6 +4,7 @@
 //!     cargo bench                          all rows, about ten minutes
 //!     cargo bench -- latency cpu           these rows
 //!     cargo bench -- --strict              a figure that is missed is a failure
+//!     cargo bench -- growth                how costs grow with the number of objects, about half an hour
 //!
 //! The release build is measured, run as users run it, with its `ServiceAccount`'s permissions. Each row is measured by
 //! a separate process on a separate control plane (etcd and kube-apiserver alone: no other client writes). The targets
@@ -36,7 +37,10 @@ const ROWS: [&str; 16] = [
     "size",
 ];
 
-const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
+/// The rows of `growth`, which are measured only on request.
+const GROWTH: [&str; 3] = ["fields", "syncs", "services"];
+
+const USAGE: &str = "cargo bench -- [--strict] [growth | ROW ...]";
 
 /// Flag of the process that measures a row, before the row's name.
 const MEASURE: &str = "--measure";
@@ -85,6 +89,9 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "still" => rows::apps::still(program).await,
             "sets" => rows::sets::sets(program).await,
             "size" => rows::rest::size(&program),
+            "fields" => rows::growth::fields(program).await,
+            "syncs" => rows::growth::copies(program).await,
+            "services" => rows::growth::apps(program).await,
             other => bail!("there is no row {other}"),
         }
     };
@@ -104,20 +111,25 @@ async fn all(args: &[String]) -> Result<bool> {
         .map(String::as_str)
         .filter(|arg| *arg != "--strict")
         .collect();
-    if let Some(unknown) = named.iter().find(|name| !ROWS.contains(*name)) {
-        bail!(
-            "there is no row {unknown}\n{USAGE}\nrows: {}",
-            ROWS.join(" ")
-        );
-    }
+    let rows: Vec<&str> = match &named[..] {
+        [] => ROWS.into(),
+        ["growth"] => GROWTH.into(),
+        named => {
+            let all: Vec<&str> = ROWS.into_iter().chain(GROWTH).collect();
+            if let Some(unknown) = named.iter().find(|name| !all.contains(*name)) {
+                bail!(
+                    "there is no row {unknown}\n{USAGE}\nrows: {}",
+                    all.join(" ")
+                );
+            }
+            all.into_iter().filter(|row| named.contains(row)).collect()
+        }
+    };
     let program = release_build().await?;
     let load_before = load();
     let mut lines = Vec::new();
     let mut broken = false;
-    for row in ROWS
-        .into_iter()
-        .filter(|row| named.is_empty() || named.contains(row))
-    {
+    for row in rows {
         eprintln!("measuring {row} (load average {})", load());
         match in_separate_process(row, &program).await {
             Ok(more) => lines.extend(more),

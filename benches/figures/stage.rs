@@ -221,9 +221,10 @@ pub fn point(index: usize) -> String {
 /// Waits until `fields` fields have a history, with every entry delivered.
 pub async fn delivered(bed: &Bed, fields: usize) -> Result<()> {
     let api = bed.api::<TrackedField>();
+    let patience = PATIENCE + Duration::from_millis(50) * u32::try_from(fields)?;
     until(
         format!("{fields} histories, all delivered"),
-        PATIENCE,
+        patience,
         async || {
             // A list of all fields is work for the apiserver, so it is not read every time.
             tokio::time::sleep(Duration::from_millis(200)).await;

@@ -30,14 +30,14 @@ const MANY: usize = 2_000;
 const EACH: usize = 500;
 
 /// A kind with children, and the children that a plain controller would create.
-struct Made {
+pub(super) struct Made {
     controller: &'static str,
     spec: fn(&str) -> Value,
     /// Resource, name and content of each child.
     children: fn(&str) -> Vec<(ApiResource, String, Value)>,
 }
 
-const APPS: Made = Made {
+pub(super) const APPS: Made = Made {
     controller: "appservice",
     spec: |_| json!({ "size": 1, "image": "nginx:1.29", "serviceType": "ClusterIP", "ports": [{ "port": 80, "targetPort": 80 }] }),
     children: |name| {
@@ -109,8 +109,8 @@ impl Seen {
 }
 
 /// A separate control plane, and what bare watches have seen of the children and of the statuses.
-struct Scene {
-    bed: Bed,
+pub(super) struct Scene {
+    pub bed: Bed,
     children: Arc<Seen>,
     statuses: Arc<Seen>,
     watches: Vec<AbortHandle>,
@@ -123,7 +123,7 @@ impl Drop for Scene {
 }
 
 impl Scene {
-    async fn set(made: &[&Made]) -> Result<Self> {
+    pub async fn set(made: &[&Made]) -> Result<Self> {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         // The controller-manager, which does not run, would create this ServiceAccount: Pods are rejected without it.
         bed.kubectl(&["create", "serviceaccount", "default"]).await;
@@ -203,12 +203,33 @@ impl Scene {
     }
 
     /// Creates several objects of the kind, `AT_ONCE` at a time.
-    async fn make_all(&self, made: &Made, names: &[String]) -> Result<()> {
+    pub async fn make_all(&self, made: &Made, names: &[String]) -> Result<()> {
         stream::iter(names)
             .map(|name| self.make(made, name))
             .buffer_unordered(AT_ONCE)
             .try_for_each(async |_| Ok(()))
             .await
+    }
+
+    /// Creates `AppService`s one after the other, beside the `children` of others. Returns the milliseconds until both
+    /// children of each exist.
+    pub async fn alone(&self, children: usize) -> Result<Sample> {
+        let mut sample = Sample::default();
+        for number in 0..ALONE {
+            self.make(&APPS, &format!("alone-{number}")).await?;
+            let at = Instant::now();
+            let last = self.children.all("children", children + (number + 1) * 2);
+            let last = last.await?;
+            sample = sample.and([milliseconds(at, last.max(at))].into_iter().collect());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(sample)
+    }
+
+    /// Waits until this many children exist.
+    pub async fn has_children(&self, count: usize) -> Result<()> {
+        self.children.all("children", count).await?;
+        Ok(())
     }
 
     /// Lists the objects of the kind; returns the events that follow.
@@ -235,7 +256,7 @@ impl Scene {
     }
 }
 
-fn names(count: usize) -> Vec<String> {
+pub(super) fn names(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("app-{number}")).collect()
 }
 
@@ -306,14 +327,7 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
 pub async fn alone(program: PathBuf) -> Result<Vec<Line>> {
     let scene = Scene::set(&[&APPS]).await?;
     let mut operator = scene.operator(program).await?;
-    let mut sample = Sample::default();
-    for number in 0..ALONE {
-        scene.make(&APPS, &format!("alone-{number}")).await?;
-        let at = Instant::now();
-        let last = scene.children.all("children", (number + 1) * 2).await?;
-        sample = sample.and([milliseconds(at, last.max(at))].into_iter().collect());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let sample = scene.alone(0).await?;
     scene.make_all(&APPS, &names(MANY)).await?;
     scene.children.all("children", (MANY + ALONE) * 2).await?;
     tokio::time::sleep(SETTLE).await;

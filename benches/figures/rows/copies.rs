@@ -36,8 +36,8 @@ const RIGHT: f64 = 1000.0;
 type Seen = HashMap<(String, String, String), Instant>;
 
 /// A control plane, its syncs, and a bare watch of all copies.
-struct Scene {
-    bed: Bed,
+pub(super) struct Scene {
+    pub bed: Bed,
     seen: Arc<Mutex<Seen>>,
     watch: AbortHandle,
 }
@@ -49,7 +49,7 @@ impl Drop for Scene {
 }
 
 impl Scene {
-    async fn set() -> Self {
+    pub async fn set() -> Self {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         let seen = Arc::<Mutex<Seen>>::default();
         let (log, api) = (Arc::clone(&seen), Api::<ConfigMap>::all(bed.client.clone()));
@@ -84,7 +84,7 @@ impl Scene {
         Api::namespaced(self.bed.client.clone(), namespace)
     }
 
-    async fn namespace(&self, name: &str, labels: Value) -> Result<()> {
+    pub async fn namespace(&self, name: &str, labels: Value) -> Result<()> {
         let namespace: Namespace =
             serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } }))?;
         Api::all(self.bed.client.clone())
@@ -93,7 +93,7 @@ impl Scene {
         Ok(())
     }
 
-    async fn source(&self, name: &str, value: &str) -> Result<()> {
+    pub async fn source(&self, name: &str, value: &str) -> Result<()> {
         let map: ConfigMap = serde_json::from_value(
             json!({ "metadata": { "name": name }, "data": { "v": value } }),
         )?;
@@ -104,7 +104,7 @@ impl Scene {
     }
 
     /// Sets a value. Returns the time of the apiserver's acknowledgement.
-    async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
+    pub async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let patch = Patch::Merge(json!({ "data": { "v": value } }));
         self.maps(namespace)
             .patch(name, &PatchParams::default(), &patch)
@@ -112,7 +112,7 @@ impl Scene {
         Ok(Instant::now())
     }
 
-    async fn sync(&self, name: &str, to: Value) {
+    pub async fn sync(&self, name: &str, to: Value) {
         let mut spec = json!({ "sourceNamespace": self.bed.namespace, "configMapName": name });
         spec.as_object_mut()
             .unwrap()
@@ -123,7 +123,7 @@ impl Scene {
     }
 
     /// Waits for a value. Returns the time at which the bare watch first saw the value.
-    async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
+    pub async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
         let key = (namespace.to_owned(), name.to_owned(), value.to_owned());
         until(format!("{key:?}"), PATIENCE, async || {
             Ok(self.seen.lock().unwrap().get(&key).copied())
@@ -131,10 +131,10 @@ impl Scene {
         .await
     }
 
-    /// Creates `SYNCS` sources, each copied to namespace `far`.
-    async fn syncs(&self) -> Result<Vec<String>> {
+    /// Creates sources, each copied to namespace `far`.
+    pub async fn syncs(&self, count: usize) -> Result<Vec<String>> {
         self.namespace("far", json!({})).await?;
-        let names: Vec<_> = (0..SYNCS).map(|number| format!("s{number}")).collect();
+        let names: Vec<_> = (0..count).map(|number| format!("s{number}")).collect();
         let make = |name: &String| {
             let name = name.clone();
             async move {
@@ -151,6 +151,37 @@ impl Scene {
             .await?;
         Ok(names)
     }
+
+    /// Edits the sources in turn. Returns the milliseconds until the copy matches, and until a bare watch shows the
+    /// source.
+    pub async fn edited(
+        self: &Arc<Self>,
+        names: &[String],
+        count: usize,
+    ) -> Result<(Sample, Sample)> {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / RATE);
+        let mut edits = Vec::new();
+        for (number, name) in names.iter().cycle().take(count).enumerate() {
+            ticks.tick().await;
+            let (scene, name, value) = (Arc::clone(self), name.clone(), format!("e{number}"));
+            edits.push(tokio::spawn(async move {
+                let at = scene.edit(&scene.bed.namespace, &name, &value).await?;
+                anyhow::Ok((name, value, at))
+            }));
+        }
+        let (mut matched, mut floor) = (Sample::default(), Sample::default());
+        for edit in edits {
+            let (name, value, at) = edit.await??;
+            matched = matched.and(
+                [milliseconds(at, self.arrival("far", &name, &value).await?)]
+                    .into_iter()
+                    .collect(),
+            );
+            let source = self.arrival(&self.bed.namespace, &name, &value).await?;
+            floor = floor.and([milliseconds(at, source)].into_iter().collect());
+        }
+        Ok((matched, floor))
+    }
 }
 
 /// Measures from the acknowledgement of an edit of one of 100 sources until a bare watch sees the copy match. The floor
@@ -159,31 +190,11 @@ impl Scene {
 pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     let scene = Arc::new(Scene::set().await);
     let _operator = scene.operator(program).await?;
-    let names = scene.syncs().await?;
+    let names = scene.syncs(SYNCS).await?;
     for name in &names {
         scene.arrival("far", name, "first").await?;
     }
-    let mut ticks = tokio::time::interval(Duration::from_secs(1) / RATE);
-    let mut edits = Vec::new();
-    for (number, name) in names.iter().cycle().take(EDITS).enumerate() {
-        ticks.tick().await;
-        let (scene, name, value) = (Arc::clone(&scene), name.clone(), format!("e{number}"));
-        edits.push(tokio::spawn(async move {
-            let at = scene.edit(&scene.bed.namespace, &name, &value).await?;
-            anyhow::Ok((name, value, at))
-        }));
-    }
-    let (mut matched, mut floor) = (Sample::default(), Sample::default());
-    for edit in edits {
-        let (name, value, at) = edit.await??;
-        matched = matched.and(
-            [milliseconds(at, scene.arrival("far", &name, &value).await?)]
-                .into_iter()
-                .collect(),
-        );
-        let source = scene.arrival(&scene.bed.namespace, &name, &value).await?;
-        floor = floor.and([milliseconds(at, source)].into_iter().collect());
-    }
+    let (matched, floor) = scene.edited(&names, EDITS).await?;
     let (mut edited, mut deleted) = (Sample::default(), Sample::default());
     let maps = scene.maps("far");
     for (number, name) in names.iter().take(20).enumerate() {
@@ -313,7 +324,7 @@ pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
         .buffer_unordered(AT_ONCE)
         .try_for_each(async |_| Ok(()))
         .await?;
-    let names = scene.syncs().await?;
+    let names = scene.syncs(SYNCS).await?;
     let mut operator = scene.operator(program).await?;
     for name in &names {
         scene.arrival("far", name, "first").await?;

@@ -4,6 +4,7 @@ pub mod appear;
 pub mod apps;
 pub mod copies;
 pub mod costly;
+pub mod growth;
 pub mod latency;
 pub mod load;
 pub mod replicas;

@@ -88,14 +88,14 @@ pub async fn failover(program: PathBuf) -> Result<Vec<Line>> {
 }
 
 /// Starts a replica with synced caches that does not lead.
-async fn standby(stage: &Stage) -> Result<Operator> {
+pub(super) async fn standby(stage: &Stage) -> Result<Operator> {
     let standby = Operator::start(&stage.bed, stage.settings()).await;
     ensure!(!says_it_leads(&standby), "two lead");
     Ok(standby)
 }
 
 /// Returns the seconds until the lease of a dead leader expires.
-async fn lease_left(stage: &Stage) -> Result<f64> {
+pub(super) async fn lease_left(stage: &Stage) -> Result<f64> {
     let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM)
         .get("quartermaster")
         .await?;
@@ -108,7 +108,7 @@ async fn lease_left(stage: &Stage) -> Result<f64> {
 }
 
 /// Returns the time of the first message after `standby` acquired the lease; from then on only `standby` sends.
-async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
+pub(super) async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
     leads(standby).await?;
     let leads_since = Instant::now();
     let first = until("a message", PATIENCE, async || {

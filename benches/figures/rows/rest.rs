@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use crate::floor::Floor;
 use crate::line::{Line, Sample};
 use crate::stage::{FIELDS, PATIENCE, SETTLE, Stage, says_it_leads};
-use crate::support::{ACCOUNT, Operator, SYSTEM};
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 /// Measures CPU and writes over a minute without changes, in which the metrics are read four times. The floor is
 /// measured at the same time.
@@ -21,7 +21,7 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, FIELDS).await?;
     let before = stage.bed.plane.audit().mark().await?;
     let mut operator = stage.operator(FIELDS).await?;
-    let watches = requests(&stage, before).await?;
+    let watches = requests(&stage.bed, before).await?;
     let watches = watches
         .iter()
         .filter(|request| request.subject.verb == "watch");
@@ -47,7 +47,7 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     tokio::time::sleep(WINDOW).await;
     let (after, took) = (used()?, began.elapsed().as_secs_f64());
     let share = |process: usize| (after[process] - before[process]) / took * 100.0;
-    let sent = requests(&stage, since).await?;
+    let sent = requests(&stage.bed, since).await?;
     let writes = sent.iter().filter(|request| request.subject.is_write());
     let writes = writes.filter(|request| !request.subject.resource.ends_with("reviews"));
     let (leases, others): (Vec<_>, Vec<_>) =
@@ -126,9 +126,9 @@ async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
 }
 
 /// Returns the requests of the operator (or of the floor, which has its permissions) to the apiserver.
-pub(super) async fn requests(stage: &Stage, since: Mark) -> Result<Vec<Request>> {
+pub(super) async fn requests(bed: &Bed, since: Mark) -> Result<Vec<Request>> {
     let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let mut requests = stage.bed.plane.audit().requests(since).await?;
+    let mut requests = bed.plane.audit().requests(since).await?;
     requests.retain(|request| request.subject.user == user);
     Ok(requests)
 }
@@ -183,8 +183,21 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
+/// Restarts the operator. Returns the seconds until it is ready and leads.
+pub(super) async fn restart(bed: &Bed, settings: Settings, operator: &mut Operator) -> Result<f64> {
+    operator.child().terminate()?;
+    operator.child().wait(PATIENCE).await?;
+    let began = Instant::now();
+    *operator = Operator::launch(bed, settings).await;
+    until("it is ready and leads", PATIENCE, async || {
+        let is_up = answers_ok(operator).await && says_it_leads(operator);
+        Ok(is_up.then(|| began.elapsed().as_secs_f64()))
+    })
+    .await
+}
+
 /// Requests `/readyz` with a minimal request.
-pub(super) async fn answers_ok(operator: &Operator) -> bool {
+async fn answers_ok(operator: &Operator) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let ask = async {
         let mut socket =

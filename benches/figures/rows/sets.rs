@@ -11,10 +11,9 @@ use serde_json::json;
 use testbed::usage::Memory;
 use testbed::wait::until;
 
-use super::rest::{answers_ok, requests};
+use super::rest::{requests, restart};
 use crate::line::Line;
-use crate::stage::{Change, PATIENCE, SETTLE, Sender, Stage, leading, says_it_leads};
-use crate::support::Operator;
+use crate::stage::{Change, PATIENCE, SETTLE, Sender, Stage, leading};
 
 /// Number of targets at first.
 const TARGETS: usize = 9_950;
@@ -56,7 +55,7 @@ pub async fn sets(program: PathBuf) -> Result<Vec<Line>> {
     let (others, recorded) = tokio::join!(others, recorded(&stage, TARGETS, began));
     let recorded = recorded?;
     let latencies = stage.latencies(&others, Sender::Operator).await?;
-    let sent = requests(&stage, before).await?;
+    let sent = requests(&stage.bed, before).await?;
     let reads = sent
         .iter()
         .filter(|it| it.subject.verb == "get" && it.subject.resource == "deployments");
@@ -66,7 +65,7 @@ pub async fn sets(program: PathBuf) -> Result<Vec<Line>> {
     let memory = Memory::of(operator.child().id())?;
     let since = stage.bed.plane.audit().mark().await?;
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let writes = requests(&stage, since).await?.into_iter();
+    let writes = requests(&stage.bed, since).await?.into_iter();
     let writes = writes.filter(|it| it.subject.is_write() && it.subject.resource != "leases");
     let writes = writes.count();
 
@@ -86,7 +85,7 @@ pub async fn sets(program: PathBuf) -> Result<Vec<Line>> {
     }
     let appeared = stage.latencies(&created, Sender::Operator).await?;
 
-    let start = restarted(&stage, &mut operator).await?;
+    let start = restart(&stage.bed, stage.settings(), &mut operator).await?;
     let messages = rollout(&stage).await?;
     let number = |number: usize| f64::from(u32::try_from(number).unwrap_or(u32::MAX));
     let per_child = (memory.anonymous - idle.anonymous) * 1024.0 / number(TARGETS);
@@ -136,19 +135,6 @@ async fn recorded(stage: &Stage, children: usize, began: Instant) -> Result<f64>
         let with_entry = with_entry.count();
         ensure!(with_entry >= children, "{with_entry} have one");
         Ok(Some((listed - began).as_secs_f64()))
-    })
-    .await
-}
-
-/// Restarts the operator. Returns the seconds until it is ready and leads.
-async fn restarted(stage: &Stage, operator: &mut Operator) -> Result<f64> {
-    operator.child().terminate()?;
-    operator.child().wait(PATIENCE).await?;
-    let began = Instant::now();
-    *operator = Operator::launch(&stage.bed, stage.settings()).await;
-    until("it is ready and leads", PATIENCE, async || {
-        let is_up = answers_ok(operator).await && says_it_leads(operator);
-        Ok(is_up.then(|| began.elapsed().as_secs_f64()))
     })
     .await
 }

@@ -1,0 +1,337 @@
+//! Measures how costs grow with the number of objects: memory and start must grow linearly, latency and costs per
+//! change not at all. `cargo bench -- growth` measures these rows only.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use serde_json::json;
+use testbed::control_plane::audit::Mark;
+use testbed::usage::{Memory, cpu_seconds};
+
+use super::replicas::{first_message, lease_left, standby};
+use super::rest::{requests, restart};
+use super::{apps, copies};
+use crate::floor::Floor;
+use crate::line::Line;
+use crate::stage::{AT_ONCE, PATIENCE, RATE, SETTLE, Sender, Stage, leading, settings};
+use crate::support::{Bed, Operator, Settings};
+
+const FIELDS: [usize; 3] = [100, 1_000, 10_000];
+const SYNCS: [usize; 3] = [100, 1_000, 5_000];
+const APPS: [usize; 3] = [100, 500, 2_000];
+/// Changes that are measured at each size.
+const CHANGES: usize = 500;
+/// Syncs that copy into many namespaces, and the number of namespaces.
+const WIDE: (usize, usize) = (100, 200);
+/// Time after which a standby has replaced a dead leader, beyond the rest of the Lease, in seconds.
+const TAKEOVER: f64 = 3.0;
+
+/// Measures `TrackedField`s, and a failover beside the largest number.
+pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
+    let mut growth = Growth::new("TrackedFields", "trackedfield");
+    for count in FIELDS {
+        let stage = Stage::set(program.clone(), count).await?;
+        let floor = {
+            let (_floor, _) = Floor::start(&stage).await?;
+            let changes = stage.paced(count, RATE, CHANGES).await;
+            stage.latencies(&changes, Sender::Floor).await?
+        };
+        let settings = with_plain_metrics(program.clone());
+        let mut operator = leading(&stage.bed, settings.clone()).await?;
+        stage.delivered(count).await?;
+        growth
+            .rest(count, &stage.bed, settings, &mut operator)
+            .await?;
+        stage.forget();
+
+        let before = Costs::of(&stage.bed, &operator, growth.controller).await?;
+        let changes = stage.paced(count, RATE, CHANGES).await;
+        let latencies = stage.latencies(&changes, Sender::Operator).await?;
+        stage.delivered(count).await?;
+        growth.line(
+            "change -> receiver, p50",
+            latencies.p50(),
+            "ms",
+            floor.p50(),
+        );
+        growth.line(
+            "change -> receiver, p99",
+            latencies.p99(),
+            "ms",
+            floor.p99(),
+        );
+        growth.costs(before, &stage.bed, &operator, CHANGES).await?;
+        if Some(&count) == FIELDS.last() {
+            stage.forget();
+            let failover = failover(&stage, operator, count).await?;
+            growth.lines.push(failover);
+        }
+    }
+    Ok(growth.lines)
+}
+
+/// Measures from a kill of the leader, beyond the rest of its Lease, until the standby's first message. All changes
+/// meanwhile must arrive.
+async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Result<Line> {
+    let standby = standby(stage).await?;
+    let load = tokio::spawn({
+        let stage = Arc::clone(stage);
+        async move { stage.paced(count, RATE, CHANGES * 3).await }
+    });
+    tokio::time::sleep(SETTLE).await;
+    let began = Instant::now();
+    leader.kill();
+    let left = lease_left(stage).await?;
+    let resumed = first_message(stage, &standby).await? - began;
+    load.await?;
+    // The net change of each field arrives: the entries of a field that follow each other may be merged.
+    stage.delivered(count).await?;
+    let beyond = resumed.as_secs_f64() - left;
+    let what = format!("{count} TrackedFields: failover beyond the rest of the Lease");
+    Ok(Line::new(&what, beyond, "s").below(TAKEOVER))
+}
+
+/// Measures `ConfigMapSync`s with one copy each, and some with many copies.
+pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
+    let mut growth = Growth::new("ConfigMapSyncs", "configmapsync");
+    for count in SYNCS {
+        let scene = Arc::new(copies::Scene::set().await);
+        let settings = with_plain_metrics(program.clone());
+        let mut operator = leading(&scene.bed, settings.clone()).await?;
+        let names = scene.syncs(count).await?;
+        for name in &names {
+            scene.arrival("far", name, "first").await?;
+        }
+        growth
+            .rest(count, &scene.bed, settings, &mut operator)
+            .await?;
+        let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+        let (latencies, floor) = scene.edited(&names, CHANGES).await?;
+        growth.line(
+            "edit -> copy matches, p50",
+            latencies.p50(),
+            "ms",
+            floor.p50(),
+        );
+        growth.line(
+            "edit -> copy matches, p99",
+            latencies.p99(),
+            "ms",
+            floor.p99(),
+        );
+        growth.costs(before, &scene.bed, &operator, CHANGES).await?;
+    }
+    growth.lines.extend(wide(program).await?);
+    Ok(growth.lines)
+}
+
+/// Measures 100 syncs with 200 copies each.
+async fn wide(program: PathBuf) -> Result<Vec<Line>> {
+    let (syncs, namespaces) = WIDE;
+    let scene = copies::Scene::set().await;
+    let settings = with_plain_metrics(program);
+    let mut operator = leading(&scene.bed, settings.clone()).await?;
+    let spaces: Vec<_> = (0..namespaces).map(|number| format!("n{number}")).collect();
+    let names: Vec<_> = (0..syncs).map(|number| format!("s{number}")).collect();
+    stream::iter(&spaces)
+        .map(|name| scene.namespace(name, json!({ "wide": "yes" })))
+        .buffer_unordered(AT_ONCE)
+        .try_for_each(async |()| Ok(()))
+        .await?;
+    let began = Instant::now();
+    stream::iter(&names)
+        .map(async |name| {
+            scene.source(name, "first").await?;
+            let selector = json!({ "matchLabels": { "wide": "yes" } });
+            let to = json!({ "destinationNamespaceSelector": selector });
+            scene.sync(name, to).await;
+            anyhow::Ok(())
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_for_each(async |()| Ok(()))
+        .await?;
+    let last = async |name: &str, value: &str| {
+        let mut last = began;
+        for space in &spaces {
+            last = last.max(scene.arrival(space, name, value).await?);
+        }
+        anyhow::Ok(last)
+    };
+    let mut all = began;
+    for name in &names {
+        all = all.max(last(name, "first").await?);
+    }
+    let mut growth = Growth::new("ConfigMapSyncs with 200 copies each", "configmapsync");
+    growth
+        .rest(syncs, &scene.bed, settings, &mut operator)
+        .await?;
+    let copied = (all - began).as_secs_f64();
+    growth.line("created -> every copy exists", copied, "s", f64::NAN);
+    let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+    let at = scene
+        .edit(&scene.bed.namespace, &names[0], "second")
+        .await?;
+    let edited = (last(&names[0], "second").await? - at).as_secs_f64();
+    growth.line("edit -> its 200 copies match", edited, "s", f64::NAN);
+    growth.costs(before, &scene.bed, &operator, 1).await?;
+    Ok(growth.lines)
+}
+
+/// Measures `AppService`s.
+pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
+    let mut growth = Growth::new("AppServices", "appservice");
+    for count in APPS {
+        let scene = apps::Scene::set(&[&apps::APPS]).await?;
+        let settings = with_plain_metrics(program.clone());
+        let mut operator = leading(&scene.bed, settings.clone()).await?;
+        scene.make_all(&apps::APPS, &apps::names(count)).await?;
+        scene.has_children(count * 2).await?;
+        growth
+            .rest(count, &scene.bed, settings, &mut operator)
+            .await?;
+        let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+        let sample = scene.alone(count * 2).await?;
+        tokio::time::sleep(SETTLE).await;
+        growth.line(
+            "one more -> both children, p50",
+            sample.p50(),
+            "ms",
+            f64::NAN,
+        );
+        growth.line(
+            "one more -> both children, p99",
+            sample.p99(),
+            "ms",
+            f64::NAN,
+        );
+        growth
+            .costs(before, &scene.bed, &operator, sample.len())
+            .await?;
+    }
+    Ok(growth.lines)
+}
+
+fn with_plain_metrics(program: PathBuf) -> Settings {
+    settings(program).flag("--metrics-secure=false")
+}
+
+/// The lines of one kind, size by size.
+struct Growth {
+    kind: &'static str,
+    controller: &'static str,
+    count: usize,
+    /// Number of objects and MiB of the size before.
+    smaller: Option<(usize, f64)>,
+    lines: Vec<Line>,
+}
+
+impl Growth {
+    fn new(kind: &'static str, controller: &'static str) -> Self {
+        Self {
+            kind,
+            controller,
+            count: 0,
+            smaller: None,
+            lines: Vec::new(),
+        }
+    }
+
+    fn line(&mut self, what: &str, measured: f64, unit: &str, floor: f64) {
+        let what = format!("{} {}: {what}", self.count, self.kind);
+        self.lines
+            .push(Line::new(&what, measured, unit).floor(floor));
+    }
+
+    /// Begins a size: measures the start, and CPU and memory at rest.
+    async fn rest(
+        &mut self,
+        count: usize,
+        bed: &Bed,
+        settings: Settings,
+        operator: &mut Operator,
+    ) -> Result<()> {
+        const WINDOW: Duration = Duration::from_secs(30);
+        self.count = count;
+        tokio::time::sleep(SETTLE).await;
+        let memory = Memory::of(operator.child().id())?.anonymous;
+        let (used, began) = (cpu_seconds(operator.child().id())?, Instant::now());
+        tokio::time::sleep(WINDOW).await;
+        let share = (cpu_seconds(operator.child().id())? - used) / began.elapsed().as_secs_f64();
+        let started = restart(bed, settings, operator).await?;
+        self.line("start -> ready and leading", started, "s", f64::NAN);
+        self.line("CPU at rest", share * 100.0, "% of a core", f64::NAN);
+        self.line("RssAnon", memory, "MiB", f64::NAN);
+        if let Some((smaller, before)) = self.smaller.replace((count, memory)) {
+            let each = (memory - before) * 1024.0 / number(count - smaller);
+            self.line("RssAnon for each further object", each, "KiB", f64::NAN);
+        }
+        Ok(())
+    }
+
+    /// Adds requests and reconciles per change, once the operator rests.
+    async fn costs(
+        &mut self,
+        before: Costs,
+        bed: &Bed,
+        operator: &Operator,
+        changes: usize,
+    ) -> Result<()> {
+        tokio::time::sleep(SETTLE).await;
+        let sent = requests(bed, before.mark).await?;
+        let sent = sent.iter().filter(|it| it.subject.resource != "leases");
+        let sent = number(sent.count()) / number(changes);
+        let after = reconciles(operator, self.controller).await?;
+        self.line("requests a change", sent, "", f64::NAN);
+        let reconciles = (after - before.reconciles) / number(changes);
+        self.line("reconciles a change", reconciles, "", f64::NAN);
+        Ok(())
+    }
+}
+
+/// What the operator had done before some changes.
+struct Costs {
+    mark: Mark,
+    reconciles: f64,
+}
+
+impl Costs {
+    async fn of(bed: &Bed, operator: &Operator, controller: &str) -> Result<Self> {
+        tokio::time::sleep(SETTLE).await;
+        Ok(Self {
+            mark: bed.plane.audit().mark().await?,
+            reconciles: reconciles(operator, controller).await?,
+        })
+    }
+}
+
+/// Returns the number of a controller's reconciles so far.
+async fn reconciles(operator: &Operator, controller: &str) -> Result<f64> {
+    let url = format!(
+        "http://{}/metrics",
+        operator.address("--metrics-bind-address")?
+    );
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(PATIENCE)
+        .build()?;
+    let text = client.get(url).send().await?.text().await?;
+    let series = "controller_runtime_reconcile_total{";
+    let label = format!("controller=\"{controller}\"");
+    text.lines()
+        .filter(|line| line.starts_with(series) && line.contains(&label))
+        .map(|line| {
+            Ok(line
+                .rsplit(' ')
+                .next()
+                .context("no value")?
+                .parse::<f64>()?)
+        })
+        .sum()
+}
+
+fn number(number: usize) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}
