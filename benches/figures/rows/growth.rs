@@ -214,8 +214,11 @@ pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
     Ok(growth.lines)
 }
 
+/// Returns the settings of a user's installation, except that the metrics need no token.
 fn with_plain_metrics(program: PathBuf) -> Settings {
-    settings(program).flag("--metrics-secure=false")
+    let mut settings = settings(program);
+    settings.flags.retain(|flag| flag != "--metrics-secure");
+    settings
 }
 
 /// The lines of one kind, size by size.
