@@ -206,7 +206,7 @@ async fn policies_are_in_force(client: &Client) {
 /// Grants the shipped roles' trackable kinds, and `more` (groups and plurals), as the controller-manager does where one
 /// runs.
 pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
-    let shipped = permissions::TARGET_RIGHTS
+    let shipped = permissions::TARGET_PERMISSIONS
         .iter()
         .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
     let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
