@@ -268,20 +268,20 @@ impl Bed {
 
     /// Creates a namespace on the other control plane that tests share: etcd and apiserver alone. Only the test changes
     /// objects there.
-    pub async fn bare(name: &str) -> Self {
-        static BARE: OnceCell<ControlPlane> = OnceCell::const_new();
+    pub async fn without_controllers(name: &str) -> Self {
+        static APISERVER_ONLY: OnceCell<ControlPlane> = OnceCell::const_new();
         let start = || Installed::start(testbed::Options::apiserver_only());
-        let plane = BARE.get_or_init(start).await;
+        let plane = APISERVER_ONLY.get_or_init(start).await;
         Self::on(Plane::Shared(plane), name).await
     }
 
     /// Creates a namespace on the test's own control plane.
-    pub async fn own(name: &str) -> Self {
-        Self::own_with(testbed::Options::default(), name).await
+    pub async fn on_own_plane(name: &str) -> Self {
+        Self::on_own_plane_with(testbed::Options::default(), name).await
     }
 
     /// Creates a namespace on a control plane with these options.
-    pub async fn own_with(options: testbed::Options, name: &str) -> Self {
+    pub async fn on_own_plane_with(options: testbed::Options, name: &str) -> Self {
         let plane = Installed::start(options).await;
         Self::on(Plane::Own(Arc::new(plane)), name).await
     }

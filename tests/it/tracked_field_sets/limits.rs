@@ -43,7 +43,7 @@ async fn set_reaches_only_watched_namespaces() {
 
 #[tokio::test]
 async fn set_without_cross_namespace_refs_reaches_its_own_namespace() {
-    let bed = Bed::own("sets-refs").await;
+    let bed = Bed::on_own_plane("sets-refs").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
