@@ -191,7 +191,7 @@ impl PolicyMetrics {
 /// Adds the check to the manager.
 pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     if let Some(prefix) = config.policy_prefix.clone() {
-        let check = Check {
+        let check = PolicyCheck {
             client: manager.client.clone(),
             prefix,
             operator_namespace: config.runtime.operator_namespace.clone(),
@@ -205,7 +205,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
 }
 
 /// Check of the admission policies.
-struct Check {
+struct PolicyCheck {
     client: Client,
     /// Prefix of the policies' names.
     prefix: String,
@@ -216,7 +216,7 @@ struct Check {
     timeout: Duration,
 }
 
-impl Check {
+impl PolicyCheck {
     /// Checks the policies immediately and then every `period`, logs each new state, and sets the metric.
     async fn run(self, metrics: PolicyMetrics) {
         let mut known = BTreeMap::new();

@@ -102,7 +102,7 @@ pub struct Cli {
 impl Cli {
     /// Parses the arguments of the process. Help and errors name the program as the user runs it.
     pub fn from_arguments() -> Self {
-        let program = commands::Program::default();
+        let program = commands::Invocation::default();
         let command = Self::command()
             .bin_name(program.as_str())
             .mut_subcommands(|subcommand| with_program(program, subcommand));
@@ -112,7 +112,7 @@ impl Cli {
 }
 
 /// Returns the command with examples that name the program as the user runs it.
-fn with_program(program: commands::Program, command: clap::Command) -> clap::Command {
+fn with_program(program: commands::Invocation, command: clap::Command) -> clap::Command {
     let help = command.get_after_help();
     match help.map(|text| program.help(&text.to_string())) {
         Some(help) => command.after_help(help),

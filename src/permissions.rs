@@ -16,7 +16,7 @@ pub const LEASES: Permission =
 pub const LEASE_VERBS: &[&str] = &["get", "update"];
 
 /// Permissions to authenticate and authorize readers of the metrics.
-pub const METRICS_RIGHTS: &[Permission] = &[
+pub const METRICS_PERMISSIONS: &[Permission] = &[
     Permission::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
     Permission::cluster_scoped(
         "authorization.k8s.io",
@@ -28,16 +28,21 @@ pub const METRICS_RIGHTS: &[Permission] = &[
 /// Verbs on the tracker role, by name.
 pub const TRACKER_ROLE_VERBS: &[&str] = &["list", "watch"];
 
-const READ: &[&str] = &["get", "list", "watch"];
+/// Verbs on targets: the operator watches, lists and reads them.
+pub const TARGET_VERBS: &[&str] = &["get", "list", "watch"];
 
 /// Permissions on the targets that a `TrackedField` may name without `apiVersion`. Any `ClusterRole` with
 /// [`AGGREGATE_TO_TRACKER`] grants others.
-pub const TARGET_RIGHTS: &[Permission] = &[
-    Permission::namespaced("", &["services"], READ),
-    Permission::namespaced("apps", &["daemonsets", "deployments", "statefulsets"], READ),
-    Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], READ),
-    Permission::namespaced("batch", &["cronjobs", "jobs"], READ),
-    Permission::namespaced("networking.k8s.io", &["ingresses"], READ),
+pub const TARGET_PERMISSIONS: &[Permission] = &[
+    Permission::namespaced("", &["services"], TARGET_VERBS),
+    Permission::namespaced(
+        "apps",
+        &["daemonsets", "deployments", "statefulsets"],
+        TARGET_VERBS,
+    ),
+    Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], TARGET_VERBS),
+    Permission::namespaced("batch", &["cronjobs", "jobs"], TARGET_VERBS),
+    Permission::namespaced("networking.k8s.io", &["ingresses"], TARGET_VERBS),
 ];
 
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.

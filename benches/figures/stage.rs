@@ -70,7 +70,7 @@ pub struct Change {
 impl Stage {
     /// Prepares everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
-        let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
+        let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
         let receivers = (0..POINTS)
             .map(|_| Receiver::start())
             .collect::<Result<Vec<_>>>()?;

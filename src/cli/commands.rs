@@ -182,14 +182,14 @@ pub struct ClusterArgs {
     pub context: Option<String>,
     /// The program, as the user runs it.
     #[arg(skip)]
-    pub(crate) program: Program,
+    pub(crate) program: Invocation,
 }
 
 /// The command that runs this program: `quartermaster`, or `kubectl quartermaster` for a plugin of kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Program(pub(crate) &'static str);
+pub struct Invocation(pub(crate) &'static str);
 
-impl Program {
+impl Invocation {
     const ALONE: &str = "quartermaster ";
 
     /// Returns the program of an executable with this path.
@@ -220,7 +220,7 @@ impl Program {
     }
 }
 
-impl Default for Program {
+impl Default for Invocation {
     fn default() -> Self {
         Self::from_path(env::args_os().next().as_deref())
     }
@@ -296,7 +296,7 @@ pub struct StatusArgs {
 pub struct HistoryArgs {
     /// Show this TrackedField or TrackedFieldSet, such as tf/web, web or tfs/prod-images
     #[arg(value_name = "KIND/NAME", value_parser = parse_recorded)]
-    pub(crate) resource: Recorded,
+    pub(crate) resource: RecordedObject,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Look in this namespace (default: the namespace of the context)
@@ -312,7 +312,7 @@ pub struct HistoryArgs {
 
 /// An object with a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Recorded {
+pub enum RecordedObject {
     /// A `TrackedField` of this name.
     Field(String),
     /// The children of the `TrackedFieldSet` of this name.
@@ -454,14 +454,14 @@ fn parse_adopter(text: &str) -> Result<ResourceArg, String> {
 }
 
 /// Parses `tf/NAME`, `tfs/NAME` or `NAME`, which is a `TrackedField`.
-fn parse_recorded(text: &str) -> Result<Recorded, String> {
+fn parse_recorded(text: &str) -> Result<RecordedObject, String> {
     let (kind, name) = text.rsplit_once('/').unwrap_or(("tf", text));
     let name = Some(name.to_owned()).filter(|name| !name.is_empty());
     let recorded = name.and_then(|name| {
         if parse_kind::<TrackedField>(kind).is_some() {
-            Some(Recorded::Field(name))
+            Some(RecordedObject::Field(name))
         } else {
-            parse_kind::<TrackedFieldSet>(kind).map(|_| Recorded::Set(name))
+            parse_kind::<TrackedFieldSet>(kind).map(|_| RecordedObject::Set(name))
         }
     });
     recorded.ok_or_else(|| {
@@ -500,16 +500,16 @@ mod tests {
     use crate::cli::Cli;
 
     #[rstest]
-    #[case("web", Some(Recorded::Field("web".into())))]
-    #[case("tf/web", Some(Recorded::Field("web".into())))]
-    #[case("trackedfields.tg.azamaton.ru/web", Some(Recorded::Field("web".into())))]
-    #[case("tfs/web", Some(Recorded::Set("web".into())))]
-    #[case("trackedfieldset/web", Some(Recorded::Set("web".into())))]
+    #[case("web", Some(RecordedObject::Field("web".into())))]
+    #[case("tf/web", Some(RecordedObject::Field("web".into())))]
+    #[case("trackedfields.tg.azamaton.ru/web", Some(RecordedObject::Field("web".into())))]
+    #[case("tfs/web", Some(RecordedObject::Set("web".into())))]
+    #[case("trackedfieldset/web", Some(RecordedObject::Set("web".into())))]
     #[case("cp/web", None)]
     #[case("tf/", None)]
     fn history_takes_the_name_of_a_kind_with_one(
         #[case] text: &str,
-        #[case] recorded: Option<Recorded>,
+        #[case] recorded: Option<RecordedObject>,
     ) {
         assert_eq!(parse_recorded(text).ok(), recorded);
     }
@@ -577,7 +577,7 @@ mod tests {
     #[case("/usr/local/bin/kubectl-quartermaster", "kubectl quartermaster")]
     #[case("kubectl-quartermaster.exe", "kubectl quartermaster")]
     fn program_is_named_as_its_user_runs_it(#[case] path: &str, #[case] name: &str) {
-        let program = Program::from_path(Some(path.as_ref()));
+        let program = Invocation::from_path(Some(path.as_ref()));
         assert_eq!(program.as_str(), name);
         assert_eq!(
             program.command("quartermaster status"),

@@ -65,10 +65,10 @@ fn default_timings_match_the_flags() {
         Timings::from_arg_matches(&matches).unwrap(),
         Timings::default()
     );
-    assert_eq!(Timings::default().aws(), qm_aws::Timings::default());
+    assert_eq!(Timings::default().aws(), qm_aws::AwsTimings::default());
     assert_eq!(
         Timings::default().runtime(),
-        qm_runtime::settings::Timings::default()
+        qm_runtime::settings::RuntimeTimings::default()
     );
 }
 

@@ -134,7 +134,10 @@ pub struct Timings {
 
 impl Default for Timings {
     fn default() -> Self {
-        let (runtime, aws) = (settings::Timings::default(), qm_aws::Timings::default());
+        let (runtime, aws) = (
+            settings::RuntimeTimings::default(),
+            qm_aws::AwsTimings::default(),
+        );
         Self {
             leader_elect_lease_duration: runtime.lease_duration,
             leader_elect_renew_deadline: runtime.lease_renew_deadline,
@@ -179,8 +182,8 @@ impl Default for Timings {
 
 impl Timings {
     /// Returns the timings of AWS calls.
-    pub fn aws(&self) -> qm_aws::Timings {
-        qm_aws::Timings {
+    pub fn aws(&self) -> qm_aws::AwsTimings {
+        qm_aws::AwsTimings {
             timeout: self.aws_timeout,
             read_period: self.aws_read_period,
             write_period: self.aws_write_period,
@@ -188,8 +191,8 @@ impl Timings {
     }
 
     /// Returns the timings of the runtime.
-    pub fn runtime(&self) -> settings::Timings {
-        settings::Timings {
+    pub fn runtime(&self) -> settings::RuntimeTimings {
+        settings::RuntimeTimings {
             lease_duration: self.leader_elect_lease_duration,
             lease_renew_deadline: self.leader_elect_renew_deadline,
             lease_retry_period: self.leader_elect_retry_period,

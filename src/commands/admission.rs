@@ -9,7 +9,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 
 use super::objects::ObjectSummary;
-use super::{RequestError, has_code, message};
+use super::{FailedRequest, has_code, message};
 use crate::admission_policies::{self as policies, Shipped};
 use crate::admission_policies::{PolicyState, judge};
 use crate::kinds::KINDS;
@@ -65,7 +65,7 @@ pub(crate) async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
         Ok(read) => Ok(read),
         Err(error) if has_code(&error, 403) => Err(message(&error)),
         Err(error) => {
-            return Err(RequestError::from(error))
+            return Err(FailedRequest::from(error))
                 .context("the admission policies could not be listed");
         }
     };

@@ -5,7 +5,7 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use super::{RequestError, has_code};
+use super::{FailedRequest, has_code};
 use crate::cli::commands::ClusterArgs;
 
 /// Maximum number of suggested names.
@@ -33,7 +33,7 @@ where
         Err(error) if has_code(&error, 404) => {
             Err(not_found::<K>(client, namespace, name, cluster).await)
         }
-        object => Ok(object.map_err(RequestError::from)?),
+        object => Ok(object.map_err(FailedRequest::from)?),
     }
 }
 

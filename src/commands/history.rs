@@ -16,7 +16,7 @@ use self::cells::{
 use super::find;
 use super::objects::changes;
 use super::printer::{Cell, Colour, Printer, count};
-use crate::cli::commands::{HistoryArgs, Output, Recorded};
+use crate::cli::commands::{HistoryArgs, Output, RecordedObject};
 
 mod cells;
 mod of_set;
@@ -31,8 +31,8 @@ pub(crate) async fn run(
     let namespace = args.namespace.as_deref();
     let namespace = namespace.unwrap_or_else(|| client.default_namespace());
     match &args.resource {
-        Recorded::Field(name) => of_field(&client, namespace, name, args, out).await,
-        Recorded::Set(name) => of_set::show(&client, namespace, name, args, out).await,
+        RecordedObject::Field(name) => of_field(&client, namespace, name, args, out).await,
+        RecordedObject::Set(name) => of_set::show(&client, namespace, name, args, out).await,
     }
 }
 

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::printer::Colour;
-use super::{RequestError, has_code};
+use super::{FailedRequest, has_code};
 use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::kinds;
@@ -291,7 +291,7 @@ pub(crate) async fn list<T>(
     match pages(&api(client, kind, namespace), convert).await {
         Ok(listed) => Ok(Some(listed)),
         Err(error) if has_code(&error, 404) => Ok(None),
-        Err(error) => Err(RequestError::of_list(&error, namespace))
+        Err(error) => Err(FailedRequest::of_list(&error, namespace))
             .with_context(|| format!("the {} could not be listed", kind.resource().plural)),
     }
 }
@@ -325,7 +325,7 @@ pub(crate) async fn ensure_kubernetes(client: &Client) -> anyhow::Result<()> {
         Err(error) if has_code(&error, 404) || matches!(error, kube::Error::SerdeError(_)) => {
             anyhow::bail!("the server is not a Kubernetes apiserver: it reports no version")
         }
-        Err(error) => Err(RequestError::from(error).into()),
+        Err(error) => Err(FailedRequest::from(error).into()),
     }
 }
 

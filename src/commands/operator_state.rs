@@ -9,7 +9,7 @@ use kube::{Api, Client, ResourceExt};
 use qm_runtime::ObjectKey;
 use serde::Serialize;
 
-use super::RequestError;
+use super::FailedRequest;
 use super::objects::pages;
 use super::printer::format_time;
 
@@ -99,7 +99,7 @@ impl LeaseVersion {
     /// Returns `None` if there is no Lease.
     pub(crate) async fn read(client: &Client, lease: &ObjectKey) -> anyhow::Result<Option<Self>> {
         let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
-        let lease = api.get_opt(&lease.name).await.map_err(RequestError::from);
+        let lease = api.get_opt(&lease.name).await.map_err(FailedRequest::from);
         Ok(lease
             .context("the Lease of the operator could not be read")?
             .map(Self::from))
@@ -153,7 +153,7 @@ impl From<Lease> for LeaseVersion {
 pub(crate) async fn other_leases(
     client: &Client,
     own: &ObjectKey,
-) -> Result<Vec<ObjectKey>, RequestError> {
+) -> Result<Vec<ObjectKey>, FailedRequest> {
     let now = Timestamp::now();
     let api: Api<Lease> = Api::all(client.clone());
     let leases = pages(&api, |lease| {

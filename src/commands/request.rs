@@ -16,18 +16,18 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// A failed request, with the apiserver's message.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(crate) struct RequestError {
+pub(crate) struct FailedRequest {
     message: String,
     pub(super) code: Option<u16>,
 }
 
-impl From<kube::Error> for RequestError {
+impl From<kube::Error> for FailedRequest {
     fn from(error: kube::Error) -> Self {
         Self::new(&error)
     }
 }
 
-impl RequestError {
+impl FailedRequest {
     fn new(error: &kube::Error) -> Self {
         let code = match error {
             kube::Error::Api(status) => Some(status.code),

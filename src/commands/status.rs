@@ -15,7 +15,7 @@ use super::operator_state::OperatorState;
 use super::printer::Printer;
 use super::report::{ClusterSnapshot, StatusReport, UnavailableKind};
 use super::terminating::{blockers, namespace_remedies};
-use super::{OutageReporter, RequestError, admission, has_code};
+use super::{FailedRequest, OutageReporter, admission, has_code};
 use crate::cli::commands::{Output, StatusArgs};
 use crate::kinds::KINDS;
 
@@ -124,7 +124,7 @@ async fn collect_kind(
                 // CRDs belong to the whole cluster: a user of one namespace may not read them.
                 Err(error) if has_code(&error, 403) => None,
                 crd => crd
-                    .map_err(RequestError::from)
+                    .map_err(FailedRequest::from)
                     .with_context(|| format!("CRD {name} could not be read"))?,
             };
             let message = crd.and_then(|crd| crds::mismatch(&crd, kind.names, &kind.schema()));
@@ -132,7 +132,7 @@ async fn collect_kind(
             snapshot.incompatible_crds.extend(incompatible_crds);
         }
         Ok(None) => snapshot.missing_crds.push(name),
-        Err(error) if RequestError::is_forbidden(&error) => {
+        Err(error) if FailedRequest::is_forbidden(&error) => {
             snapshot.forbidden_kinds.push(UnavailableKind {
                 name: kind.resource().plural,
                 message: error.root_cause().to_string(),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::operator_state::OperatorState;
 use super::printer::Printer;
-use super::{MANAGER, OutageReporter, RETRY_INTERVAL, RequestError, find};
+use super::{FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, find};
 use crate::cli::commands::TestArgs;
 
 /// Maximum time to read the operator's Lease after `--timeout`.
@@ -110,7 +110,7 @@ async fn request_test(api: &Api<ContactPoint>, point: &ContactPoint) -> anyhow::
     let patched = api
         .patch_metadata(&point.name_any(), &params, &patch)
         .await
-        .map_err(RequestError::from);
+        .map_err(FailedRequest::from);
     patched?;
     Ok(requested_at)
 }
@@ -127,9 +127,9 @@ async fn read_again(
         let error = match api.get_opt(&point.name_any()).await {
             Ok(Some(read)) if read.uid() == point.uid() => return Ok(read),
             Ok(_) => anyhow::bail!("the ContactPoint was deleted meanwhile"),
-            Err(error) => anyhow::Error::from(RequestError::from(error)),
+            Err(error) => anyhow::Error::from(FailedRequest::from(error)),
         };
-        if !RequestError::may_pass(&error) {
+        if !FailedRequest::may_pass(&error) {
             return Err(error);
         }
         outage.report(&error, out)?;

@@ -21,12 +21,12 @@ use super::contact_point::{self, ContactPoints};
 use super::tracked_field::filters::Filters;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::grants::Grants;
-use super::tracked_field::reads::Reads;
+use super::tracked_field::requests::TargetRequests;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::waiting::Receivers;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
-use super::tracked_field_set::child::ChildSummary;
+use super::tracked_field_set::child::LiveChild;
 use super::tracked_field_set::index::SetIndex;
 use super::tracked_field_set::metrics::SetMetrics;
 use super::tracked_field_set::{self, TrackedFieldSets};
@@ -95,7 +95,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         hub,
         grants: Arc::clone(&grants),
         resolver: Resolver::default(),
-        reads: Reads::default(),
+        requests: TargetRequests::default(),
         trigger: fields.trigger.clone(),
         sync_period: timings.sync_period,
         timeout: timings.reconcile_timeout,
@@ -167,7 +167,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         let metrics = setup.manager.metrics.register(SetMetrics::register);
         Ok(TrackedFieldSets {
             index: set_index,
-            children: setup.children_of_kind(&mut fields, ChildSummary::of, &[]),
+            children: setup.children_of_kind(&mut fields, LiveChild::of, &[]),
             sets: setup.objects.clone(),
             fields: field_store,
             targets,

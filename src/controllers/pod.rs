@@ -6,15 +6,15 @@ use k8s_openapi::api::core::v1::{
 use qm_core::validation::is_condition_reason;
 
 /// User of a Pod under the restricted profile. The image's own user may be root or a name, which the kubelet rejects.
-const USER: i64 = 65_532;
+const USER_ID: i64 = 65_532;
 
 /// Returns the security context of a Pod under the restricted profile
 /// (<https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>).
 pub fn restricted_pod() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
-        run_as_user: Some(USER),
-        run_as_group: Some(USER),
+        run_as_user: Some(USER_ID),
+        run_as_group: Some(USER_ID),
         seccomp_profile: Some(SeccompProfile {
             type_: "RuntimeDefault".into(),
             localhost_profile: None,

@@ -34,7 +34,7 @@ async fn crd_of_olm() -> PathBuf {
 
 #[tokio::test]
 async fn apiserver_accepts_the_bundle_with_the_schema_of_olm() {
-    let bed = Bed::own_with(Options::apiserver_only(), "bundle").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bundle").await;
     let crd = crd_of_olm().await;
     bed.kubectl(&["create", "-f", crd.to_str().unwrap()]).await;
     let name = format!("crd/{KIND}");

@@ -70,7 +70,7 @@ async fn install(plane: &ControlPlane) {
 
 /// Returns a client whose namespace is the test's own, on a control plane that serves the CRDs.
 async fn served() -> Client {
-    let bed = Bed::bare("crds").await;
+    let bed = Bed::without_controllers("crds").await;
     let sends = move |request| {
         let client = bed.client.clone();
         async move { client.send(request).await }

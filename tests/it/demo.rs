@@ -29,7 +29,7 @@ fn demo(folder: &Folder) -> Program {
 }
 
 /// Returns the command of the demo in the cluster of the current context.
-fn visiting(plane: &ControlPlane, folder: &Folder) -> Program {
+fn in_existing_cluster(plane: &ControlPlane, folder: &Folder) -> Program {
     let path = format!(
         "{}:{}",
         plane.binaries().display(),
@@ -103,7 +103,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
 
     // The demo does not touch a cluster without consent, nor a cluster with Quartermaster.
     let folder = Folder::new().unwrap();
-    let text = output(run(visiting(&plane, &folder), &folder), false).await;
+    let text = output(run(in_existing_cluster(&plane, &folder), &folder), false).await;
     assert!(
         text.contains("no terminal to ask on; write YES=1"),
         "{text}"
@@ -111,7 +111,10 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     kubectl(&plane, &["create", "namespace", "quartermaster-system"]).await;
     let folder = Folder::new().unwrap();
     let text = output(
-        run(visiting(&plane, &folder).env("YES", "1"), &folder),
+        run(
+            in_existing_cluster(&plane, &folder).env("YES", "1"),
+            &folder,
+        ),
         false,
     )
     .await;
@@ -128,7 +131,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     // An interrupted demo removes its objects.
     let folder = Folder::new().unwrap();
     let mut interrupted = run(
-        with_chat(visiting(&plane, &folder).env("YES", "1")),
+        with_chat(in_existing_cluster(&plane, &folder).env("YES", "1")),
         &folder,
     );
     until("copies", SHOWN, async || {
@@ -152,7 +155,7 @@ async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let folder = Folder::new().unwrap();
     let text = output(
         run(
-            with_chat(visiting(&plane, &folder).env("YES", "1")),
+            with_chat(in_existing_cluster(&plane, &folder).env("YES", "1")),
             &folder,
         ),
         true,

@@ -41,7 +41,7 @@ async fn change(bed: &Bed, name: &str, patch: Value) {
 }
 
 /// Returns a union of 16 names at any depth, another one for each number.
-fn hostile(number: usize) -> String {
+fn expensive_path(number: usize) -> String {
     let names: Vec<_> = (0..16).map(|name| format!("'n{number}-{name}'")).collect();
     format!("{{..[{}]}}", names.join(","))
 }
@@ -55,7 +55,7 @@ async fn leader(bed: &Bed) -> (Option<String>, Option<i32>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expensive_paths_of_one_object_delay_no_other_field() {
-    let bed = Bed::bare("expensive").await;
+    let bed = Bed::without_controllers("expensive").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 0).await;
@@ -66,7 +66,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
         .map(|number| format!("hostile-{number}"))
         .collect();
     let hostile = names.iter().enumerate().map(|(number, name)| {
-        let (bed, path) = (&bed, hostile(number));
+        let (bed, path) = (&bed, expensive_path(number));
         async move { bed.track(name, "Deployment", "huge", &path, "hook").await }
     });
     join_all(hostile).await;
@@ -158,7 +158,7 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
 /// The operator evaluates the path on another thread; of states that arrive faster, only the newest one counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn path_through_a_large_object_ends_with_the_newest_value() {
-    let bed = Bed::bare("large").await;
+    let bed = Bed::without_controllers("large").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     deployment(&bed, "large", 30_000).await;

@@ -458,7 +458,7 @@ async fn other_kinds_need_a_grant_and_a_resource() {
 /// A CRD that was deleted and recreated may serve the same resource in another scope, or with another kind.
 #[tokio::test]
 async fn recreated_kind_is_discovered_again() {
-    let bed = Bed::own_with(Options::apiserver_only(), "anew").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "anew").await;
     let receiver = Receiver::start().unwrap();
     let settings = Settings::default()
         .kubeconfig(bed.plane.admin_kubeconfig())

@@ -64,20 +64,22 @@ struct Module {
     parent: usize,
     modules: HashMap<String, usize>,
     items: HashSet<String>,
+    /// Names of its types and traits.
+    types: Vec<String>,
     /// Imports: the new name, the path, and whether other files may use the name.
     imports: Vec<(String, Vec<String>, bool)>,
     lines: Vec<Line>,
 }
 
 /// Modules of one crate, from the root on, without those for tests.
-struct Crate<'a> {
+pub(crate) struct Crate<'a> {
     source: &'a dyn Fn(&Path) -> Option<String>,
     files: Vec<String>,
     modules: Vec<Module>,
 }
 
 impl<'a> Crate<'a> {
-    fn read(root: &Path, source: &'a dyn Fn(&Path) -> Option<String>) -> Self {
+    pub(crate) fn read(root: &Path, source: &'a dyn Fn(&Path) -> Option<String>) -> Self {
         let (files, modules) = (Vec::new(), Vec::new());
         let mut read = Self {
             source,
@@ -131,6 +133,12 @@ impl<'a> Crate<'a> {
                 Item::Type(item) => &item.ident,
                 _ => continue,
             };
+            if matches!(
+                item,
+                Item::Enum(_) | Item::Struct(_) | Item::Trait(_) | Item::Type(_)
+            ) {
+                self.modules[id].types.push(name.to_string());
+            }
             self.modules[id].items.insert(name.to_string());
         }
         self.modules[id].lines = lines.0;
@@ -205,6 +213,14 @@ impl<'a> Crate<'a> {
         } else {
             child.or(item).or_else(imported)
         }
+    }
+
+    /// Returns each type and trait with its file.
+    pub(crate) fn types(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.modules.iter().flat_map(|module| {
+            let file = &*self.files[module.file];
+            module.types.iter().map(move |name| (&**name, file))
+        })
     }
 
     /// Returns the imports of each cycle.

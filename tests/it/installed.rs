@@ -48,7 +48,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
         controller_manager: true,
         ..Options::apiserver_only()
     };
-    let bed = Bed::own_with(options, "crds").await;
+    let bed = Bed::on_own_plane_with(options, "crds").await;
     let shipped_crds = xtask::crds_yaml().unwrap();
     let both = [
         "delete",

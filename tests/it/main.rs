@@ -47,5 +47,6 @@ mod support;
 mod traces;
 mod tracked_field_sets;
 mod tracker_role;
+mod type_names;
 mod waiting;
 mod walkthrough;

@@ -40,7 +40,7 @@ fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
 
 /// Creates a contact point whose receiver has to answer within this many seconds. Other receivers get more time, for
 /// slow machines.
-async fn impatient(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
+async fn webhook_with_timeout(bed: &Bed, name: &str, url: &str, seconds: Option<u32>) {
     let webhook = json!({ "url": url, "timeoutSeconds": seconds });
     bed.point(name, json!({ "type": "Webhook", "webhookSpec": webhook }))
         .await;
@@ -53,7 +53,7 @@ async fn hanging_receiver_delays_no_other_and_gets_digests_later() {
     let bed = Bed::shared("hangs").await;
     let (slow, quick) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     let operator = Operator::start(&bed, Settings::default()).await;
-    impatient(&bed, "slow", &slow.url(), Some(2)).await;
+    webhook_with_timeout(&bed, "slow", &slow.url(), Some(2)).await;
     bed.webhook("quick", &quick.url()).await;
     bed.ready("slow").await;
     bed.ready("quick").await;
@@ -254,7 +254,7 @@ async fn broken_connections_are_reported_and_retried() {
     join_all(scenes.iter().map(|(name, reply, expected, receiver)| {
         let bed = &bed;
         async move {
-            impatient(
+            webhook_with_timeout(
                 bed,
                 name,
                 &receiver.url(),
@@ -344,7 +344,7 @@ async fn failed_test_message_is_reported_as_unreachable() {
         ),
     ];
     for (name, url, expected) in &cases {
-        impatient(
+        webhook_with_timeout(
             &bed,
             name,
             url,

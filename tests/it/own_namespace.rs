@@ -14,7 +14,7 @@ const OWN: &str = "track an object in the TrackedField's own namespace";
 
 #[tokio::test]
 async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespace_refs() {
-    let bed = Bed::own("own").await;
+    let bed = Bed::on_own_plane("own").await;
     let far = format!("{}-far", bed.namespace);
     let namespace: Namespace =
         serde_json::from_value(json!({ "metadata": { "name": far } })).unwrap();

@@ -19,7 +19,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 const READER: &str = "quartermaster-metrics-reader";
 
 /// Returns settings whose caches expire before the test ends.
-fn forgetful() -> Settings {
+fn settings_without_cache() -> Settings {
     let settings = Settings::default()
         .flag("--metrics-secure")
         .flag("--metrics-authentication-ttl=200ms");
@@ -36,7 +36,7 @@ fn client() -> ClientBuilder {
 }
 
 /// Returns a client that accepts any certificate.
-fn trusting() -> Client {
+fn unverifying_client() -> Client {
     client()
         .tls_danger_accept_invalid_certs(true)
         .build()
@@ -44,7 +44,7 @@ fn trusting() -> Client {
 }
 
 /// Returns a client that accepts only certificates of an authority.
-fn strict(authority: &Authority) -> Client {
+fn verifying_client(authority: &Authority) -> Client {
     client()
         .tls_certs_only([Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap()])
         .build()
@@ -78,7 +78,7 @@ async fn scrape(
 /// Waits until a scrape gets this answer, with this text in it.
 async fn answers(operator: &Operator, token: Option<&str>, code: u16, expected: &str) -> Answer {
     let found = until(format!("{code} {expected:?}"), SOON, async || {
-        let answer = scrape(&trusting(), operator, token).await?;
+        let answer = scrape(&unverifying_client(), operator, token).await?;
         anyhow::ensure!(
             answer.0 == code && answer.2.contains(expected),
             "{answer:?}"
@@ -140,7 +140,7 @@ fn assert_no_token_in_logs(operator: &Operator, tokens: &[&str]) {
 #[tokio::test]
 async fn only_permitted_clients_read_metrics() {
     let bed = Bed::shared("metrics").await;
-    let operator = Operator::start(&bed, forgetful().flag("--log-level=trace")).await;
+    let operator = Operator::start(&bed, settings_without_cache().flag("--log-level=trace")).await;
     let (allowed, other) = (
         reader(&bed, "prometheus").await,
         reader(&bed, "somebody").await,
@@ -171,7 +171,7 @@ async fn only_permitted_clients_read_metrics() {
 
     // The server has no other path for any client.
     let address = operator.address("--metrics-bind-address").unwrap();
-    let elsewhere = trusting()
+    let elsewhere = unverifying_client()
         .get(format!("https://{address}/"))
         .bearer_auth(&allowed)
         .send()
@@ -217,21 +217,21 @@ async fn reviews_are_cached() {
     bind(&bed, "prometheus").await;
     for _ in 0..5 {
         assert_eq!(
-            scrape(&trusting(), &operator, Some(&allowed))
+            scrape(&unverifying_client(), &operator, Some(&allowed))
                 .await
                 .unwrap()
                 .0,
             200
         );
         assert_eq!(
-            scrape(&trusting(), &operator, Some(&other))
+            scrape(&unverifying_client(), &operator, Some(&other))
                 .await
                 .unwrap()
                 .0,
             403
         );
         assert_eq!(
-            scrape(&trusting(), &operator, Some("wrong"))
+            scrape(&unverifying_client(), &operator, Some("wrong"))
                 .await
                 .unwrap()
                 .0,
@@ -249,7 +249,7 @@ async fn reviews_are_cached() {
     // While the apiserver is unavailable, only known clients are accepted.
     proxy.refuse().await.unwrap();
     assert_eq!(
-        scrape(&trusting(), &operator, Some(&allowed))
+        scrape(&unverifying_client(), &operator, Some(&allowed))
             .await
             .unwrap()
             .0,
@@ -273,7 +273,7 @@ async fn reviews_are_cached() {
 async fn standby_serves_metrics() {
     let bed = Bed::shared("metrics-standby").await;
     let id = format!("--leader-election-id={}", bed.namespace);
-    let settings = || forgetful().flag("--leader-elect").flag(&id);
+    let settings = || settings_without_cache().flag("--leader-elect").flag(&id);
     let (first, second) = (
         Operator::start(&bed, settings()).await,
         Operator::start(&bed, settings()).await,
@@ -286,7 +286,7 @@ async fn standby_serves_metrics() {
         async || {
             let mut leads = Vec::new();
             for operator in [&first, &second] {
-                let (code, _, text) = scrape(&trusting(), operator, Some(&token)).await?;
+                let (code, _, text) = scrape(&unverifying_client(), operator, Some(&token)).await?;
                 anyhow::ensure!(code == 200, "{code}: {text}");
                 let line = text
                     .lines()
@@ -332,9 +332,11 @@ async fn renewed_certificate_is_loaded() {
     );
     mount(folder.path(), "1", &first.cert_pem, &first.key_pem);
     let path = format!("--metrics-cert-path={}", folder.path().display());
-    let operator = Operator::start(&bed, forgetful().flag(&path)).await;
+    let operator = Operator::start(&bed, settings_without_cache().flag(&path)).await;
     let shows =
-        async |authority: &Authority| match scrape(&strict(authority), &operator, None).await {
+        async |authority: &Authority| match scrape(&verifying_client(authority), &operator, None)
+            .await
+        {
             Ok((code, ..)) => code == 401,
             Err(_) => false,
         };
@@ -418,7 +420,7 @@ async fn monitor_settings_work() {
     let any = endpoint["tlsConfig"]["insecureSkipVerify"]
         .as_bool()
         .unwrap();
-    let operator = Operator::start(&bed, forgetful()).await;
+    let operator = Operator::start(&bed, settings_without_cache()).await;
     let token = reader(&bed, "prometheus").await;
     bind(&bed, "prometheus").await;
     let prometheus = client()

@@ -158,7 +158,7 @@ impl Peak {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool) {
     let _guard = only_large_test().await;
-    let bed = Bed::own_with(Options::apiserver_only(), "huge").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "huge").await;
     let (proxy, file) = bed.through_proxy().await;
     if !streamed {
         let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
@@ -264,7 +264,7 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     let _guard = only_large_test().await;
-    let bed = Bed::own_with(Options::apiserver_only(), "others").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "others").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -401,7 +401,7 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
 /// An expression that the CRD rejects today sends every message, and hides no other object.
 #[tokio::test]
 async fn expression_of_any_type_and_length_is_reported() {
-    let bed = Bed::own_with(Options::apiserver_only(), "expressions").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "expressions").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -482,7 +482,7 @@ fn large() -> String {
 
 #[tokio::test]
 async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
-    let bed = Bed::own_with(Options::apiserver_only(), "kinds").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "kinds").await;
     let aws = Aws::start().await.unwrap();
     let kinds = vec![
         kind::<AppService>(),

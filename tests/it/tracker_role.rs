@@ -15,8 +15,8 @@ use crate::support::{
 };
 
 /// Starts a control plane where the tracker role has the rules that the test gives it.
-async fn bare(name: &str) -> (Bed, Receiver) {
-    let bed = Bed::own_with(Options::apiserver_only(), name).await;
+async fn bed_with_receiver(name: &str) -> (Bed, Receiver) {
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), name).await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     (bed, receiver)
@@ -32,7 +32,7 @@ fn config_map(bed: &Bed, name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": name })
 }
 
-async fn set(bed: &Bed, name: &str, value: &str) {
+async fn set_value(bed: &Bed, name: &str, value: &str) {
     bed.patch::<ConfigMap>(name, json!({ "data": { "value": value } }))
         .await;
 }
@@ -49,7 +49,7 @@ async fn requests(bed: &Bed, since: testbed::control_plane::audit::Mark, verb: &
 
 #[tokio::test]
 async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
-    let (bed, _receiver) = bare("own-rights").await;
+    let (bed, _receiver) = bed_with_receiver("own-rights").await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
         .await;
     // For its own work the operator may list and watch all of these.
@@ -111,7 +111,7 @@ async fn target_is_forbidden_when_only_permissions_of_the_operator_cover_it() {
 
 #[tokio::test]
 async fn target_is_tracked_while_the_tracker_role_grants_it() {
-    let (bed, _receiver) = bare("granted").await;
+    let (bed, _receiver) = bed_with_receiver("granted").await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "value": "1" } }))
         .await;
     bed.deployment("web", 1).await;
@@ -126,7 +126,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
     bed.waiting("map", "").await;
     bed.delivered("map", &[("Created", Some("1"))]).await;
-    set(&bed, "settings", "2").await;
+    set_value(&bed, "settings", "2").await;
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
 
@@ -145,7 +145,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
         bed.waiting(name, "Forbidden: ").await;
     }
     for value in ["3", "4"] {
-        set(&bed, "settings", value).await;
+        set_value(&bed, "settings", value).await;
         bed.scale("web", value.parse().unwrap()).await;
     }
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
@@ -167,7 +167,7 @@ async fn target_is_tracked_while_the_tracker_role_grants_it() {
 async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
     const FIELDS: usize = 10;
     const CHANGES: usize = 100;
-    let (bed, _receiver) = bare("by-metadata").await;
+    let (bed, _receiver) = bed_with_receiver("by-metadata").await;
     fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "value": "0" } }))
         .await;
@@ -185,7 +185,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
 
     let (mark, began) = (bed.plane.audit().mark().await.unwrap(), Instant::now());
     for change in 1..=CHANGES {
-        set(&bed, "settings", &change.to_string()).await;
+        set_value(&bed, "settings", &change.to_string()).await;
     }
     let last = CHANGES.to_string();
     for name in &fields {
@@ -212,7 +212,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
         .resource("configmaps")
         .name("settings");
     let order = proxy.inject(reads, Times::Always, Fault::Hang);
-    set(&bed, "settings", "unread").await;
+    set_value(&bed, "settings", "unread").await;
     order.wait_for_hits(1, SOON).await.unwrap();
     track(&bed, "quiet", config_map(&bed, "quiet"), "{.data.value}").await;
     bed.delivered("quiet", &[("Created", Some("0"))]).await;

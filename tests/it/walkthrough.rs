@@ -8,7 +8,7 @@ const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 
 #[tokio::test]
 async fn document_000_works_as_printed() {
-    let bed = Bed::own("walkthrough").await;
+    let bed = Bed::on_own_plane("walkthrough").await;
     let telegram = BotApi::start().unwrap();
     telegram.add_token(TOKEN);
     telegram.add_chat(Chat::new(Kind::Private, 12_345_678).unwrap());

@@ -13,7 +13,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use quartermaster::kinds::{self, KINDS};
 use serde_json::{Value, json};
 
-use super::files::{Error, File, generated, read, yaml};
+use super::files::{File, GenerateError, generated, read, yaml};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const CHART: &str = "charts/quartermaster/Chart.yaml";
@@ -45,7 +45,7 @@ The operator changes only objects that it owns. It records each change before it
 ";
 
 /// Returns every file of the bundle. The objects come from the generated files of `deploy/`.
-pub fn files(root: &Path) -> Result<Vec<File>, Error> {
+pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
     let mut files = vec![
         (
             "bundle/manifests/quartermaster.clusterserviceversion.yaml".to_owned(),
@@ -81,7 +81,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
 }
 
 /// Returns the objects of `deploy/` that the bundle uses.
-fn objects(root: &Path) -> Result<Vec<Value>, Error> {
+fn objects(root: &Path) -> Result<Vec<Value>, GenerateError> {
     let mut objects = Vec::new();
     for file in [
         "deploy",
@@ -94,9 +94,11 @@ fn objects(root: &Path) -> Result<Vec<Value>, Error> {
     ] {
         let path = format!("deploy/{file}.yaml");
         let parsed: Vec<Value> =
-            serde_saphyr::from_multiple(&read(root, &path)?).map_err(|error| Error::Parse {
-                path: path.into(),
-                source: Box::new(error),
+            serde_saphyr::from_multiple(&read(root, &path)?).map_err(|error| {
+                GenerateError::Parse {
+                    path: path.into(),
+                    source: Box::new(error),
+                }
             })?;
         objects.extend(parsed);
     }
@@ -122,7 +124,7 @@ fn named<'a>(objects: &'a [Value], kind: &str, end: &str) -> &'a Value {
     objects.iter().find(is_it).unwrap_or(&Value::Null)
 }
 
-fn cluster_service_version(root: &Path) -> Result<Value, Error> {
+fn cluster_service_version(root: &Path) -> Result<Value, GenerateError> {
     let objects = objects(root)?;
     let deployment = named(&objects, "Deployment", "");
     let rules = |kind: &str, end: &str| {
@@ -251,10 +253,10 @@ fn words(name: &str) -> String {
 }
 
 /// Returns one sample of each kind.
-fn samples(root: &Path) -> Result<Vec<Value>, Error> {
+fn samples(root: &Path) -> Result<Vec<Value>, GenerateError> {
     let sample = |kind: &qm_core::kind::KindInfo| {
         let path = format!("example/example_{}.yaml", kind.controller);
-        serde_saphyr::from_str(&read(root, &path)?).map_err(|error| Error::Parse {
+        serde_saphyr::from_str(&read(root, &path)?).map_err(|error| GenerateError::Parse {
             path: path.into(),
             source: Box::new(error),
         })
@@ -277,7 +279,7 @@ fn annotations() -> Value {
 }
 
 /// Returns `Chart.yaml` with the annotations for Artifact Hub in place of those that it has.
-pub fn chart(root: &Path) -> Result<File, Error> {
+pub fn chart(root: &Path) -> Result<File, GenerateError> {
     let text = read(root, CHART)?;
     let written = text.split(GENERATED).next().unwrap_or_default();
     let crds: Vec<_> = kinds::crds()
@@ -293,7 +295,7 @@ pub fn chart(root: &Path) -> Result<File, Error> {
         })
         .collect();
     let text_of =
-        |value: &Value| Ok::<_, Error>(yaml(value)?.trim_start_matches("---\n").to_owned());
+        |value: &Value| Ok::<_, GenerateError>(yaml(value)?.trim_start_matches("---\n").to_owned());
     let annotations = [
         ("artifacthub.io/category", "monitoring-logging".to_owned()),
         (

@@ -10,7 +10,7 @@ use quartermaster::kinds::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::files::{Error, File, generated, read, yaml};
+use super::files::{File, GenerateError, generated, read, yaml};
 use super::{policies, rbac};
 
 /// Files from `config/`: the alerts, as Prometheus reads them, and the dashboard.
@@ -41,7 +41,7 @@ struct ControllerPermissions {
 }
 
 /// Returns every generated file of the chart: its path in `files/`, and its text.
-pub fn files(root: &Path) -> Result<Vec<File>, Error> {
+pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
     let controllers = KINDS
         .iter()
         .map(|kind| (kind.controller, of(kind)))
@@ -51,7 +51,10 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
         crds: KINDS.iter().map(KindInfo::crd_name).collect(),
         policies: policies::names(),
     };
-    let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&permissions)?))];
+    let mut files = vec![(
+        "permissions.yaml".to_owned(),
+        generated(&yaml(&permissions)?),
+    )];
     for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
         files.push((
             format!("crd/{}.yaml", kind.controller),
@@ -60,7 +63,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
     }
     let (source, name) = ALERTS;
     let alerts: Value =
-        serde_saphyr::from_str(&read(root, source)?).map_err(|error| Error::Parse {
+        serde_saphyr::from_str(&read(root, source)?).map_err(|error| GenerateError::Parse {
             path: source.into(),
             source: Box::new(error),
         })?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Why files could not be generated.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GenerateError {
     /// An object cannot be written as YAML.
     #[error("cannot be written as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser_error::Error),
@@ -36,11 +36,11 @@ pub enum Error {
 pub type File = (String, String);
 
 /// Reads a file of the source tree `root`.
-pub(crate) fn read(root: &Path, path: impl AsRef<Path>) -> Result<String, Error> {
+pub(crate) fn read(root: &Path, path: impl AsRef<Path>) -> Result<String, GenerateError> {
     let path = path.as_ref();
     fs::read_to_string(root.join(path)).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => Error::Missing(path.into()),
-        _ => Error::File {
+        io::ErrorKind::NotFound => GenerateError::Missing(path.into()),
+        _ => GenerateError::File {
             path: path.into(),
             source,
         },
@@ -52,7 +52,7 @@ pub(crate) fn generated(yaml: &str) -> String {
 }
 
 /// Returns one document. Rules and messages are on one line each, as `kubectl` prints them.
-pub(crate) fn yaml(object: &impl Serialize) -> Result<String, Error> {
+pub(crate) fn yaml(object: &impl Serialize) -> Result<String, GenerateError> {
     let mut object = serde_json::to_value(object)?;
     whole_numbers(&mut object);
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };

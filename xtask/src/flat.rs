@@ -9,17 +9,19 @@ use std::process::Command;
 use quartermaster::kinds::KINDS;
 use serde_json::Value;
 
-use super::files::{Error, File, generated, read, yaml};
+use super::files::{File, GenerateError, generated, read, yaml};
 
 /// The kustomization whose objects `deploy/` has.
 const DEFAULT: &str = "config/default";
 
 /// Returns the files of `deploy/`, with the objects that `kubectl kustomize` builds from [`DEFAULT`].
-pub fn deploy(root: &Path, kubectl: &OsStr) -> Result<Vec<File>, Error> {
+pub fn deploy(root: &Path, kubectl: &OsStr) -> Result<Vec<File>, GenerateError> {
     let objects: Vec<Value> =
-        serde_saphyr::from_multiple(&kustomize(root, kubectl)?).map_err(|error| Error::Parse {
-            path: DEFAULT.into(),
-            source: Box::new(error),
+        serde_saphyr::from_multiple(&kustomize(root, kubectl)?).map_err(|error| {
+            GenerateError::Parse {
+                path: DEFAULT.into(),
+                source: Box::new(error),
+            }
         })?;
     let mut files = BTreeMap::<String, String>::new();
     for mut object in objects {
@@ -38,11 +40,11 @@ pub fn deploy(root: &Path, kubectl: &OsStr) -> Result<Vec<File>, Error> {
         .collect())
 }
 
-fn kustomize(root: &Path, kubectl: &OsStr) -> Result<String, Error> {
+fn kustomize(root: &Path, kubectl: &OsStr) -> Result<String, GenerateError> {
     let mut command = Command::new(kubectl);
     command.args(["kustomize", DEFAULT]).current_dir(root);
     let output = command.output().map_err(|error| {
-        Error::Kustomize(format!(
+        GenerateError::Kustomize(format!(
             "{error}: install kubectl, or run `make manifests`, which finds or builds one"
         ))
     })?;
@@ -50,7 +52,7 @@ fn kustomize(root: &Path, kubectl: &OsStr) -> Result<String, Error> {
     if output.status.success() {
         Ok(text(&output.stdout))
     } else {
-        Err(Error::Kustomize(text(&output.stderr)))
+        Err(GenerateError::Kustomize(text(&output.stderr)))
     }
 }
 
@@ -81,7 +83,7 @@ fn file_of(object: &Value) -> String {
 }
 
 /// Returns the files of `example/`: one sample of each kind, and the Deployment that a sample tracks.
-pub fn example(root: &Path) -> Result<Vec<File>, Error> {
+pub fn example(root: &Path) -> Result<Vec<File>, GenerateError> {
     let samples = KINDS.iter().map(|kind| {
         let resource = kind.resource();
         let group = resource.group.split('.').next().unwrap_or_default();

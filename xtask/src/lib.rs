@@ -16,46 +16,46 @@ mod objects;
 pub mod policies;
 pub mod rbac;
 
-pub use files::{Error, File};
+pub use files::{File, GenerateError};
 use files::{generated, yaml};
 
 /// Folder of the files that the chart's templates read.
 const CHART: &str = "charts/quartermaster/files";
 
 /// Returns all CRDs as a stream of YAML documents.
-pub fn crds_yaml() -> Result<String, Error> {
+pub fn crds_yaml() -> Result<String, GenerateError> {
     kinds::crds().iter().map(yaml).collect()
 }
 
 /// Writes every generated file of the source tree `root`. `kubectl` is the program to run.
-pub fn write(root: &Path, kubectl: &OsStr) -> Result<(), Error> {
+pub fn write(root: &Path, kubectl: &OsStr) -> Result<(), GenerateError> {
     write_all(root, files(root)?)?;
     // kubectl reads what was just written.
     write_all(root, flat::deploy(root, kubectl)?)?;
     write_all(root, packages(root)?)
 }
 
-fn write_all(root: &Path, files: Vec<File>) -> Result<(), Error> {
+fn write_all(root: &Path, files: Vec<File>) -> Result<(), GenerateError> {
     for (name, text) in files {
         let path = root.join(name);
         let written = path
             .parent()
             .map_or(Ok(()), fs::create_dir_all)
             .and_then(|()| fs::write(&path, text));
-        written.map_err(|source| Error::File { path, source })?;
+        written.map_err(|source| GenerateError::File { path, source })?;
     }
     Ok(())
 }
 
 /// Returns the metadata of the packages, from the generated files of the source tree `root`.
-fn packages(root: &Path) -> Result<Vec<File>, Error> {
+fn packages(root: &Path) -> Result<Vec<File>, GenerateError> {
     let mut files = bundle::files(root)?;
     files.push(bundle::chart(root)?);
     Ok(files)
 }
 
 /// Returns every generated file of the source tree `root` but those of `deploy/` and the metadata of the packages.
-pub fn files(root: &Path) -> Result<Vec<File>, Error> {
+pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
     let below = |folder: &str, files: Vec<File>| {
         let path = |(name, text)| (format!("{folder}/{name}"), text);
         files.into_iter().map(path).collect()
@@ -70,7 +70,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, Error> {
 }
 
 /// Returns the generated files of `config/`, with their paths in it.
-fn config() -> Result<Vec<File>, Error> {
+fn config() -> Result<Vec<File>, GenerateError> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
     for (kind, crd) in kinds::KINDS.iter().zip(kinds::crds()) {
@@ -110,7 +110,7 @@ fn config() -> Result<Vec<File>, Error> {
 }
 
 /// Returns a kustomization of these files, with these configurations of kustomize.
-fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String, Error> {
+fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String, GenerateError> {
     let mut kustomization = serde_json::json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

@@ -14,8 +14,8 @@ use qm_core::kind::{KindInfo, Permission};
 use quartermaster::cli::{LEASE, POLICY_PREFIX};
 use quartermaster::kinds::{self, KINDS};
 use quartermaster::permissions::{
-    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS,
-    TARGET_RIGHTS, TRACKER_ROLE_VERBS,
+    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_PERMISSIONS, POLICY_VERBS,
+    TARGET_PERMISSIONS, TRACKER_ROLE_VERBS,
 };
 use serde_json::{Value, json};
 
@@ -189,14 +189,14 @@ fn tracker_targets() -> ClusterRole {
         .extend(labels([(AGGREGATE_TO_TRACKER, "true")]));
     ClusterRole {
         metadata,
-        rules: Some(TARGET_RIGHTS.iter().map(policy).collect()),
+        rules: Some(TARGET_PERMISSIONS.iter().map(policy).collect()),
         aggregation_rule: None,
     }
 }
 
 /// Returns the role for `--metrics-secure`.
 fn metrics_auth() -> ClusterRole {
-    let rules = METRICS_RIGHTS.iter().map(policy).collect();
+    let rules = METRICS_PERMISSIONS.iter().map(policy).collect();
     ClusterRole {
         metadata: meta("metrics-auth-role"),
         rules: Some(rules),

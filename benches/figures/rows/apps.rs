@@ -124,7 +124,7 @@ impl Drop for Scene {
 
 impl Scene {
     pub async fn set(made: &[&Made]) -> Result<Self> {
-        let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
+        let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
         // The controller-manager, which does not run, would create this ServiceAccount: Pods are rejected without it.
         bed.kubectl(&["create", "serviceaccount", "default"]).await;
         let mut scene = Self {

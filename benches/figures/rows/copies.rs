@@ -50,7 +50,7 @@ impl Drop for Scene {
 
 impl Scene {
     pub async fn set() -> Self {
-        let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
+        let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
         let seen = Arc::<Mutex<Seen>>::default();
         let (log, api) = (Arc::clone(&seen), Api::<ConfigMap>::all(bed.client.clone()));
         let watch = tokio::spawn(async move {

@@ -41,7 +41,7 @@ control-plane: controller-manager
 {{/* Enabled controllers, as YAML. */}}
 {{- define "quartermaster.controllers" -}}
 {{- $said := .Values.controllers -}}
-{{- $all := keys (.Files.Get "files/rights.yaml" | fromYaml).controllers | sortAlpha -}}
+{{- $all := keys (.Files.Get "files/permissions.yaml" | fromYaml).controllers | sortAlpha -}}
 {{- range $said -}}
 {{- $name := trimPrefix "-" . -}}
 {{- if not (or (eq $name "*") (has $name $all)) -}}
@@ -55,13 +55,13 @@ control-plane: controller-manager
 {{- end -}}
 {{- end -}}
 
-{{/* Rules of the enabled controllers, without duplicates. `of` is a key of files/rights.yaml. */}}
+{{/* Rules of the enabled controllers, without duplicates. `of` is a key of files/permissions.yaml. */}}
 {{- define "quartermaster.rules" -}}
-{{- $rights := .root.Files.Get "files/rights.yaml" | fromYaml -}}
+{{- $permissions := .root.Files.Get "files/permissions.yaml" | fromYaml -}}
 {{- $of := .of -}}
 {{- $verbs := dict -}}
 {{- range include "quartermaster.controllers" .root | fromYamlArray -}}
-{{- $controller := index $rights.controllers . -}}
+{{- $controller := index $permissions.controllers . -}}
 {{- range $of -}}
 {{- range index $controller . -}}
 {{- $rule := . -}}
@@ -82,9 +82,9 @@ control-plane: controller-manager
 
 {{/* Cluster-wide rules of an operator that watches some namespaces only. */}}
 {{- define "quartermaster.beside" -}}
-{{- $rights := .Files.Get "files/rights.yaml" | fromYaml -}}
+{{- $permissions := .Files.Get "files/permissions.yaml" | fromYaml -}}
 {{- range include "quartermaster.controllers" . | fromYamlArray -}}
-{{- with (index $rights.controllers .).beside }}
+{{- with (index $permissions.controllers .).beside }}
 {{ toYaml . }}
 {{- end -}}
 {{- end -}}

@@ -38,7 +38,7 @@ pub enum AwsAction {
 /// Grant of an action in the policy
 /// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Grant {
+enum ActionGrant {
     /// No grant: AWS lets every caller use the action.
     Unrestricted,
     /// On every resource: read actions do not support resource-level permissions.
@@ -112,19 +112,19 @@ impl AwsAction {
 
     /// Returns whether the action changes a resource. AWS rate-limits changing actions separately.
     pub fn writes(self) -> bool {
-        matches!(self.grant(), Grant::Create | Grant::Owned)
+        matches!(self.grant(), ActionGrant::Create | ActionGrant::Owned)
     }
 
-    fn grant(self) -> Grant {
+    fn grant(self) -> ActionGrant {
         match self {
-            Self::GetCallerIdentity => Grant::Unrestricted,
+            Self::GetCallerIdentity => ActionGrant::Unrestricted,
             Self::DescribeLoadBalancers
             | Self::DescribeListeners
             | Self::DescribeTags
             | Self::DescribeTargetGroups
-            | Self::DescribeTargetHealth => Grant::Read,
+            | Self::DescribeTargetHealth => ActionGrant::Read,
             Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup => {
-                Grant::Create
+                ActionGrant::Create
             }
             Self::AddTags
             | Self::DeleteLoadBalancer
@@ -137,7 +137,7 @@ impl AwsAction {
             | Self::RemoveTags
             | Self::SetIpAddressType
             | Self::SetSecurityGroups
-            | Self::SetSubnets => Grant::Owned,
+            | Self::SetSubnets => ActionGrant::Owned,
         }
     }
 
@@ -174,12 +174,12 @@ pub const GROUP_PREFIX: &str = "qm-";
 
 /// Returns the IAM policy that grants the operator no more than it needs.
 pub fn policy(names: &MetadataNames) -> Value {
-    let granted = |grant: Grant| {
+    let granted = |grant: ActionGrant| {
         AwsAction::ALL
             .into_iter()
             .filter(move |action| action.grant() == grant)
     };
-    let calls = |grant: Grant| {
+    let calls = |grant: ActionGrant| {
         granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()))
     };
     let needed: BTreeSet<_> = AwsAction::ALL
@@ -187,7 +187,7 @@ pub fn policy(names: &MetadataNames) -> Value {
         .flat_map(AwsAction::needs)
         .map(|need| (*need).to_owned())
         .collect();
-    let reads: Vec<_> = calls(Grant::Read).chain(needed).collect();
+    let reads: Vec<_> = calls(ActionGrant::Read).chain(needed).collect();
     let named = [
         format!("loadbalancer/app/*{NAME_SUFFIX}/*"),
         format!("listener/app/*{NAME_SUFFIX}/*"),
@@ -197,16 +197,16 @@ pub fn policy(names: &MetadataNames) -> Value {
     let statement = |sid: &str, actions: Vec<String>, condition: Value| json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": named, "Condition": condition });
     let has_tag = |on: &str, tag: &str| json!({ "Null": { format!("aws:{on}/{tag}"): "false" } });
     let tag = || vec!["elasticloadbalancing:AddTags".to_owned()];
-    let created: Vec<_> = granted(Grant::Create).map(AwsAction::name).collect();
+    let created: Vec<_> = granted(ActionGrant::Create).map(AwsAction::name).collect();
     json!({
         "Version": "2012-10-17",
         "Statement": [
             { "Sid": "Look", "Effect": "Allow", "Action": reads, "Resource": "*" },
-            statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
+            statement("Create", calls(ActionGrant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
             // AWS requires permission to tag from a caller that creates a resource with tags.
             statement("TagOnCreate", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
             statement("Adopt", tag(), has_tag("ResourceTag", names.adopt_by)),
-            statement("ManageOwned", calls(Grant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
+            statement("ManageOwned", calls(ActionGrant::Owned).collect(), has_tag("ResourceTag", names.owner_uid)),
         ],
     })
 }
@@ -225,7 +225,7 @@ mod tests {
             .collect();
         for action in AwsAction::ALL
             .into_iter()
-            .filter(|action| action.grant() != Grant::Unrestricted)
+            .filter(|action| action.grant() != ActionGrant::Unrestricted)
         {
             assert!(
                 granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()),

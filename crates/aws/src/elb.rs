@@ -28,7 +28,7 @@ use super::listeners::{
 };
 use super::rate_limit::{self, AwsRateLimiter, Rate};
 use super::{Aws, AwsMetrics, DesiredLoadBalancer, LoadBalancer, Tags, proxy, traces};
-use crate::Timings;
+use crate::AwsTimings;
 
 mod batcher;
 mod listeners;
@@ -77,7 +77,7 @@ impl Clients {
 
 impl Elb {
     /// Creates a client that makes calls only while `fence` is open.
-    pub fn new(fence: Fence, metrics: AwsMetrics, timings: &Timings) -> Self {
+    pub fn new(fence: Fence, metrics: AwsMetrics, timings: &AwsTimings) -> Self {
         let reads = Rate {
             burst: rate_limit::READ_BURST,
             period: timings.read_period,
@@ -700,7 +700,7 @@ mod tests {
     /// With a region set, only the fence prevents the call.
     #[tokio::test]
     async fn calls_are_made_only_under_the_lease() {
-        let elb = Elb::new(Fence::shut(), AwsMetrics::default(), &Timings::default());
+        let elb = Elb::new(Fence::shut(), AwsMetrics::default(), &AwsTimings::default());
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
             .build();

@@ -27,7 +27,7 @@ pub const NAME_SUFFIX: &str = "-alb";
 
 /// Timeouts and rates of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timings {
+pub struct AwsTimings {
     /// Timeout of one call.
     pub timeout: Duration,
     /// Interval between read calls, after a burst.
@@ -36,7 +36,7 @@ pub struct Timings {
     pub write_period: Duration,
 }
 
-impl Default for Timings {
+impl Default for AwsTimings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(20),

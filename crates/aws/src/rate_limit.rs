@@ -69,12 +69,12 @@ fn limiter(Rate { burst, period }: Rate) -> DefaultDirectRateLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Timings;
+    use crate::AwsTimings;
 
     /// AWS's bucket has 40 tokens and gains 10 a second.
     #[test]
     fn rates_stay_below_half_of_the_aws_limits() {
-        let times = Timings::default();
+        let times = AwsTimings::default();
         assert!(READ_BURST.get() <= 20 && times.read_period >= Duration::from_millis(200));
         assert!(WRITE_BURST <= READ_BURST && times.write_period >= times.read_period);
     }

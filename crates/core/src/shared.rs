@@ -17,10 +17,10 @@ pub fn text(text: &str) -> Arc<str> {
 
 /// The values in use, by content.
 #[derive(Debug)]
-pub struct Shared<T: ?Sized>(Mutex<State<T>>);
+pub struct Shared<T: ?Sized>(Mutex<SharedState<T>>);
 
 #[derive(Debug)]
-struct State<T: ?Sized> {
+struct SharedState<T: ?Sized> {
     values: HashSet<Arc<T>>,
     /// Number of values at which the next sweep is due.
     sweep_at: usize,
@@ -28,7 +28,7 @@ struct State<T: ?Sized> {
 
 impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(SharedState {
             values: HashSet::new(),
             sweep_at: MIN_SWEEP,
         }))
@@ -36,7 +36,7 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: ?Sized + Hash + Eq> Shared<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, SharedState<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,7 +63,7 @@ impl<T: ?Sized + Hash + Eq> Shared<T> {
     }
 }
 
-impl<T: ?Sized + Hash + Eq> State<T> {
+impl<T: ?Sized + Hash + Eq> SharedState<T> {
     fn insert(&mut self, value: Arc<T>) -> Arc<T> {
         if self.values.len() >= self.sweep_at {
             self.values.retain(|value| Arc::strong_count(value) > 1);

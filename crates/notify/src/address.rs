@@ -248,7 +248,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::resolve::Lookup;
+    use crate::resolve::AddressLookup;
 
     const ALWAYS: [&str; 17] = [
         "fd00:c1::a9fe:a9fe",
@@ -510,7 +510,7 @@ mod tests {
                 .iter()
                 .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
                 .collect();
-            let lookup: Lookup = Arc::new(move |_| {
+            let lookup: AddressLookup = Arc::new(move |_| {
                 let addresses = addresses.clone();
                 Box::pin(async move { Ok(addresses) })
             });
@@ -554,7 +554,7 @@ mod tests {
             .iter()
             .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
             .collect();
-        let lookup: Lookup = Arc::new(move |_| {
+        let lookup: AddressLookup = Arc::new(move |_| {
             let addresses = addresses.clone();
             Box::pin(async move { Ok(addresses) })
         });

@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::address::{AddressPolicy, FilteringResolver, is_private, literal};
 use super::message::{self, TextLimit};
 use super::rate_limit::{TelegramLimits, TelegramRateLimiter};
-use super::resolve::{Dns, Lookup, Names, RequestContext};
+use super::resolve::{AddressLookup, Dns, Names, RequestContext};
 use super::telegram::{self, TelegramChat};
 use super::webhook::event::CloudEvent;
 use super::webhook::{self, Quote, Tls, WebhookEndpoint};
@@ -48,7 +48,7 @@ pub struct SenderConfig {
     pub telegram_limits: TelegramLimits,
     pub lease_check: LeaseCheck,
     /// Lookup of webhook names.
-    pub lookup: Lookup,
+    pub lookup: AddressLookup,
 }
 
 impl Default for SenderConfig {

@@ -1,6 +1,5 @@
 //! Metrics of deliveries and of the entries that wait for one.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,10 +14,9 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use qm_api::tracked_field::Skipped;
+use qm_runtime::metrics::Label;
 
 use crate::Endpoint;
-
-type Label = (&'static str, Cow<'static, str>);
 
 /// Buckets from immediate delivery to the age from which an entry may expire.
 const LATENCY_BUCKETS: [f64; 16] = [
@@ -42,14 +40,14 @@ pub struct DeliveryMetrics {
 
 /// Type of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Receiver {
+pub enum ReceiverType {
     /// A chat of the Bot API.
     Telegram,
     /// An HTTP endpoint.
     Webhook,
 }
 
-impl Receiver {
+impl ReceiverType {
     /// All types.
     pub const ALL: [Self; 2] = [Self::Telegram, Self::Webhook];
 
@@ -191,7 +189,7 @@ impl DeliveryMetrics {
     }
 
     /// Counts one request to a receiver.
-    pub fn attempted(&self, receiver: Receiver, result: DeliveryResult) {
+    pub fn attempted(&self, receiver: ReceiverType, result: DeliveryResult) {
         let labels = [
             ("type", receiver.label().into()),
             ("outcome", result.label().into()),
@@ -311,7 +309,7 @@ mod tests {
     #[test]
     fn metrics_have_their_values() {
         let (metrics, registry) = registered();
-        metrics.attempted(Receiver::Telegram, DeliveryResult::Delivered);
+        metrics.attempted(ReceiverType::Telegram, DeliveryResult::Delivered);
         metrics.delivered_after(Duration::from_millis(20));
         metrics.pending_changed(3);
         metrics.pending_changed(-2);

@@ -25,7 +25,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 /// Function that looks up the addresses of a name; tests replace it.
-pub type Lookup = Arc<
+pub type AddressLookup = Arc<
     dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
         + Send
         + Sync,
@@ -69,7 +69,7 @@ impl Default for Dns {
 
 impl Dns {
     /// Returns a lookup in the hosts file, then in DNS. Each lookup reads both files, so changes apply immediately.
-    pub fn lookup(self) -> Lookup {
+    pub fn lookup(self) -> AddressLookup {
         let dns = Arc::new(self);
         Arc::new(move |name| {
             let dns = Arc::clone(&dns);
@@ -194,7 +194,7 @@ type Found = Result<Arc<[SocketAddr]>, Arc<str>>;
 pub struct Names(Arc<NamesInner>);
 
 struct NamesInner {
-    lookup: Lookup,
+    lookup: AddressLookup,
     state: Mutex<NamesState>,
 }
 
@@ -252,7 +252,7 @@ impl RequestContext {
 
 impl Names {
     /// Creates a cache without names.
-    pub fn new(lookup: Lookup) -> Self {
+    pub fn new(lookup: AddressLookup) -> Self {
         Self(Arc::new(NamesInner {
             lookup,
             state: Mutex::default(),

@@ -105,7 +105,7 @@ impl When {
                 format!("line {line}, column {column}: {}{hint}", error.msg)
             })
         })?;
-        let mut check = Check {
+        let mut check = SyntaxCheck {
             source,
             nodes: 0,
             patterns: Vec::new(),
@@ -240,14 +240,14 @@ fn variables(entry: &Entry, previous: Option<&Entry>) -> Vec<(&'static str, Valu
 }
 
 /// Checks that an expression is in the part of CEL that is available.
-struct Check<'a> {
+struct SyntaxCheck<'a> {
     source: &'a str,
     nodes: usize,
     /// Regular expressions of all calls of `matches`.
     patterns: Vec<String>,
 }
 
-impl Check<'_> {
+impl SyntaxCheck<'_> {
     fn expression(&mut self, expression: &IdedExpr, depth: u16) -> Result<(), String> {
         self.nodes += 1;
         if self.nodes > MAX_NODES || depth > MAX_DEPTH {

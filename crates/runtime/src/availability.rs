@@ -33,10 +33,10 @@ pub fn pause(seconds: u32) -> Duration {
 
 /// Availability of the apiserver, derived from the results of requests. Clones share the state.
 #[derive(Clone, Default)]
-pub struct Availability(Arc<Inner>);
+pub struct Availability(Arc<AvailabilityState>);
 
 #[derive(Default)]
-struct Inner {
+struct AvailabilityState {
     suspected: Notify,
     /// True if an outage is confirmed and has not ended.
     out: AtomicBool,
@@ -47,7 +47,7 @@ struct Inner {
     /// True if the apiserver answers reads and stores no write.
     stores_nothing: AtomicBool,
     /// Number of outages that have ended.
-    returns: watch::Sender<u64>,
+    ended_outages: watch::Sender<u64>,
     /// Instant until which the apiserver last asked for a pause.
     paused: Mutex<Option<Instant>>,
 }
@@ -65,7 +65,7 @@ impl Availability {
             self.0.failed_writes.store(0, Ordering::Release);
             if self.0.stores_nothing.swap(false, Ordering::AcqRel) {
                 info!("apiserver stores writes again; will retry failed reconciles");
-                self.0.returns.send_modify(|returns| *returns += 1);
+                self.0.ended_outages.send_modify(|outages| *outages += 1);
             }
         }
         if let (Some(429), Some(retry_after)) = (code, retry_after) {
@@ -104,7 +104,7 @@ impl Availability {
 
     /// Returns a receiver that changes at the end of each outage.
     pub(crate) fn outage_ends(&self) -> watch::Receiver<u64> {
-        self.0.returns.subscribe()
+        self.0.ended_outages.subscribe()
     }
 
     /// Returns whether an outage is confirmed and not over. Until then even rejections do not count: a starting
@@ -115,7 +115,7 @@ impl Availability {
 
     /// Returns the number of outages that have ended.
     pub fn outages_ended(&self) -> u64 {
-        *self.0.returns.borrow()
+        *self.0.ended_outages.borrow()
     }
 
     /// Begins an outage of writes alone.
@@ -127,7 +127,7 @@ impl Availability {
     /// Ends an outage.
     #[cfg(test)]
     pub(crate) fn come_back(&self) {
-        self.0.returns.send_modify(|returns| *returns += 1);
+        self.0.ended_outages.send_modify(|outages| *outages += 1);
     }
 
     /// Confirms each suspected outage and waits for its end. Never returns.
@@ -144,7 +144,7 @@ impl Availability {
                 self.0.out.store(false, Ordering::Release);
                 self.0.failed_writes.store(0, Ordering::Release);
                 self.0.stores_nothing.store(false, Ordering::Release);
-                self.0.returns.send_modify(|returns| *returns += 1);
+                self.0.ended_outages.send_modify(|outages| *outages += 1);
             }
             let fails = self.0.failed_writes.load(Ordering::Acquire) >= FAILED_WRITES;
             if fails && !self.0.stores_nothing.swap(true, Ordering::AcqRel) {

@@ -47,7 +47,7 @@ impl Backoff {
 #[derive(Debug)]
 pub struct Backoffs<K> {
     policy: BackoffPolicy,
-    series: Mutex<HashMap<K, Backoff>>,
+    backoffs: Mutex<HashMap<K, Backoff>>,
 }
 
 impl<K: Clone + Eq + Hash> Backoffs<K> {
@@ -55,14 +55,14 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
     pub fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,
-            series: Mutex::default(),
+            backoffs: Mutex::default(),
         }
     }
 
     /// Returns the delay after this failure of `key`.
     pub fn next_delay(&self, key: &K) -> Duration {
-        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        series
+        let mut backoffs = self.backoffs.lock().unwrap_or_else(PoisonError::into_inner);
+        backoffs
             .entry(key.clone())
             .or_insert_with(|| self.policy.start())
             .next_delay()
@@ -70,7 +70,7 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
 
     /// Resets the backoff of `key` after a success or a deletion.
     pub fn reset(&self, key: &K) {
-        self.series
+        self.backoffs
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(key);
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn delays_grow_up_to_the_maximum() {
-        let mut series = POLICY.start();
-        let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
+        let mut backoff = POLICY.start();
+        let delays: Vec<_> = (0..40).map(|_| backoff.next_delay()).collect();
         assert!(
             delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2,
             "{:?}",
@@ -118,10 +118,10 @@ mod tests {
     fn delays_stay_within_a_narrow_policy() {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {
-            let mut series = BackoffPolicy { min, max }.start();
+            let mut backoff = BackoffPolicy { min, max }.start();
             assert!(
                 (0..9)
-                    .map(|_| series.next_delay())
+                    .map(|_| backoff.next_delay())
                     .all(|delay| delay >= min && delay <= max)
             );
         }

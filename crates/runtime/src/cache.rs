@@ -210,7 +210,7 @@ mod tests {
     use crate::metrics::{Metrics, Purpose};
     use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, PROGRAM, Widget};
     use crate::watch::tests::{WatchRequest, api, object as json_object};
-    use crate::watch::{Command, ResourceName, ResourceWatch};
+    use crate::watch::{ResourceName, ResourceWatch, WatchCommand};
 
     fn json(name: &str) -> serde_json::Value {
         json_object(name, "5")
@@ -234,7 +234,7 @@ mod tests {
         changes: mpsc::UnboundedReceiver<String>,
         state: watch::Receiver<KindState>,
         synced: watch::Receiver<Option<u64>>,
-        commands: watch::Sender<Command>,
+        commands: watch::Sender<WatchCommand>,
     }
 
     /// Runs the cache of these watched namespaces.
@@ -258,7 +258,7 @@ mod tests {
             state,
             synced,
         ));
-        let commands = watch::Sender::<Command>::default();
+        let commands = watch::Sender::<WatchCommand>::default();
         let resource = ResourceWatch {
             resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
             apis,

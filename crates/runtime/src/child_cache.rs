@@ -27,7 +27,7 @@ pub struct ChildCache<S> {
 
 struct CacheState<S> {
     /// Boxed: a large table is at most half full after it has grown.
-    known: HashMap<ObjectKey, Box<Entry<S>>>,
+    known: HashMap<ObjectKey, Box<CacheEntry<S>>>,
     /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -37,7 +37,7 @@ struct CacheState<S> {
     reads: HashMap<ObjectKey, PendingRead>,
 }
 
-struct Entry<S> {
+struct CacheEntry<S> {
     known: KnownChild<S>,
     confirmed: Option<Confirmed>,
     /// Time from which [`ChildCache::trusted`] requires a read; the first call sets this time.
@@ -110,17 +110,17 @@ impl<S> KnownChild<S> {
 
 /// Confirmed match of a child with its desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Match {
+pub struct ConfirmedMatch {
     /// Digest of the desired state.
     pub desired: String,
     /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
-    /// True if a container of the child had ports besides the desired ones.
-    pub has_foreign_ports: bool,
+    /// True if a list that another client may renumber had items besides the desired ones.
+    pub has_foreign_items: bool,
 }
 
 struct Confirmed {
-    matched: Match,
+    matched: ConfirmedMatch,
     /// [`KnownChild::fingerprint`] of the confirmed state.
     fingerprint: u64,
     at: Instant,
@@ -146,7 +146,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Returns whether the child is known to match the desired state of this digest.
     pub fn is_up_to_date(&self, key: &ObjectKey, digest: &str) -> bool {
         let state = self.state();
-        let Some(Entry {
+        let Some(CacheEntry {
             known,
             confirmed: Some(confirmed),
             ..
@@ -177,7 +177,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns the last confirmed match of the child of that UID, even if the child has changed since.
-    pub fn matched(&self, key: &ObjectKey, uid: &str) -> Option<Match> {
+    pub fn matched(&self, key: &ObjectKey, uid: &str) -> Option<ConfirmedMatch> {
         let state = self.state();
         let entry = state.known.get(key).filter(|it| it.known.uid == uid)?;
         Some(entry.confirmed.as_ref()?.matched.clone())
@@ -297,7 +297,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records a child that was written or read, and its match with the desired state, unless newer state is known.
     /// Returns `false` if the owner must check the child again, because the watch showed during the request what no
     /// event will repeat: a deletion, a list without the child (which is then not kept), or a later change.
-    pub fn record(&self, key: &ObjectKey, known: KnownChild<S>, matched: Option<Match>) -> bool {
+    pub fn record(
+        &self,
+        key: &ObjectKey,
+        known: KnownChild<S>,
+        matched: Option<ConfirmedMatch>,
+    ) -> bool {
         let mut state = self.state();
         if state
             .reads
@@ -404,7 +409,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if let Some(read) = state.reads.get_mut(key) {
             read.missed = true;
         }
-        let Entry { known, .. } = *state.known.remove(key)?;
+        let CacheEntry { known, .. } = *state.known.remove(key)?;
         state.record_deletion(key, &known.uid);
         known.owner
     }
@@ -420,7 +425,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
 impl<S> CacheState<S> {
     fn insert(&mut self, key: ObjectKey, known: KnownChild<S>, confirmed: Option<Confirmed>) {
-        let entry = Entry {
+        let entry = CacheEntry {
             known,
             confirmed,
             read_due: None,

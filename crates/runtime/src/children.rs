@@ -215,8 +215,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                         return Ok(Ensured::Created(self.known(&created)));
                     }
                     Ok(None) => {}
-                    // The apiserver rejects the creation because the node port is allocated, although the existing
-                    // Service itself holds the port.
+                    // The apiserver may reject the creation because of a value that the existing child itself holds,
+                    // such as a node port.
                     Err(error @ Error::Rejected { .. }) => rejected = Some(error),
                     Err(error) => return Err(error),
                 }

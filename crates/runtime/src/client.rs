@@ -23,7 +23,7 @@ use super::metrics::Metrics;
 use super::nesting;
 use super::pages;
 use super::telemetry::{causes, traces};
-use crate::settings::{Program, Timings};
+use crate::settings::{Program, RuntimeTimings};
 
 /// Timeout of one request of the client without the fence.
 const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ pub fn main(
     availability: Availability,
     metrics: Metrics,
     program: &Program,
-    timings: &Timings,
+    timings: &RuntimeTimings,
 ) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
     let server = ApiServerAddress::of(&config.cluster_url);
@@ -546,7 +546,7 @@ mod tests {
             Availability::default(),
             Metrics::new(&PROGRAM),
             &PROGRAM,
-            &Timings::default(),
+            &RuntimeTimings::default(),
         )
         .unwrap();
         let unfenced = super::unfenced(config(), &PROGRAM, Metrics::new(&PROGRAM)).unwrap();

@@ -18,7 +18,7 @@ use super::events::Events;
 use super::fields::{self, Path, Projection};
 use super::managed_fields::TakenFields;
 use super::ownership::Owner;
-use crate::settings::Timings;
+use crate::settings::RuntimeTimings;
 
 /// Reason of the Event of a correction.
 pub(crate) const CORRECTED: &str = "DriftCorrected";
@@ -29,7 +29,7 @@ pub const CONTESTED: &str = "DriftContested";
 /// Part of a contest's message that follows the child's name, by which [`Drift::resume`] recognises the child.
 const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
-const REPEATED: usize = 3;
+const CORRECTIONS_UNTIL_CONTESTED: usize = 3;
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
@@ -85,7 +85,12 @@ struct Contest {
 
 impl Drift {
     /// Creates a record without corrections. `events` reports them, `corrected` counts them.
-    pub fn new(timings: &Timings, events: Events, corrected: Counter, advice: Advice) -> Self {
+    pub fn new(
+        timings: &RuntimeTimings,
+        events: Events,
+        corrected: Counter,
+        advice: Advice,
+    ) -> Self {
         Self {
             events,
             corrected,
@@ -240,10 +245,12 @@ impl Drift {
         episode
             .at
             .retain(|at| now.duration_since(*at) <= self.window);
-        while episode.at.len() > REPEATED {
+        while episode.at.len() > CORRECTIONS_UNTIL_CONTESTED {
             episode.at.pop_front();
         }
-        if self.backs_off && (episode.at.len() == REPEATED || episode.contest.is_some()) {
+        if self.backs_off
+            && (episode.at.len() == CORRECTIONS_UNTIL_CONTESTED || episode.contest.is_some())
+        {
             let mut delays = episode
                 .contest
                 .take()
@@ -256,12 +263,12 @@ impl Drift {
                 next,
             });
         }
-        let is_news = episode.reported.len() < MAX_REPORTED
+        let is_unreported = episode.reported.len() < MAX_REPORTED
             && episode
                 .reported
                 .insert(format!("{by} keeps changing {fields}"));
         drop(episodes);
-        if is_news {
+        if is_unreported {
             let values = if values.is_empty() {
                 values
             } else {
@@ -291,10 +298,10 @@ impl Drift {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         recreated.retain(|_, at| now.duration_since(*at) <= self.window);
-        let is_news = !recreated.contains_key(child);
+        let is_unreported = !recreated.contains_key(child);
         recreated.entry(child.clone()).or_insert(now);
         drop(recreated);
-        if is_news {
+        if is_unreported {
             let kind = owner.kind();
             let note = format!(
                 "another client deleted {what}, so the operator recreates it: change the {kind} instead"
@@ -312,17 +319,17 @@ impl Drift {
         let mut episodes = self.episodes();
         let episode = episodes.get(child)?;
         let contest = episode.contest.as_ref()?;
-        let over = *episode.at.back()? + self.backoff.max;
-        let again = if contest.next > now {
+        let end = *episode.at.back()? + self.backoff.max;
+        let next = if contest.next > now {
             contest.next
         } else {
-            over
+            end
         };
-        if again <= now {
+        if next <= now {
             episodes.remove(child);
             return None;
         }
-        Some((contest.message.clone(), again - now))
+        Some((contest.message.clone(), next - now))
     }
 
     /// Forgets a child that is no longer desired.

@@ -198,17 +198,12 @@ impl Error {
     /// Returns the fields that the apiserver names where it rejects a child, with list indexes replaced by 0; `None` if
     /// no field can fix the rejection.
     pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
-        let status = match self {
-            Self::Rejected { status, .. } if !is_immutable(status) => status,
-            // The apiserver detects a duplicate node port before it validates fields, so it names none.
-            Self::Api {
-                source: kube::Error::Api(status),
-                ..
-            } if status.message.starts_with("duplicate nodePort") => {
-                return Some(["spec.ports[0].nodePort".into()].into());
-            }
-            _ => return None,
+        let Self::Rejected { status, .. } = self else {
+            return None;
         };
+        if is_immutable(status) {
+            return None;
+        }
         let causes = status.details.iter().flat_map(|details| &details.causes);
         // Indexes are those of an object that was never stored.
         let fields = causes

@@ -42,7 +42,6 @@ const MAX_VISIBLE: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
     values: BTreeMap<Path, Value>,
-    has_foreign_ports: bool,
 }
 
 /// Returns an object without its status and without the fields that `managedFields` never cover.
@@ -116,11 +115,6 @@ impl Projection {
             (path, value.to_string()).hash(&mut hash);
         }
         hash.finish()
-    }
-
-    /// Returns whether a container has ports other than the desired ones.
-    pub(crate) fn has_foreign_ports(&self) -> bool {
-        self.has_foreign_ports
     }
 
     /// Returns the fields whose values differ. For a field that one side lacks, the fields inside are omitted.
@@ -210,13 +204,6 @@ impl Projection {
                     self.step(path, element, all.first().copied(), desired, sets);
                 }
             }
-            let is_desired = |item| {
-                desired
-                    .iter()
-                    .any(|desired| is_element(&element(desired, &keys, sets), item))
-            };
-            self.has_foreign_ports |=
-                keys.iter().any(|key| key == "containerPort") && !live.iter().all(is_desired);
         } else if elements().any(|element| element.starts_with("v:")) {
             for desired in desired {
                 let live = live.iter().find(|item| *item == desired);

@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::health::Watchdog;
 use super::telemetry::causes;
-use crate::settings::{LEASE_JITTER, Timings};
+use crate::settings::{LEASE_JITTER, RuntimeTimings};
 
 mod fence;
 #[cfg(test)]
@@ -108,7 +108,7 @@ impl LeaderElector {
         client: Client,
         (namespace, name): (&str, &str),
         identity: String,
-        timings: &Timings,
+        timings: &RuntimeTimings,
         watchdog: Watchdog,
     ) -> Self {
         Self {

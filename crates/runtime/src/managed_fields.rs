@@ -257,7 +257,7 @@ const KEPT: [&str; 4] = [
 
 /// Step to a field that the apiserver names in an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum PathStep {
     /// Field of this name.
     Field(String),
     /// List item. The index is unknown, because the error numbers the items of an object that was never stored.
@@ -286,8 +286,8 @@ pub(crate) fn rivals(
         .partition(|entry| entry.manager.as_deref() == Some(manager));
     for length in (1..=steps.len()).rev() {
         let (around, is_field) = (&steps[..length], length == steps.len());
-        let is_item = around.last() == Some(&Step::Item);
-        let is_list = steps.get(length) == Some(&Step::Item);
+        let is_item = around.last() == Some(&PathStep::Item);
+        let is_list = steps.get(length) == Some(&PathStep::Item);
         let all = own.iter().chain(&others);
         let has_items = || {
             all.clone().any(|entry| {
@@ -317,7 +317,7 @@ pub(crate) fn rivals(
                 None => {}
             }
         }
-        if let (true, Some(Step::Field(leaf))) = (is_list, steps.get(length + 1)) {
+        if let (true, Some(PathStep::Field(leaf))) = (is_list, steps.get(length + 1)) {
             found.retain(|path| {
                 path.last().is_none_or(|item| !item.starts_with("k:"))
                     || excludes(path, leaf, object, &desired)
@@ -346,30 +346,36 @@ fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
         .any(|item| item.get(leaf).is_none_or(|value| value == rival))
 }
 
-/// Returns the ports of other managers that differ from a missing port of `desired` only in their number, because
-/// another client has renumbered that port. `object` is the live object. A port that has only a number looks like any
-/// other such port, so it counts as renumbered only if `is_alone`: there were no ports of others before.
-pub fn renumbered(
+/// Returns the list items of other managers that differ from a missing item of `desired` only in their number, because
+/// another client has renumbered that item. `numbers` are the keys that can be such a number. An item that has only a
+/// number looks like any other such item, so it counts as renumbered only if `is_alone`: there were no items of others
+/// before. `object` and `desired` are [contents](content).
+pub(crate) fn renumbered(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     object: &Value,
     desired: &Value,
+    numbers: &[&str],
     is_alone: bool,
 ) -> BTreeSet<Path> {
-    let sets: Vec<_> = managed
-        .iter()
-        .filter(|entry| covers_content(entry))
-        .map(fields)
-        .collect();
     let mut found = BTreeSet::new();
-    renumbered_in(
-        &content(object),
-        &content(desired),
-        &sets,
-        is_alone,
-        &mut Vec::new(),
-        &mut found,
-    );
+    visit_numbered_lists(managed, object, desired, numbers, &mut |list| {
+        let renumbered: Vec<_> = list
+            .foreign
+            .iter()
+            .filter(|(_, item)| {
+                let mut missing = list.missing.iter();
+                missing.any(|desired| is_renumbered(item, desired, &list.keys, is_alone))
+            })
+            .collect();
+        // With more candidates than missing items, it is uncertain which ones were renumbered.
+        if renumbered.len() <= list.missing.len() {
+            let paths = renumbered
+                .iter()
+                .map(|(element, _)| [list.path, std::slice::from_ref(element)].concat());
+            found.extend(paths);
+        }
+    });
     let is_owned_by_others = |path: &Path| {
         let others = managed
             .iter()
@@ -382,26 +388,89 @@ pub fn renumbered(
     found
 }
 
-fn renumbered_in(
+/// Returns whether a list whose items have one of these keys has items that `desired` lacks. `object` and `desired` are
+/// [contents](content).
+pub(crate) fn has_foreign_items(
+    managed: &[ManagedFieldsEntry],
+    object: &Value,
+    desired: &Value,
+    numbers: &[&str],
+) -> bool {
+    let mut has_foreign = false;
+    visit_numbered_lists(managed, object, desired, numbers, &mut |list| {
+        has_foreign |= !list.foreign.is_empty();
+    });
+    has_foreign
+}
+
+/// Returns whether `item` is the `desired` item with another number.
+fn is_renumbered(item: &Value, desired: &Value, keys: &[String], is_alone: bool) -> bool {
+    fn rest<'a>(item: &'a Value, keys: &[String]) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        let fields = item.as_object().into_iter().flatten();
+        fields.filter(|(name, _)| !keys.contains(name))
+    }
+    let name = |item: &Value| item.get("name").and_then(Value::as_str).map(str::to_owned);
+    let is_evidence =
+        rest(desired, keys).next().is_some() || (is_alone && rest(item, keys).next().is_none());
+    is_evidence
+        && name(desired).unwrap_or_default() == name(item).unwrap_or_default()
+        && rest(desired, keys).all(|(name, desired)| {
+            item.get(name)
+                .is_some_and(|it| values::is_within(desired, it))
+        })
+}
+
+/// A list of the live object whose items have a number as a key.
+struct NumberedList<'a> {
+    path: &'a [String],
+    keys: Vec<String>,
+    /// Desired items that the live list lacks.
+    missing: Vec<&'a Value>,
+    /// Live items that the desired list lacks, with their elements in `managedFields`.
+    foreign: Vec<(String, &'a Value)>,
+}
+
+/// Calls `visit` for each list that `desired` sets and whose items have one of the keys `numbers`.
+fn visit_numbered_lists(
+    managed: &[ManagedFieldsEntry],
+    object: &Value,
+    desired: &Value,
+    numbers: &[&str],
+    visit: &mut dyn FnMut(NumberedList<'_>),
+) {
+    if numbers.is_empty() {
+        return;
+    }
+    let sets: Vec<_> = managed
+        .iter()
+        .filter(|entry| covers_content(entry))
+        .map(fields)
+        .collect();
+    visit_lists(object, desired, &sets, &mut Path::new(), &mut |list| {
+        if list.keys.iter().any(|key| numbers.contains(&key.as_str())) {
+            visit(list);
+        }
+    });
+}
+
+fn visit_lists(
     object: &Value,
     desired: &Value,
     sets: &[&Value],
-    is_alone: bool,
     path: &mut Path,
-    found: &mut BTreeSet<Path>,
+    visit: &mut dyn FnMut(NumberedList<'_>),
 ) {
-    let mut step =
-        |element: String, object: &Value, desired: &Value, found: &mut BTreeSet<Path>| {
-            let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
-            path.push(element);
-            renumbered_in(object, desired, &within, is_alone, path, found);
-            path.pop();
-        };
+    let mut step = |element: String, object: &Value, desired: &Value| {
+        let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
+        path.push(element);
+        visit_lists(object, desired, &within, path, visit);
+        path.pop();
+    };
     match (object, desired) {
         (Value::Object(object), Value::Object(desired)) => {
             for (name, desired) in desired {
                 if let Some(object) = object.get(name) {
-                    step(format!("f:{name}"), object, desired, found);
+                    step(format!("f:{name}"), object, desired);
                 }
             }
         }
@@ -410,62 +479,32 @@ fn renumbered_in(
                 return;
             };
             let element = |item| values::element(item, &keys, sets);
-            let (mut missing, mut others) = (Vec::new(), Vec::new());
+            let (mut missing, mut known) = (Vec::new(), Vec::new());
             for desired in desired {
                 let name = element(desired);
                 match live.iter().find(|item| is_element(&name, item)) {
-                    Some(item) => step(name, item, desired, found),
+                    Some(item) => step(name.clone(), item, desired),
                     None => missing.push(desired),
                 }
+                known.push(name);
             }
-            others.extend(live.iter().filter(|item| {
-                let name = element(item);
-                !desired.iter().any(|desired| is_element(&name, desired))
-            }));
-            let is_port = |key: &String| key == "port" || key == "containerPort";
-            let rest = |item: &Value| {
-                item.as_object()
-                    .into_iter()
-                    .flatten()
-                    .any(|(name, _)| !keys.contains(name))
-            };
-            let name = |item: &Value| {
-                item.get("name")
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-                    .to_owned()
-            };
-            let same = |item: &&&Value| {
-                missing.iter().any(|desired| {
-                    let fields = desired
-                        .as_object()
-                        .into_iter()
-                        .flatten()
-                        .filter(|(name, _)| !keys.contains(name));
-                    let is_evidence = rest(desired) || (is_alone && !rest(item));
-                    is_evidence
-                        && name(desired) == name(item)
-                        && fields.into_iter().all(|(name, desired)| {
-                            item.get(name)
-                                .is_some_and(|it| values::is_within(desired, it))
-                        })
-                })
-            };
-            let renumbered: Vec<_> = others.iter().filter(same).collect();
-            // With more candidates than missing ports, it is uncertain which ones were renumbered.
-            if keys.iter().any(is_port) && renumbered.len() <= missing.len() {
-                found.extend(
-                    renumbered
-                        .iter()
-                        .map(|item| [path.clone(), vec![element(item)]].concat()),
-                );
-            }
+            let foreign = live
+                .iter()
+                .filter(|item| !known.iter().any(|name| is_element(name, item)))
+                .map(|item| (element(item), item))
+                .collect();
+            visit(NumberedList {
+                path,
+                keys,
+                missing,
+                foreign,
+            });
         }
         _ => {}
     }
 }
 
-fn steps(field: &str) -> Vec<Step> {
+fn steps(field: &str) -> Vec<PathStep> {
     let mut steps = Vec::new();
     let mut rest = field;
     while !rest.is_empty() {
@@ -473,15 +512,15 @@ fn steps(field: &str) -> Vec<Step> {
             let (index, after) = inner.split_once(']').unwrap_or((inner, ""));
             let is_index = index.chars().all(|c| c.is_ascii_digit());
             steps.push(if is_index {
-                Step::Item
+                PathStep::Item
             } else {
-                Step::Field(index.to_owned())
+                PathStep::Field(index.to_owned())
             });
             rest = after;
         } else {
             rest = rest.strip_prefix('.').unwrap_or(rest);
             let (name, after) = rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len()));
-            steps.push(Step::Field(name.to_owned()));
+            steps.push(PathStep::Field(name.to_owned()));
             rest = after;
         }
     }
@@ -489,7 +528,7 @@ fn steps(field: &str) -> Vec<Step> {
 }
 
 /// Returns the parts of a set at these steps.
-fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
+fn all_at<'a>(set: &'a Value, steps: &[PathStep]) -> Vec<(Path, &'a Value)> {
     steps.iter().fold(vec![(Path::new(), set)], |found, step| {
         let next = found.into_iter().flat_map(|(path, set)| {
             let inner = set
@@ -497,8 +536,8 @@ fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
                 .into_iter()
                 .flatten()
                 .filter(|(element, _)| match step {
-                    Step::Field(name) => element.strip_prefix("f:") == Some(name),
-                    Step::Item => element.starts_with("k:") || element.starts_with("v:"),
+                    PathStep::Field(name) => element.strip_prefix("f:") == Some(name),
+                    PathStep::Item => element.starts_with("k:") || element.starts_with("v:"),
                 });
             inner
                 .map(move |(element, set)| ([path.clone(), vec![element.clone()]].concat(), set))
@@ -509,13 +548,13 @@ fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
 }
 
 /// Returns whether `desired` sets a field at these steps.
-fn is_set(desired: &Value, steps: &[Step]) -> bool {
+fn is_set(desired: &Value, steps: &[PathStep]) -> bool {
     match steps.split_first() {
         None => !desired.is_null(),
-        Some((Step::Field(name), rest)) => {
+        Some((PathStep::Field(name), rest)) => {
             desired.get(name).is_some_and(|value| is_set(value, rest))
         }
-        Some((Step::Item, rest)) => desired
+        Some((PathStep::Item, rest)) => desired
             .as_array()
             .into_iter()
             .flatten()

@@ -34,13 +34,13 @@ use super::runner::{Reconcile, ReconcileLimits, Runner};
 use super::tasks::Tasks;
 use super::trigger::Trigger;
 use super::watch::{
-    Command, Index, Observed, Observer, ResourceName, ResourceWatch, SyncState, crds,
+    Index, ObservedIndex, Observer, ResourceName, ResourceWatch, SyncState, WatchCommand, crds,
 };
 use super::{WatchScope, client, cluster, drain, pages, signals};
-use crate::settings::{Settings, Timings};
+use crate::settings::{RuntimeTimings, Settings};
 
 /// Most concurrent reconciles of one controller.
-const CONCURRENCY: u16 = 16;
+const MAX_CONCURRENT_RECONCILES: u16 = 16;
 
 /// A namespace, of which only the metadata is watched.
 pub type NamespaceMeta = PartialObjectMeta<Namespace>;
@@ -232,7 +232,7 @@ pub async fn run(
 /// Returns the configuration whose lists return the newest state. kube requests streamed lists with
 /// `resourceVersion=0`, which a lagging apiserver may answer with stale state, and a reconcile would repeat what is
 /// done.
-fn newest_config(timings: &Timings) -> watcher::Config {
+fn newest_config(timings: &RuntimeTimings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
         .max(1);
@@ -248,7 +248,7 @@ fn newest_config(timings: &Timings) -> watcher::Config {
 async fn streaming_config(
     client: &Client,
     newest: &watcher::Config,
-    timings: &Timings,
+    timings: &RuntimeTimings,
 ) -> watcher::Config {
     let mut backoff = BackoffPolicy {
         min: Duration::from_millis(200),
@@ -325,7 +325,7 @@ impl Manager {
             sync,
             observers,
         } = handles;
-        let commands = watch::Sender::<Command>::default();
+        let commands = watch::Sender::<WatchCommand>::default();
         let name = kind.controller;
         let (served, counted) = (cache.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
@@ -344,7 +344,7 @@ impl Manager {
                 state,
                 synced_relist,
             );
-            let index = Observed {
+            let index = ObservedIndex {
                 observers,
                 index: Some(Arc::new(cache)),
             };
@@ -406,7 +406,11 @@ impl Manager {
             watchdog: self.watchdog(resource.full()),
             resource,
         };
-        self.spawn_watch(watch, watch_needed, watch::channel(Command::default()).1);
+        self.spawn_watch(
+            watch,
+            watch_needed,
+            watch::channel(WatchCommand::default()).1,
+        );
     }
 
     /// Feeds `observer` by the watch of all namespaces, which the controllers share. The watch begins once one of them needs
@@ -426,7 +430,7 @@ impl Manager {
         if observers.is_empty() {
             return;
         }
-        let index = Arc::new(Observed {
+        let index = Arc::new(ObservedIndex {
             observers,
             index: None,
         });
@@ -452,7 +456,7 @@ impl Manager {
         &mut self,
         watch: ResourceWatch<W, W>,
         watch_needed: &Arc<SetOnce<()>>,
-        commands: watch::Receiver<Command>,
+        commands: watch::Receiver<WatchCommand>,
     ) where
         W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
@@ -487,9 +491,9 @@ impl Manager {
     fn watch_kind<K>(
         &mut self,
         kind: &KindInfo,
-        index: Observed<K>,
+        index: ObservedIndex<K>,
         sync: SyncState,
-        commands: watch::Sender<Command>,
+        commands: watch::Sender<WatchCommand>,
     ) where
         K: Kind
             + Resource<Scope = NamespaceResourceScope>
@@ -530,7 +534,7 @@ impl Manager {
     fn limits(&self) -> ReconcileLimits {
         let timings = &self.settings.timings;
         ReconcileLimits {
-            concurrency: CONCURRENCY,
+            concurrency: MAX_CONCURRENT_RECONCILES,
             timeout: timings.reconcile_timeout,
             failed: BackoffPolicy {
                 min: timings.backoff_min,
@@ -591,7 +595,7 @@ impl Manager {
 }
 
 /// Returns the duration from which a step counts as stuck: a reconcile is dropped after its timeout.
-fn max_step(timings: &Timings) -> Duration {
+fn max_step(timings: &RuntimeTimings) -> Duration {
     timings.reconcile_timeout * 2
 }
 

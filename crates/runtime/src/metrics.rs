@@ -29,10 +29,11 @@ pub mod secure;
 pub mod serving;
 mod watches;
 
-pub use queues::QueueState;
+pub use queues::WorkQueueState;
 pub use watches::{Purpose, WatchGuard};
 
-type Label = (&'static str, Cow<'static, str>);
+/// Label of a metric: name and value.
+pub type Label = (&'static str, Cow<'static, str>);
 type Counters<const N: usize> = Family<[Label; N], Counter>;
 type Gauges<const N: usize> = Family<[Label; N], Gauge>;
 type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogram>;
@@ -263,7 +264,7 @@ impl Metrics {
     pub fn set_queue(
         &self,
         controller: &'static str,
-        state: impl Fn() -> QueueState + Send + Sync + 'static,
+        state: impl Fn() -> WorkQueueState + Send + Sync + 'static,
     ) {
         self.0.queues.set(controller, Box::new(state));
     }

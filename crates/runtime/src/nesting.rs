@@ -49,7 +49,7 @@ fn bounded(response: Response<Box<DynBody>>) -> Response<Bounded> {
     if !is_json {
         return response.map(BodyExt::boxed_unsync);
     }
-    let mut filter = Filter::default();
+    let mut filter = NestingFilter::default();
     response.map(|body| {
         body.map_frame(move |frame| frame.map_data(|chunk| filter.pass(chunk)))
             .boxed_unsync()
@@ -59,13 +59,13 @@ fn bounded(response: Response<Box<DynBody>>) -> Response<Bounded> {
 /// Filter that truncates a stream of JSON below [`KEPT_LEVELS`]. Other data passes and is left for the decoder to
 /// reject.
 #[derive(Default)]
-struct Filter {
+struct NestingFilter {
     level: usize,
     in_string: bool,
     escaped: bool,
 }
 
-impl Filter {
+impl NestingFilter {
     fn pass(&mut self, chunk: Bytes) -> Bytes {
         // Nearly every response is shallow, so a chunk is copied only from its first removed byte on.
         let mut kept: Option<Vec<u8>> = None;

@@ -23,10 +23,10 @@ const MAX_TYPED: usize = 8 * 1024 * 1024;
 
 /// Bytes of a value in a list, a member of a map, a map, and a string that is not empty, without its text. A map has
 /// nodes of 11 members, of which at least 5 are used.
-const VALUE: usize = 32;
-const MEMBER: usize = 130;
-const MAP: usize = 632;
-const STRING: usize = 32;
+const VALUE_BYTES: usize = 32;
+const MEMBER_BYTES: usize = 130;
+const MAP_BYTES: usize = 632;
+const STRING_BYTES: usize = 32;
 
 /// An object of which only the identity is decoded.
 #[derive(Clone, Debug)]
@@ -249,7 +249,11 @@ fn decoded_size(json: &str) -> usize {
             _ => {}
         }
     }
-    json.len() + values * VALUE + members * MEMBER + maps * MAP + strings * STRING
+    json.len()
+        + values * VALUE_BYTES
+        + members * MEMBER_BYTES
+        + maps * MAP_BYTES
+        + strings * STRING_BYTES
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::availability::{self, Availability};
 use super::backoff::{BackoffPolicy, Backoffs};
 use super::error::{Class, Error};
 use super::health::Watchdog;
-use super::metrics::{ControllerMetrics, Metrics, QueueState, ReconcileResult};
+use super::metrics::{ControllerMetrics, Metrics, ReconcileResult, WorkQueueState};
 use super::objects::Objects;
 use super::outcome::Requeue;
 use super::trigger::Trigger;
@@ -104,14 +104,14 @@ fn is_server_error(status: &Status) -> bool {
 
 /// Time over which all objects are retried after an outage, however many there are: with the delay until a probe
 /// notices the apiserver's return, the total stays well below 30 s.
-const SPREAD: Duration = Duration::from_secs(12);
+const RECOVERY_SPREAD: Duration = Duration::from_secs(12);
 /// Maximum interval, which jitter at most halves, of retries of one object each while the apiserver stores no writes.
-const CANARY: Duration = Duration::from_secs(8);
+const CANARY_INTERVAL: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
-const STEP: Duration = Duration::from_millis(50);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Backoff between retries of all objects while the apiserver fails and recovers again and again. Reset once the
 /// longest delay has passed without a recovery.
-const RETURNS: BackoffPolicy = BackoffPolicy {
+const RECOVERY_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
 };
@@ -157,7 +157,7 @@ type WorkOf<R> = Work<ObjectKey, <R as Reconcile>::StatusUpdate>;
 /// Queue of a controller, oldest first. The queue of kube's `Controller` takes any due object, so that under load some
 /// wait forever (kube 5: `Scheduler::pending` is a set).
 struct Work<O, R> {
-    objects: HashMap<O, Item<R>>,
+    objects: HashMap<O, QueuedObject<R>>,
     /// Objects without a running step, in the order of their next reconciles.
     queue: BTreeMap<QueuePosition, O>,
     /// Objects with an unwritten status and without a running step, in the order of the writes.
@@ -208,15 +208,15 @@ impl Burst {
 type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
-struct Item<R> {
+struct QueuedObject<R> {
     last_trigger: Option<TriggerKey>,
     /// Position of the next reconcile.
     due: Option<Due>,
     /// Status of the last reconcile, until its write begins.
-    update: Option<Box<Pending<R>>>,
+    update: Option<Box<PendingStatus<R>>>,
 }
 
-impl<R> Default for Item<R> {
+impl<R> Default for QueuedObject<R> {
     fn default() -> Self {
         Self {
             last_trigger: None,
@@ -234,7 +234,7 @@ struct Due {
 }
 
 /// A status that is not written yet.
-struct Pending<R> {
+struct PendingStatus<R> {
     update: R,
     /// Position among the writes.
     position: QueuePosition,
@@ -246,7 +246,7 @@ struct Pending<R> {
 }
 
 /// The next step of an object.
-enum Step<O, R> {
+enum NextStep<O, R> {
     Reconcile {
         object: O,
         /// Time for which the object was due.
@@ -255,7 +255,7 @@ enum Step<O, R> {
         /// now.
         timed: bool,
     },
-    WriteStatus(O, Box<Pending<R>>),
+    WriteStatus(O, Box<PendingStatus<R>>),
 }
 
 impl<O: Clone + Eq + Hash, R> Work<O, R> {
@@ -318,7 +318,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         }
     }
 
-    fn take_status_update(&mut self, object: &O) -> Option<Pending<R>> {
+    fn take_status_update(&mut self, object: &O) -> Option<PendingStatus<R>> {
         let item = self.objects.get_mut(object)?;
         item.update.take().map(|pending| *pending)
     }
@@ -331,7 +331,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     /// with the creation of children. Without load, the status of an object is written before its next reconcile. A
     /// write that has waited for the maximum time comes first. With a minimum time between two writes of a status, a write
     /// waits for that time.
-    fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<Step<O, R>> {
+    fn next(&mut self, now: Instant, free: usize, is_closed: bool) -> Option<NextStep<O, R>> {
         let due = self.queue.range(..=(now, u64::MAX)).take(free + 1).count();
         let is_loaded = due > free || !self.creating.is_empty() || self.burst.end(now).is_some();
         let first_write = self.status_writes.first_key_value();
@@ -352,14 +352,14 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         }
         self.running.insert(object.clone(), now);
         if may_write && let Some(update) = item.update.take() {
-            return Some(Step::WriteStatus(object, update));
+            return Some(NextStep::WriteStatus(object, update));
         }
         if item.last_trigger.is_none() {
             self.creating.insert(object.clone());
             self.burst.add(now);
         }
         let due = item.due.take()?;
-        Some(Step::Reconcile {
+        Some(NextStep::Reconcile {
             object,
             waited: now.saturating_duration_since(due.position.0),
             timed: due.timed,
@@ -411,7 +411,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         }
     }
 
-    fn state(&self, now: Instant) -> QueueState {
+    fn state(&self, now: Instant) -> WorkQueueState {
         let due = self
             .objects
             .values()
@@ -421,7 +421,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             .running
             .values()
             .map(|began| now.saturating_duration_since(*began));
-        QueueState {
+        WorkQueueState {
             depth: due.count(),
             unfinished: unfinished.sum(),
         }
@@ -497,7 +497,7 @@ impl<R: Reconcile> Runner<R> {
                 let is_closed = self.running.is_closed();
                 let next = self.work().next(Instant::now(), free, is_closed);
                 match next {
-                    Some(Step::Reconcile {
+                    Some(NextStep::Reconcile {
                         object,
                         waited,
                         timed,
@@ -511,7 +511,7 @@ impl<R: Reconcile> Runner<R> {
                         }
                         None => self.forget_deleted(&object),
                     },
-                    Some(Step::WriteStatus(object, update)) => {
+                    Some(NextStep::WriteStatus(object, update)) => {
                         if objects.get(&object).is_some() {
                             steps.push(self.write_status(object, *update).boxed());
                         } else {
@@ -551,26 +551,27 @@ impl<R: Reconcile> Runner<R> {
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
     /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
-        let mut returns = self.availability.outage_ends();
-        let (mut next, mut pauses) = (Instant::now(), RETURNS.start());
+        let mut outage_ends = self.availability.outage_ends();
+        let (mut next, mut pauses) = (Instant::now(), RECOVERY_BACKOFF.start());
         loop {
             tokio::select! {
                 // The sender is dropped only while the process ends.
-                changed = returns.changed() => if changed.is_err() { return },
-                () = sleep(CANARY.mul_f64(rand::random_range(0.5..1.0))) => {
+                changed = outage_ends.changed() => if changed.is_err() { return },
+                () = sleep(CANARY_INTERVAL.mul_f64(rand::random_range(0.5..1.0))) => {
                     self.retry_one(trigger);
                     continue;
                 }
             }
             // An apiserver that returns again and again must not disable the backoff.
-            if next.elapsed() > RETURNS.max {
-                pauses = RETURNS.start();
+            if next.elapsed() > RECOVERY_BACKOFF.max {
+                pauses = RECOVERY_BACKOFF.start();
             }
             sleep_until(next).await;
             let began = Instant::now();
             let mut keys: Vec<_> = self.transient().keys().cloned().collect();
             keys.shuffle(&mut rand::rng());
-            let step = (SPREAD / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1)).min(STEP);
+            let step = (RECOVERY_SPREAD / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1))
+                .min(MAX_RETRY_INTERVAL);
             for (turn, key) in (0..).zip(keys) {
                 sleep_until(began + step * turn + step.mul_f64(rand::random_range(0.0..1.0))).await;
                 // Another trigger may have been faster.
@@ -636,8 +637,8 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Writes the status of a reconcile. A failed write fails the reconcile, which is then repeated.
-    async fn write_status(&self, key: ObjectKey, pending: Pending<R::StatusUpdate>) {
-        let Pending {
+    async fn write_status(&self, key: ObjectKey, pending: PendingStatus<R::StatusUpdate>) {
+        let PendingStatus {
             update,
             requeue,
             span,
@@ -703,7 +704,7 @@ impl<R: Reconcile> Runner<R> {
         };
         if let Some(update) = update {
             let mut work = self.work();
-            let pending = Pending {
+            let pending = PendingStatus {
                 update,
                 // The newest status keeps the position of the first unwritten one.
                 position: position.unwrap_or_else(|| {

@@ -75,7 +75,7 @@ pub struct Settings {
     /// Certificate of the secure metrics endpoint; `None` for plain HTTP without authentication.
     pub metrics_certificate: Option<MetricsCertificate>,
     /// Intervals, deadlines and limits.
-    pub timings: Timings,
+    pub timings: RuntimeTimings,
 }
 
 impl Settings {
@@ -90,7 +90,7 @@ impl Settings {
             watch_namespaces: BTreeSet::new(),
             controllers: None,
             metrics_certificate: None,
-            timings: Timings::default(),
+            timings: RuntimeTimings::default(),
         }
     }
 
@@ -133,7 +133,7 @@ pub enum LogFormat {
 
 /// Intervals, deadlines and limits of the runtime. The defaults suit production; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timings {
+pub struct RuntimeTimings {
     /// Time that a standby waits, on its own clock, after the last observed renewal before it acquires the lease. At
     /// least 1 s.
     pub lease_duration: Duration,
@@ -186,7 +186,7 @@ pub struct Timings {
     pub watch_timeout: Duration,
 }
 
-impl Default for Timings {
+impl Default for RuntimeTimings {
     fn default() -> Self {
         Self {
             lease_duration: Duration::from_secs(9),

@@ -10,9 +10,9 @@ pub mod crds;
 mod hub;
 mod stream;
 
-pub(crate) use adapter::Observed;
+pub(crate) use adapter::ObservedIndex;
 pub use adapter::{
-    Command, Index, Observer, ResourceName, ResourceWatch, SyncState, WatchPhase, WatchProblem,
+    Index, Observer, ResourceName, ResourceWatch, SyncState, WatchCommand, WatchPhase, WatchProblem,
 };
 pub use hub::{NewIndex, WatchHub};
 #[cfg(test)]

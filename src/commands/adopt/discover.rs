@@ -22,8 +22,8 @@ use super::Adopt;
 use super::candidate::{Candidate, CandidateObject, ObjectVersion};
 use super::classify::{self, CopySource};
 use crate::commands::objects::pages;
-use crate::commands::{RequestError, has_code, in_namespace, message};
-use crate::controllers::config_map_sync::plan::{Destinations, Plan};
+use crate::commands::{FailedRequest, has_code, in_namespace, message};
+use crate::controllers::config_map_sync::plan::{CopyPlan, Destinations};
 use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::build;
 use crate::controllers::my_ingress::tags::{CLUSTER_NAMESPACE, OwnershipTags};
@@ -32,7 +32,7 @@ use crate::controllers::my_ingress::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 const CONCURRENCY: usize = 16;
 
 struct PlannedSync {
-    plan: Plan,
+    plan: CopyPlan,
     spec: ConfigMapSyncSpec,
     owner: Owner,
 }
@@ -65,7 +65,7 @@ impl Adopt<'_> {
             // The CRD is not installed.
             Err(error) if has_code(&error, 404) => Vec::new(),
             Err(error) => {
-                return Err(RequestError::of_list(&error, namespace))
+                return Err(FailedRequest::of_list(&error, namespace))
                     .with_context(|| format!("the {} could not be listed", K::plural(&())));
             }
         };
@@ -88,7 +88,7 @@ impl Adopt<'_> {
         let plan = |(sync, owner): (ConfigMapSync, Owner)| {
             // Copies in Kubernetes' own namespaces are left out: users who allow such copies adopt each with its own
             // annotation.
-            let plan = Plan::of(&sync.spec, &WatchScope::Cluster, false, None).ok()?;
+            let plan = CopyPlan::of(&sync.spec, &WatchScope::Cluster, false, None).ok()?;
             let spec = sync.spec;
             Some(PlannedSync { plan, spec, owner })
         };
@@ -97,7 +97,7 @@ impl Adopt<'_> {
         if syncs.iter().any(|sync| sync.plan.selects()) {
             let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
             let listed = pages(&api, |it| (it.name_any(), it.labels().clone())).await;
-            let listed = listed.map_err(RequestError::from);
+            let listed = listed.map_err(FailedRequest::from);
             namespaces = listed.context("the namespaces could not be listed")?;
         }
         // Sources may be many and large: each is kept only while its copies are read.
@@ -186,7 +186,7 @@ impl Adopt<'_> {
     async fn cluster_uid(&self) -> anyhow::Result<String> {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let namespace = api.get_metadata(CLUSTER_NAMESPACE).await;
-        let namespace = namespace.map_err(RequestError::from);
+        let namespace = namespace.map_err(FailedRequest::from);
         let namespace = namespace
             .with_context(|| format!("namespace {CLUSTER_NAMESPACE} could not be read"))?;
         let uid = namespace.metadata.uid;
@@ -202,7 +202,7 @@ impl Adopt<'_> {
 }
 
 /// Returns the namespaces of the copies, of these namespaces with their labels.
-fn destinations(plan: &Plan, namespaces: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
+fn destinations(plan: &CopyPlan, namespaces: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
     if let Destinations::Named(names) = &plan.to {
         return names.iter().cloned().collect();
     }

@@ -42,7 +42,7 @@ pub(crate) async fn run(
         aws: Elb::new(
             Fence::open(),
             qm_aws::AwsMetrics::default(),
-            &qm_aws::Timings::default(),
+            &qm_aws::AwsTimings::default(),
         ),
         client,
         args,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::super::objects::{changes, set_of};
 use super::super::printer::{Cell, Printer, count};
-use super::super::{RequestError, find};
+use super::super::{FailedRequest, find};
 use super::cells::{action, changed_by, delivery, sends, sends_cell, target_name, time, value};
 use crate::cli::commands::{HistoryArgs, Output};
 
@@ -31,7 +31,7 @@ struct Child {
 }
 
 /// An entry of a child.
-struct Recorded {
+struct RecordedEntry {
     /// Time, and within one second the id, which begins with the time of the observation.
     order: (Option<Timestamp>, Option<String>),
     child: Rc<Child>,
@@ -43,7 +43,7 @@ struct Recorded {
 /// The newest entries of all children.
 #[derive(Default)]
 struct Timeline {
-    newest: Vec<Recorded>,
+    newest: Vec<RecordedEntry>,
     children: usize,
     entries: usize,
     pending: usize,
@@ -69,7 +69,7 @@ pub(super) async fn show(
     let list = async |page| api.list(&page).await;
     all_pages(params, list, add)
         .await
-        .map_err(RequestError::from)
+        .map_err(FailedRequest::from)
         .context("the trackedfields could not be listed")?;
     timeline.limit();
     match args.output {
@@ -119,7 +119,7 @@ impl Timeline {
             // Entries of one child stay in their order, even if a clock was wrong.
             let own = (entry.time.as_ref().map(|time| time.0), entry.id.clone());
             order = order.max(own);
-            self.newest.push(Recorded {
+            self.newest.push(RecordedEntry {
                 order: order.clone(),
                 child: Rc::clone(&child),
                 entry,
@@ -140,8 +140,8 @@ impl Timeline {
     }
 }
 
-fn as_json(recorded: &Recorded) -> Value {
-    let Recorded {
+fn as_json(recorded: &RecordedEntry) -> Value {
+    let RecordedEntry {
         child,
         entry,
         sends,
@@ -211,8 +211,8 @@ fn print(
     Ok(())
 }
 
-fn row(recorded: &Recorded, has_fields: bool) -> Vec<Cell> {
-    let Recorded {
+fn row(recorded: &RecordedEntry, has_fields: bool) -> Vec<Cell> {
+    let RecordedEntry {
         child,
         entry,
         sends,

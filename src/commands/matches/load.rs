@@ -11,7 +11,7 @@ use qm_api::TrackedFieldSet;
 use qm_api::spec_size::StoredSpec as _;
 use serde_json::Value;
 
-use super::super::{RequestError, find, has_code};
+use super::super::{FailedRequest, find, has_code};
 use crate::cli::commands::MatchesArgs;
 use crate::controllers::tracked_field_set::check;
 
@@ -41,7 +41,7 @@ pub(super) async fn load(client: &Client, args: &MatchesArgs) -> anyhow::Result<
     let stored = match api.get_metadata_opt(&name).await {
         // The CRD is not installed.
         Err(error) if has_code(&error, 404) => None,
-        stored => stored.map_err(RequestError::from)?,
+        stored => stored.map_err(FailedRequest::from)?,
     };
     set.metadata = stored.map_or_else(
         || ObjectMeta {

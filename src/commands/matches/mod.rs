@@ -16,10 +16,10 @@ use qm_runtime::pages::all_pages;
 use qm_runtime::watch::ResourceName;
 use serde_json::json;
 
-use self::plan::{Match, Plan, State, Stored};
+use self::plan::{MatchPlan, MatchState, MatchedField, Stored};
 use super::objects::pages;
 use super::printer::{Cell, Printer, count};
-use super::{RequestError, has_code};
+use super::{FailedRequest, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
 use crate::controllers::tracked_field_set::child::{Seniority, seniority};
@@ -67,7 +67,7 @@ async fn resolve(client: &Client, target: &TargetReference) -> anyhow::Result<Re
         .resolve(client, target, 0)
         .await
         .map_err(|error| match error {
-            TargetError::Discovery(error) => anyhow::Error::from(RequestError::from(error))
+            TargetError::Discovery(error) => anyhow::Error::from(FailedRequest::from(error))
                 .context("the apiserver's list of resources could not be read"),
             error => error.into(),
         })
@@ -98,7 +98,7 @@ async fn targets(
         let list = async |page| api.list_metadata(&page).await;
         all_pages(selection.list_params(), list, keep)
             .await
-            .map_err(RequestError::from)
+            .map_err(FailedRequest::from)
             .with_context(|| format!("the {plural} could not be listed"))?;
     }
     Ok(targets)
@@ -114,7 +114,7 @@ async fn namespaces(client: &Client) -> anyhow::Result<BTreeMap<String, BTreeMap
     };
     let listed = all_pages(ListParams::default(), list, convert).await;
     let listed = listed
-        .map_err(RequestError::from)
+        .map_err(FailedRequest::from)
         .context("the namespaces could not be listed")?;
     Ok(listed.into_iter().collect())
 }
@@ -125,7 +125,7 @@ async fn fields(client: &Client, namespace: &str) -> anyhow::Result<Vec<Stored>>
     match pages(&api, |field: TrackedField| Stored::of(&field)).await {
         Err(error) if has_code(&error, 404) => Ok(Vec::new()),
         listed => listed
-            .map_err(RequestError::from)
+            .map_err(FailedRequest::from)
             .context("the trackedfields could not be listed"),
     }
 }
@@ -142,14 +142,14 @@ async fn seniorities(
     match all_pages(ListParams::default(), list, convert).await {
         Err(error) if has_code(&error, 404) => Ok(HashMap::new()),
         listed => Ok(listed
-            .map_err(RequestError::from)
+            .map_err(FailedRequest::from)
             .context("the trackedfieldsets could not be listed")?
             .into_iter()
             .collect()),
     }
 }
 
-fn print(set: &TrackedFieldSet, plan: &Plan, out: &mut Printer) -> io::Result<()> {
+fn print(set: &TrackedFieldSet, plan: &MatchPlan, out: &mut Printer) -> io::Result<()> {
     if !plan.matches.is_empty() {
         let rows: Vec<_> = plan.matches.iter().map(row).collect();
         out.table(&HEAD, &rows)?;
@@ -161,7 +161,7 @@ fn print(set: &TrackedFieldSet, plan: &Plan, out: &mut Printer) -> io::Result<()
     out.line(totals(plan))
 }
 
-fn row(found: &Match) -> Vec<Cell> {
+fn row(found: &MatchedField) -> Vec<Cell> {
     vec![
         (&found.namespace).into(),
         (&found.name).into(),
@@ -171,12 +171,12 @@ fn row(found: &Match) -> Vec<Cell> {
     ]
 }
 
-fn totals(plan: &Plan) -> String {
+fn totals(plan: &MatchPlan) -> String {
     let mut text = count(plan.targets, "resource matches", "resources match");
     let mut separator = ": ";
-    for state in State::ALL {
+    for state in MatchState::ALL {
         let number = plan.number(state);
-        if number > 0 && state != State::LeftOut {
+        if number > 0 && state != MatchState::LeftOut {
             text = format!("{text}{separator}{number} {}", state.words());
             separator = ", ";
         }

@@ -41,7 +41,7 @@ impl Stored {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) enum State {
+pub(super) enum MatchState {
     Tracked,
     New,
     Covered,
@@ -50,7 +50,7 @@ pub(super) enum State {
     Leaving,
 }
 
-impl State {
+impl MatchState {
     pub(super) const ALL: [Self; 6] = [
         Self::Tracked,
         Self::New,
@@ -85,18 +85,18 @@ impl State {
 /// A field of a selected resource, or of a resource whose child leaves.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Match {
+pub(super) struct MatchedField {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) field: String,
-    pub(super) state: State,
+    pub(super) state: MatchState,
     /// Name of the `TrackedField`, which may not exist yet; empty without a place.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) tracked_field: String,
 }
 
-impl Match {
-    fn new(target: &ObjectKey, field: &str, (state, tracked_field): (State, String)) -> Self {
+impl MatchedField {
+    fn new(target: &ObjectKey, field: &str, (state, tracked_field): (MatchState, String)) -> Self {
         Self {
             namespace: target.namespace.to_string(),
             name: target.name.to_string(),
@@ -108,8 +108,8 @@ impl Match {
 }
 
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) matches: Vec<Match>,
+pub(super) struct MatchPlan {
+    pub(super) matches: Vec<MatchedField>,
     /// Number of selected resources.
     pub(super) targets: usize,
     /// Number of them beyond `places`.
@@ -118,8 +118,8 @@ pub(super) struct Plan {
     pub(super) places: usize,
 }
 
-impl Plan {
-    pub(super) fn number(&self, state: State) -> usize {
+impl MatchPlan {
+    pub(super) fn number(&self, state: MatchState) -> usize {
         self.matches.iter().filter(|it| it.state == state).count()
     }
 }
@@ -131,27 +131,22 @@ pub(super) fn plan(
     targets: BTreeSet<ObjectKey>,
     fields: &[Stored],
     seniorities: &HashMap<ObjectKey, Seniority>,
-) -> Plan {
+) -> MatchPlan {
     let places = set.spec.places();
     let known = Known::new(set, resource, fields, seniorities);
-    let mut plan = Plan {
+    let mut plan = MatchPlan {
         matches: Vec::new(),
         targets: targets.len(),
         left_out: 0,
         places,
     };
-    let by_target: Vec<Vec<Match>> = targets
+    let by_target: Vec<Vec<MatchedField>> = targets
         .into_iter()
         .map(|target| known.matches(&target))
         .collect();
-    let demand = |matches: &Vec<Match>| {
-        if matches.iter().any(|it| it.state == State::Tracked) {
-            Demand::Kept
-        } else if matches.iter().any(|it| it.state != State::Covered) {
-            Demand::New
-        } else {
-            Demand::Nothing
-        }
+    let demand = |matches: &Vec<MatchedField>| {
+        let uncovered = matches.iter().filter(|it| it.state != MatchState::Covered);
+        Demand::of(uncovered.map(|it| it.state == MatchState::Tracked))
     };
     let demands: Vec<_> = by_target.iter().map(demand).collect();
     let mut needed = HashSet::new();
@@ -162,13 +157,13 @@ pub(super) fn plan(
         if is_left_out {
             plan.left_out += 1;
             for found in &mut matches {
-                if found.state != State::Covered {
-                    found.state = State::LeftOut;
+                if found.state != MatchState::Covered {
+                    found.state = MatchState::LeftOut;
                     found.tracked_field.clear();
                 }
             }
         }
-        let children = matches.iter().filter(|it| it.state == State::Tracked);
+        let children = matches.iter().filter(|it| it.state == MatchState::Tracked);
         needed.extend(children.map(|it| it.tracked_field.clone()));
         plan.matches.append(&mut matches);
     }
@@ -177,7 +172,7 @@ pub(super) fn plan(
         .filter(|field| known.owns(field) && !needed.contains(&*field.key.name))
         .map(|field| {
             let name = field.key.name.to_string();
-            Match::new(&field.target, &field.field, (State::Leaving, name))
+            MatchedField::new(&field.target, &field.field, (MatchState::Leaving, name))
         })
         .collect();
     leaving
@@ -222,15 +217,15 @@ impl<'a> Known<'a> {
         field.is_owner_proven && field.tracking.owner.as_ref() == Some(&self.key)
     }
 
-    fn matches(&self, target: &ObjectKey) -> Vec<Match> {
+    fn matches(&self, target: &ObjectKey) -> Vec<MatchedField> {
         let fields = self.set.spec.fields.iter();
         fields
-            .map(|field| Match::new(target, field, self.existing(target, field)))
+            .map(|field| MatchedField::new(target, field, self.existing(target, field)))
             .collect()
     }
 
     /// Returns the `TrackedField` that tracks the field for the set or instead of it, or the one that the set needs.
-    fn existing(&self, target: &ObjectKey, field: &str) -> (State, String) {
+    fn existing(&self, target: &ObjectKey, field: &str) -> (MatchState, String) {
         let spec = &self.set.spec;
         let reference = spec.target.reference(&target.namespace, &target.name);
         let identity = child::identity_of(&self.key.namespace, &reference, field);
@@ -250,13 +245,13 @@ impl<'a> Known<'a> {
         };
         let seniority_of = |set: &ObjectKey| self.seniorities.get(set).cloned();
         let (state, key) = match claimant.existing(candidates, &derived, owns, seniority_of) {
-            Existing::Own(key) => (State::Tracked, key),
-            Existing::Adoptable(key) => (State::New, key),
-            Existing::Covered(key) => (State::Covered, key),
+            Existing::Own(key) => (MatchState::Tracked, key),
+            Existing::Adoptable(key) => (MatchState::New, key),
+            Existing::Covered(key) => (MatchState::Covered, key),
             Existing::None => match self.by_name.get(&*derived.name) {
-                None => (State::New, derived),
-                Some(other) if self.owns(other) => (State::Tracked, derived),
-                Some(_) => (State::Conflict, derived),
+                None => (MatchState::New, derived),
+                Some(other) if self.owns(other) => (MatchState::Tracked, derived),
+                Some(_) => (MatchState::Conflict, derived),
             },
         };
         (state, key.name.to_string())
@@ -295,7 +290,7 @@ mod tests {
         set: &TrackedFieldSet,
         targets: &[&str],
         fields: &[Stored],
-    ) -> (Vec<(String, State)>, usize) {
+    ) -> (Vec<(String, MatchState)>, usize) {
         let resource = ResourceName {
             api_version: "apps/v1".into(),
             plural: "deployments".into(),
@@ -337,7 +332,7 @@ mod tests {
         let target = ObjectKey::new("ops", "a");
         field.key.name = child::name("all", &resource, &target, "replicas").into();
         let (states, _) = planned(&set, &["a"], &[field]);
-        assert_eq!(states, [("a".to_owned(), State::Conflict)]);
+        assert_eq!(states, [("a".to_owned(), MatchState::Conflict)]);
     }
 
     #[test]
@@ -353,13 +348,13 @@ mod tests {
         let (states, left_out) =
             planned(&set(&json!({})), &["a", "b", "c", "d", "e", "g"], &fields);
         let expected = [
-            ("a", State::Covered),
-            ("b", State::Covered),
-            ("c", State::New),
-            ("d", State::Covered),
-            ("e", State::Tracked),
-            ("g", State::New),
-            ("f", State::Leaving),
+            ("a", MatchState::Covered),
+            ("b", MatchState::Covered),
+            ("c", MatchState::New),
+            ("d", MatchState::Covered),
+            ("e", MatchState::Tracked),
+            ("g", MatchState::New),
+            ("f", MatchState::Leaving),
         ];
         assert_eq!(
             states,
@@ -371,7 +366,7 @@ mod tests {
         new.metadata.uid = None;
         new.metadata.creation_timestamp = None;
         let (states, _) = planned(&new, &["c"], &fields[2..3]);
-        assert_eq!(states, [("c".to_owned(), State::Covered)]);
+        assert_eq!(states, [("c".to_owned(), MatchState::Covered)]);
     }
 
     #[test]
@@ -383,10 +378,10 @@ mod tests {
             &fields,
         );
         let expected = [
-            ("a", State::Covered),
-            ("b", State::New),
-            ("c", State::LeftOut),
-            ("z", State::Tracked),
+            ("a", MatchState::Covered),
+            ("b", MatchState::New),
+            ("c", MatchState::LeftOut),
+            ("z", MatchState::Tracked),
         ];
         assert_eq!(
             states,
@@ -403,6 +398,6 @@ mod tests {
         };
         let name = child::name("all", &resource, &ObjectKey::new("ops", "a"), "replicas");
         let (states, _) = planned(&set(&json!({})), &["a"], &[field(&name, "b", None)]);
-        assert_eq!(states, [("a".to_owned(), State::Conflict)]);
+        assert_eq!(states, [("a".to_owned(), MatchState::Conflict)]);
     }
 }

@@ -7,7 +7,7 @@ use kube::{Api, Client, ResourceExt};
 use qm_api::common::SCHEMA;
 
 use crate::cli::commands::UninstallArgs;
-use crate::commands::{RequestError, has_code, message, objects};
+use crate::commands::{FailedRequest, has_code, message, objects};
 use crate::kinds;
 
 /// The CRD of a kind.
@@ -18,7 +18,7 @@ pub(super) type Crd = PartialObjectMeta<CustomResourceDefinition>;
 pub(super) async fn read(
     client: &Client,
     args: &UninstallArgs,
-) -> Result<(Vec<Crd>, Option<String>), RequestError> {
+) -> Result<(Vec<Crd>, Option<String>), FailedRequest> {
     let (mut crds, mut unknown) = (Vec::new(), None);
     for kind in kinds::KINDS {
         match objects::crd(client, kind).await {
@@ -49,7 +49,7 @@ pub(super) fn is_purged(crd: &Crd, args: &UninstallArgs) -> bool {
 pub(super) async fn purge(
     client: &Client,
     args: &UninstallArgs,
-) -> Result<Vec<(String, Option<RequestError>)>, RequestError> {
+) -> Result<Vec<(String, Option<FailedRequest>)>, FailedRequest> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let (crds, _) = read(client, args).await?;
     let mut remaining = Vec::new();

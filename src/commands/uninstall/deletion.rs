@@ -20,10 +20,10 @@ use crate::cli::commands::UninstallArgs;
 use crate::commands::objects::is_own_finalizer;
 use crate::commands::operator_state::{LeaseVersion, OperatorState};
 use crate::commands::printer::Printer;
-use crate::commands::{MANAGER, OutageReporter, RETRY_INTERVAL, RequestError, has_code, objects};
+use crate::commands::{FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, has_code, objects};
 
 /// Time until the blockers are printed.
-const PATIENCE: Duration = Duration::from_secs(3);
+const BLOCKERS_PRINTED_AFTER: Duration = Duration::from_secs(3);
 /// Concurrent deletions.
 const CONCURRENCY: usize = 16;
 
@@ -53,12 +53,12 @@ impl Deletion<'_> {
                 break;
             };
             match remaining {
-                Err(error) if error.is::<RequestError>() => outage.report(&error, out)?,
+                Err(error) if error.is::<FailedRequest>() => outage.report(&error, out)?,
                 Err(error) => return Err(error),
                 Ok(None) => return Ok(None),
                 Ok(Some(remaining)) => {
                     outage = OutageReporter::default();
-                    if started.elapsed() > PATIENCE {
+                    if started.elapsed() > BLOCKERS_PRINTED_AFTER {
                         remaining.print_blockers(self.args, &mut printed, out)?;
                     }
                     if versions != remaining.versions() {
@@ -91,7 +91,7 @@ impl Deletion<'_> {
         match OperatorState::try_read(&self.client, &self.args.lease.key()).await {
             Ok(operator) => !operator.is_running(),
             // A busy apiserver proves nothing.
-            Err(error) => !RequestError::is_busy(&error),
+            Err(error) => !FailedRequest::is_busy(&error),
         }
     }
 

@@ -11,11 +11,11 @@ use qm_runtime::signals::Signals;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::deletion::Deletion;
-use self::plan::Plan;
+use self::plan::UninstallPlan;
 use self::target::UninstallTarget;
 use super::operator_state::{LeaseVersion, OperatorState};
 use super::printer::Printer;
-use super::{OutageReporter, RETRY_INTERVAL, RequestError, in_namespace};
+use super::{FailedRequest, OutageReporter, RETRY_INTERVAL, in_namespace};
 use crate::cli::commands::UninstallArgs;
 
 mod crds;
@@ -124,11 +124,11 @@ async fn discover(
     client: &Client,
     args: &UninstallArgs,
     out: &mut Printer,
-) -> anyhow::Result<Plan> {
+) -> anyhow::Result<UninstallPlan> {
     let mut outage = OutageReporter::default();
     loop {
-        match Plan::discover(client, args).await {
-            Err(error) if RequestError::is_busy(&error) => outage.report(&error, out)?,
+        match UninstallPlan::discover(client, args).await {
+            Err(error) if FailedRequest::is_busy(&error) => outage.report(&error, out)?,
             plan => return plan,
         }
         sleep(RETRY_INTERVAL).await;

@@ -16,7 +16,7 @@ use crate::commands::{in_namespace, objects};
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 use crate::kinds;
 
-pub(super) struct Plan {
+pub(super) struct UninstallPlan {
     /// The kinds in the order of their deletion, without those whose CRD is another program's.
     pub(super) kinds: Vec<&'static KindInfo>,
     pub(super) targets: Vec<UninstallTarget>,
@@ -28,7 +28,7 @@ pub(super) struct Plan {
     unknown: Option<String>,
 }
 
-impl Plan {
+impl UninstallPlan {
     /// Lists everything in the cluster that belongs to Quartermaster's kinds.
     pub(super) async fn discover(client: &Client, args: &UninstallArgs) -> anyhow::Result<Self> {
         let mut targets = Vec::new();

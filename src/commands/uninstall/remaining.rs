@@ -10,14 +10,14 @@ use tokio::time::timeout;
 
 use super::target::UninstallTarget;
 use crate::cli::commands::UninstallArgs;
-use crate::commands::RequestError;
+use crate::commands::FailedRequest;
 use crate::commands::operator_state::OperatorState;
 use crate::commands::printer::{Printer, count};
 use crate::commands::terminating::namespace_remedies;
 use crate::controllers::my_ingress;
 
 /// Time limit of the last requests.
-const PATIENCE: Duration = Duration::from_secs(3);
+const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of objects that are named while the command waits for them.
 const MAX_NAMED: usize = 50;
 
@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 50;
 pub(super) struct Remaining {
     pub(super) targets: Vec<UninstallTarget>,
     /// Names of the CRDs, each with the reason why it was not deleted.
-    pub(super) crds: Vec<(String, Option<RequestError>)>,
+    pub(super) crds: Vec<(String, Option<FailedRequest>)>,
 }
 
 impl Remaining {
@@ -91,9 +91,11 @@ impl Remaining {
         }
         let objects = self.targets.iter().map(|target| &target.object);
         let namespaces = namespace_remedies(client, objects, &args.lease, &args.scope.cluster);
-        let namespaces = timeout(PATIENCE, namespaces).await.unwrap_or_default();
+        let namespaces = timeout(LAST_REQUESTS_TIMEOUT, namespaces)
+            .await
+            .unwrap_or_default();
         let lease = args.lease.key();
-        let operator = timeout(PATIENCE, OperatorState::read(client, &lease)).await;
+        let operator = timeout(LAST_REQUESTS_TIMEOUT, OperatorState::read(client, &lease)).await;
         let operator = operator.unwrap_or_else(|_| OperatorState::Unknown {
             message: "the apiserver did not answer".into(),
         });

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::objects::{self, ObjectState, ObjectSummary, condition};
-use crate::commands::{RequestError, terminating};
+use crate::commands::{FailedRequest, terminating};
 use crate::controllers::{config_map_sync, my_ingress};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,7 @@ pub(super) struct UninstallTarget {
     /// ARN of the load balancer, if it is known.
     pub(super) arn: Option<String>,
     /// Why the last step failed.
-    pub(super) problem: Option<RequestError>,
+    pub(super) problem: Option<FailedRequest>,
     is_suspended: bool,
     is_suspension_observed: bool,
     orphans_copies: bool,

@@ -21,17 +21,17 @@ use qm_api::app_service::TCP;
 use qm_api::my_app::RESTRICTED;
 
 use super::overrides;
-use super::validate::{APP, App};
+use super::validate::{APP_LABEL, App};
 use crate::controllers::pod::{restricted_container, restricted_pod};
 
 /// Default image pull policy, as in the original program.
 const IF_NOT_PRESENT: &str = "IfNotPresent";
 /// Default target of an autoscaler, in percent of the requested CPU.
-const CPU: i32 = 80;
+const DEFAULT_CPU_PERCENT: i32 = 80;
 
 /// Returns the labels that select the Pods. Generated Pods have no other labels, and a Deployment cannot change its selector.
 fn selector(app: &App) -> BTreeMap<String, String> {
-    [(APP.to_owned(), app.name.to_owned())].into()
+    [(APP_LABEL.to_owned(), app.name.to_owned())].into()
 }
 
 /// Returns the metadata of an object, with the labels that Kubernetes recommends
@@ -53,8 +53,8 @@ fn metadata(app: &App) -> ObjectMeta {
     }
 }
 
-/// Builds the Deployment. Without `replicas` the number of Pods stays unset, without `ports` the container's ports.
-pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
+/// Builds the Deployment. Without `replicas` the number of Pods stays unset, without `sets_ports` the container's ports.
+pub fn deployment(app: &App, replicas: Option<i32>, sets_ports: bool) -> Deployment {
     let spec = app.spec;
     let resources = spec
         .resources
@@ -74,7 +74,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
                 .clone()
                 .unwrap_or_else(|| IF_NOT_PRESENT.into()),
         ),
-        ports: Some(container_ports(&app.ports)).filter(|all| ports && !all.is_empty()),
+        ports: Some(container_ports(&app.ports)).filter(|all| sets_ports && !all.is_empty()),
         command: listed(&spec.command),
         args: listed(&spec.args),
         env: listed(&app.env),
@@ -135,10 +135,10 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
         let protocol = port.protocol.as_deref();
         match &port.target_port {
             Some(IntOrString::String(name)) => {
-                if all.iter().any(|there| there.name.as_deref() == Some(name)) {
+                if all.iter().any(|known| known.name.as_deref() == Some(name)) {
                     continue;
                 }
-                all.retain(|there| !is_at(there, port.port, protocol));
+                all.retain(|known| !is_at(known, port.port, protocol));
                 all.push(ContainerPort {
                     name: Some(name.clone()),
                     container_port: port.port,
@@ -147,7 +147,7 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
                 });
             }
             Some(IntOrString::Int(number))
-                if !all.iter().any(|there| is_at(there, *number, Some(TCP))) =>
+                if !all.iter().any(|known| is_at(known, *number, Some(TCP))) =>
             {
                 all.push(ContainerPort {
                     container_port: *number,
@@ -202,7 +202,7 @@ pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
             name: "cpu".into(),
             target: MetricTarget {
                 type_: "Utilization".into(),
-                average_utilization: Some(autoscaling.cpu.unwrap_or(CPU)),
+                average_utilization: Some(autoscaling.cpu.unwrap_or(DEFAULT_CPU_PERCENT)),
                 ..MetricTarget::default()
             },
         }),

@@ -58,21 +58,21 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
         // The operator never deletes a Deployment, but OwnerReferencesPermissionEnforcement requires `delete` to set
         // its owner.
-        Permission::namespaced("apps", &["deployments"], COMES_AND_GOES),
-        Permission::namespaced("", &["services"], COMES_AND_GOES),
-        Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
-        Permission::namespaced("networking.k8s.io", &["ingresses"], COMES_AND_GOES),
+        Permission::namespaced("apps", &["deployments"], CHILD_VERBS),
+        Permission::namespaced("", &["services"], CHILD_VERBS),
+        Permission::namespaced("autoscaling", &["horizontalpodautoscalers"], CHILD_VERBS),
+        Permission::namespaced("networking.k8s.io", &["ingresses"], CHILD_VERBS),
         Permission::namespaced("", &["pods"], &["list"]),
         EVENTS,
     ],
 )
 .with_uninstall_rank(40);
 /// Verbs on children that the operator creates and deletes.
-const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
+const CHILD_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "quartermaster/appservice";
 /// Maximum number of Pods of an app that the operator reads to find out why they do not run.
-const PODS: u32 = 200;
+const MAX_PODS: u32 = 200;
 
 /// Reason of the Event of an autoscaler that was deleted.
 pub const AUTOSCALING_DISABLED: &str = "AutoscalingDisabled";
@@ -206,8 +206,8 @@ impl AppServices {
             };
             (service, ingress)
         };
-        let (run, (service, ingress)) = tokio::join!(self.ensure_pods(cx, app), service);
-        let mut errors: Vec<_> = [run, service, ingress]
+        let (pods, (service, ingress)) = tokio::join!(self.ensure_pods(cx, app), service);
+        let mut errors: Vec<_> = [pods, service, ingress]
             .into_iter()
             .filter_map(Result::err)
             .collect();
@@ -285,7 +285,7 @@ impl AppServices {
         let duplicate_ports = live.and_then(|live| live.duplicate_ports.as_ref());
         let desired = numbers(&build::original_container_ports(&app.ports));
         // Overrides change the template, and so replace the Pods.
-        let ports = app.overrides.is_some()
+        let sets_ports = app.overrides.is_some()
             || duplicate_ports
                 .is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
@@ -301,12 +301,13 @@ impl AppServices {
         if replicas.is_none() {
             released.push(REPLICAS);
         }
-        if !ports {
+        if !sets_ports {
             released.push(&container_ports);
         }
-        let deployment = build::deployment(app, replicas, ports);
+        let deployment = build::deployment(app, replicas, sets_ports);
         let quirks = Quirks {
             released: &released,
+            renumbered: &["containerPort"],
             ..Quirks::default()
         };
         let applied = self.deployments.apply(cx, deployment, quirks);
@@ -345,8 +346,8 @@ impl AppServices {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
         let mut page = ListParams::default()
-            .labels(&format!("{}={}", validate::APP, cx.key.name))
-            .limit(PODS);
+            .labels(&format!("{}={}", validate::APP_LABEL, cx.key.name))
+            .limit(MAX_PODS);
         let mut count = 0;
         loop {
             let pods = match api.list(&page).await {
@@ -361,7 +362,7 @@ impl AppServices {
             let problem = pods::problem(&cx.key.name, &pods);
             count += pods.items.len();
             page.continue_token = pods.metadata.continue_.filter(|token| !token.is_empty());
-            if problem.is_some() || page.continue_token.is_none() || count >= PODS as usize {
+            if problem.is_some() || page.continue_token.is_none() || count >= MAX_PODS as usize {
                 return problem;
             }
         }
@@ -426,7 +427,16 @@ fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
         released,
         ignored: ignored_a_node_port,
         clear_allocated: clear_node_ports,
+        renumbered: &["port"],
+        unnamed_field: duplicate_node_port,
     }
+}
+
+/// Returns the field of a node port that two ports have: the apiserver detects it before it validates fields, so it
+/// names none.
+fn duplicate_node_port(status: &Status) -> Option<&'static str> {
+    let is_duplicate = status.message.starts_with("duplicate nodePort");
+    is_duplicate.then_some("spec.ports[0].nodePort")
 }
 
 /// Removes the node ports of the live Service: the apiserver would reject them as allocated.

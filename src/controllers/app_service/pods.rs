@@ -14,7 +14,7 @@ pub type Pod = Object<NotUsed, PodStatus>;
 pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
     let mut problems: Vec<_> = pods
         .iter()
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_of(app, pod))
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none() && belongs_to(app, pod))
         .filter_map(|pod| {
             let PodProblem { reason, message } = pod::problem(pod.status.as_ref()?)?;
             Some((
@@ -31,7 +31,7 @@ pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
 }
 
 /// Returns whether the Pod belongs to the app. A Pod's labels prove nothing, because any client may set them.
-fn is_of(app: &str, pod: &Pod) -> bool {
+fn belongs_to(app: &str, pod: &Pod) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| {
         let hash = owner

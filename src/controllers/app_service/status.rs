@@ -16,7 +16,7 @@ use qm_runtime::error::{
 };
 use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID, SUSPENDED};
 
-use super::validate::APP;
+use super::validate::APP_LABEL;
 use crate::controllers::pod::PodProblem;
 
 /// Reason of an app whose Pods are being rolled out.
@@ -262,7 +262,7 @@ pub fn observe(
     let ServiceSummary { cluster_ip, ports } = service.unwrap_or_default();
     *status = AppServiceStatus {
         observed_generation: status.observed_generation,
-        selector: Some(format!("{APP}={name}")),
+        selector: Some(format!("{APP_LABEL}={name}")),
         cluster_ip,
         ports,
         ..rollout.unwrap_or_default().status

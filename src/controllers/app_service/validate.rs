@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::overrides;
 
 /// Label that selects the Pods, as in the original program.
-pub const APP: &str = "app";
+pub const APP_LABEL: &str = "app";
 /// Default type of the Service.
 const NODE_PORT: &str = "NodePort";
 /// Type of a Service without ports on the nodes.
@@ -122,7 +122,7 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
 
 fn pod_overrides(name: &str, stored: &PodOverrides) -> Result<Box<PodTemplateSpec>, String> {
     let template = Box::new(stored.template()?);
-    overrides::check(&template, (APP, name))?;
+    overrides::check(&template, (APP_LABEL, name))?;
     Ok(template)
 }
 

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
-use qm_runtime::child_cache::Match;
+use qm_runtime::child_cache::ConfirmedMatch;
 use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::fields::{self, Projection};
 use qm_runtime::ownership::{Owner, Ownership};
@@ -22,7 +22,7 @@ pub struct Copy<'a> {
     pub spec: &'a ConfigMapSyncSpec,
     /// The sync.
     pub owner: &'a Owner,
-    /// [Digest](digest) of the three.
+    /// [Digest](digest) of source, spec and owner.
     pub digest: &'a str,
 }
 
@@ -47,7 +47,7 @@ impl DesiredChild<ConfigMap, ()> for Copy<'_> {
         &self,
         live: &ConfigMap,
         _: &Ownership,
-        _: Option<&Match>,
+        _: Option<&ConfirmedMatch>,
     ) -> Option<ChildAction<'_, ConfigMap>> {
         let mut desired = self.desired(live.metadata.clone());
         let same_content = content(&desired) == content(live);

@@ -16,7 +16,7 @@ use super::status::CopyProblem;
 use super::{ConfigMapSyncs, CopyTotals, blocked, with_error};
 
 /// Number of copies in a page of a list.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 impl ConfigMapSyncs {
     /// Deletes all copies; returns `None` once none is left.
@@ -62,7 +62,7 @@ impl ConfigMapSyncs {
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
         let apis = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
         for (_, api) in apis {
-            let mut page = ListParams::default().labels(&owned).limit(PAGE);
+            let mut page = ListParams::default().labels(&owned).limit(PAGE_SIZE);
             loop {
                 let list = api.list(&page).await?;
                 copies.extend(list.items.iter().map(ObjectKey::of));

@@ -17,7 +17,7 @@ use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, SyncState, WatchPhase};
 use qm_runtime::{ObjectKey, WatchScope, version};
 
-use super::plan::{Destinations, Plan};
+use super::plan::{CopyPlan, Destinations};
 
 /// Index of copies, syncs and namespaces.
 pub struct SyncIndex {
@@ -27,12 +27,12 @@ pub struct SyncIndex {
     pub maps_sync: SyncState,
     /// State of the list of namespaces; `None` if the operator does not watch them.
     pub namespaces_sync: Option<SyncState>,
-    state: Mutex<IndexState>,
+    state: Mutex<SyncIndexState>,
     trigger: Trigger<ConfigMapSync>,
 }
 
 #[derive(Default)]
-struct IndexState {
+struct SyncIndexState {
     /// Ordered, so that a loop with several paths is always found along the same path.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
     /// The syncs that `ConfigMap`s of a name concern.
@@ -43,7 +43,7 @@ struct IndexState {
 }
 
 struct SyncReferences {
-    plan: Plan,
+    plan: CopyPlan,
     /// Creation time and UID: the older sync comes first.
     created: (Option<Time>, String),
 }
@@ -82,7 +82,7 @@ impl SyncIndex {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, IndexState> {
+    fn state(&self) -> MutexGuard<'_, SyncIndexState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,7 +103,7 @@ impl SyncIndex {
     }
 
     /// Follows a sync and the objects that its plan refers to; `None` for a spec without a plan.
-    pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<Plan>) {
+    pub fn follow(&self, key: &ObjectKey, sync: &ConfigMapSync, plan: Option<CopyPlan>) {
         let mut state = self.state();
         if state.syncs.get(key).map(|known| &known.plan) == plan.as_ref() {
             return;
@@ -143,7 +143,7 @@ impl SyncIndex {
     }
 
     /// Returns the namespaces that need a copy by `plan`.
-    pub fn destinations(&self, plan: &Plan) -> Vec<(String, NamespacePresence)> {
+    pub fn destinations(&self, plan: &CopyPlan) -> Vec<(String, NamespacePresence)> {
         let state = self.state();
         match &plan.to {
             Destinations::Named(names) => names
@@ -165,11 +165,11 @@ impl SyncIndex {
     }
 
     /// Returns whether the namespace of the source is known not to exist.
-    pub fn lacks_source_namespace(&self, plan: &Plan) -> bool {
+    pub fn lacks_source_namespace(&self, plan: &CopyPlan) -> bool {
         self.presence(&self.state(), &plan.source.namespace) == NamespacePresence::Missing
     }
 
-    fn presence(&self, state: &IndexState, namespace: &str) -> NamespacePresence {
+    fn presence(&self, state: &SyncIndexState, namespace: &str) -> NamespacePresence {
         let sync = self.namespaces_sync.as_ref();
         let known = sync.is_some_and(SyncState::is_listed);
         match state.namespaces.get(namespace) {
@@ -192,15 +192,15 @@ impl SyncIndex {
         found
     }
 
-    /// Wakes the syncs that a `ConfigMap` concerns, except `known`, which made the change.
-    fn wake_concerned(&self, map: &ObjectKey, known: Option<&ObjectKey>) {
+    /// Wakes the syncs that a `ConfigMap` concerns, except `writer`, which made the change.
+    fn wake_concerned(&self, map: &ObjectKey, writer: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
             .names
             .get(&*map.name)
             .into_iter()
             .flatten()
-            .filter(|sync| Some(*sync) != known && state.concerns(sync, map))
+            .filter(|sync| Some(*sync) != writer && state.concerns(sync, map))
             .cloned()
             .collect();
         drop(state);
@@ -222,7 +222,7 @@ impl SyncIndex {
             Some(info) => state.namespaces.insert(name.to_owned(), info),
             None => state.namespaces.remove(name),
         };
-        let is_concerned = |plan: &Plan| {
+        let is_concerned = |plan: &CopyPlan| {
             plan.selects() || plan.reaches(name, None) || *plan.source.namespace == *name
         };
         let concerned = state.syncs.iter().filter(|(_, it)| is_concerned(&it.plan));
@@ -233,7 +233,7 @@ impl SyncIndex {
     }
 }
 
-impl IndexState {
+impl SyncIndexState {
     fn forget(&mut self, key: &ObjectKey) -> bool {
         let Some(SyncReferences { plan, .. }) = self.syncs.remove(key) else {
             return false;
@@ -255,7 +255,7 @@ impl IndexState {
             .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
     }
 
-    fn copies_to(&self, plan: &Plan, map: &ObjectKey) -> bool {
+    fn copies_to(&self, plan: &CopyPlan, map: &ObjectKey) -> bool {
         let labels = self
             .namespaces
             .get(&*map.namespace)
@@ -305,7 +305,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
     /// Keeps only `ConfigMap`s with the ownership label.
     fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
-        let (owner, news) = match map.labels().get(OWNER_UID) {
+        let (owner, woken) = match map.labels().get(OWNER_UID) {
             Some(_) => (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
                 self.copies.on_applied(key.clone(), known(&map)),
@@ -315,12 +315,12 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
                 self.copies.on_deleted(&key, &map.uid().unwrap_or_default()),
             ),
         };
-        if let Some(owner) = &news {
+        if let Some(owner) = &woken {
             self.trigger.wake(owner);
         }
         // The owner that wrote the copy knows of the change; an owner that got the copy from another owner does not.
-        let knows = owner.filter(|owner| news.as_ref().is_none_or(|woken| woken == owner));
-        self.wake_concerned(&key, knows.as_ref());
+        let writer = owner.filter(|owner| woken.as_ref().is_none_or(|woken| woken == owner));
+        self.wake_concerned(&key, writer.as_ref());
         map.labels().contains_key(OWNER_UID)
     }
 

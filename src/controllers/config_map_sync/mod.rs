@@ -29,8 +29,8 @@ use tokio::sync::Semaphore;
 
 use self::copy::Copy;
 use self::index::{NamespacePresence, SyncIndex};
-use self::plan::{Plan, PlanError};
-use self::status::{Copied, CopyProblem, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
+use self::plan::{CopyPlan, PlanError};
+use self::status::{CopyProblem, CopySummary, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
 use crate::cli::RunConfig;
 
 pub mod copy;
@@ -71,10 +71,10 @@ pub const MANAGER: &str = "quartermaster/configmapsync";
 /// Changes to make instead of editing a copy, by field.
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Concurrent writes of the copies of one sync.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_WRITES: usize = 16;
 /// Maximum size of the content of copies that are written at the same time, in KiB. Memory holds each content several
 /// times: as read, as sent and as returned.
-const ROOM: u32 = 6 * 1024;
+const MAX_CONTENT_KIBIBYTES: u32 = 6 * 1024;
 
 pub struct ConfigMapSyncs {
     scope: WatchScope,
@@ -84,7 +84,7 @@ pub struct ConfigMapSyncs {
     index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
     /// Permits for the content of copies in memory, one for each KiB.
-    room: Semaphore,
+    content_permits: Semaphore,
     /// Times of writes of copies that no status has yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
@@ -131,7 +131,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             no_cross_namespace_refs: config.no_cross_namespace_refs,
             index,
             copies,
-            room: Semaphore::new(ROOM as usize),
+            content_permits: Semaphore::new(MAX_CONTENT_KIBIBYTES as usize),
             unrecorded: Mutex::default(),
         })
     })
@@ -184,7 +184,10 @@ impl Controller for ConfigMapSyncs {
             };
             self.ensure(cx, copy, presence)
         });
-        let mut results: Vec<_> = stream::iter(ensured).buffered(AT_ONCE).collect().await;
+        let mut results: Vec<_> = stream::iter(ensured)
+            .buffered(MAX_CONCURRENT_WRITES)
+            .collect()
+            .await;
         let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -198,7 +201,7 @@ impl Controller for ConfigMapSyncs {
             mut problems,
             error,
         } = CopyTotals::of(results);
-        problems.extend(plan.refused.iter().map(|(namespace, error)| CopyProblem {
+        problems.extend(plan.rejected.iter().map(|(namespace, error)| CopyProblem {
             namespace: namespace.clone(),
             reason: error.reason().into(),
             message: error.to_string(),
@@ -207,14 +210,14 @@ impl Controller for ConfigMapSyncs {
         let is_polled = problems
             .iter()
             .any(|it| is_unknown || status::is_polled(&it.reason));
-        let copied = Copied {
-            destinations: desired.len() + plan.refused.len(),
+        let summary = CopySummary {
+            destinations: desired.len() + plan.rejected.len(),
             matching: matching.len(),
             kept,
             problems,
         };
         self.record_writes(cx, has_written);
-        let outcome = status::copied(&mut cx.status, &copied, whole_seconds(Timestamp::now()));
+        let outcome = status::outcome(&mut cx.status, &summary, whole_seconds(Timestamp::now()));
         with_error(outcome, is_polled, error)
     }
 
@@ -244,10 +247,10 @@ impl Controller for ConfigMapSyncs {
 }
 
 impl ConfigMapSyncs {
-    fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, PlanError> {
+    fn plan(&self, sync: &ConfigMapSync) -> Result<CopyPlan, PlanError> {
         let namespace = sync.metadata.namespace.as_deref();
         let only = namespace.filter(|_| self.no_cross_namespace_refs);
-        Plan::of(&sync.spec, &self.scope, self.allow_protected, only)
+        CopyPlan::of(&sync.spec, &self.scope, self.allow_protected, only)
     }
 
     /// Ends the reconcile of a sync whose source does not exist. The copies stay, except those that the spec no longer
@@ -255,7 +258,7 @@ impl ConfigMapSyncs {
     async fn without_source(
         &self,
         cx: &mut Context<ConfigMapSync>,
-        plan: &Plan,
+        plan: &CopyPlan,
         desired: &BTreeSet<ObjectKey>,
     ) -> Result<Outcome> {
         let ObjectKey { namespace, name } = &plan.source;
@@ -316,11 +319,14 @@ impl ConfigMapSyncs {
         let released = copies.into_iter().map(|copy| async move {
             let stays = cx.object.spec.orphans();
             // The content of a copy is at most 1 MiB.
-            let _room = self.room.acquire_many(1024).await;
+            let _permits = self.content_permits.acquire_many(1024).await;
             let result = self.copies.release(cx, &copy, stays).await;
             (copy, result)
         });
-        stream::iter(released).buffered(AT_ONCE).collect().await
+        stream::iter(released)
+            .buffered(MAX_CONCURRENT_WRITES)
+            .collect()
+            .await
     }
 
     /// Makes one copy match; returns whether anything was written.
@@ -354,8 +360,8 @@ impl ConfigMapSyncs {
             return Ok(false);
         }
         // The semaphore is never closed.
-        let room = copy.kibibytes().clamp(1, ROOM);
-        let _room = self.room.acquire_many(room).await;
+        let kibibytes = copy.kibibytes().clamp(1, MAX_CONTENT_KIBIBYTES);
+        let _permits = self.content_permits.acquire_many(kibibytes).await;
         let mut ensured = self.copies.ensure(cx, copy).await?;
         if let Ensured::Deleted(..) = ensured {
             // A deleted ConfigMap is gone at once, unless another client has added a finalizer.

@@ -46,13 +46,13 @@ impl PlanError {
 
 /// The source and the copies of a `ConfigMapSync`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct CopyPlan {
     pub source: ObjectKey,
     pub name: String,
     /// Namespaces of the copies.
     pub to: Destinations,
     /// Named namespaces that get no copy, and why.
-    pub refused: BTreeMap<String, PlanError>,
+    pub rejected: BTreeMap<String, PlanError>,
 }
 
 /// The namespaces of copies.
@@ -68,7 +68,7 @@ pub enum Destinations {
     },
 }
 
-impl Plan {
+impl CopyPlan {
     /// Returns the plan of `spec`. `allow_protected`: copies may go to the namespaces of Kubernetes itself. `only`: the one
     /// namespace that may be named, if references to others are rejected.
     pub fn of(
@@ -130,8 +130,8 @@ impl Plan {
             };
             Some(PlanError::OutOfScope(message))
         };
-        if let Some(refused) = outside(&spec.source_namespace) {
-            return Err(refused);
+        if let Some(rejected) = outside(&spec.source_namespace) {
+            return Err(rejected);
         }
         if !allow_protected && PROTECTED_NAMES.contains(&name) {
             return Err(PlanError::DestinationNotAllowed(format!(
@@ -139,7 +139,7 @@ impl Plan {
                  operator with --allow-protected-destinations"
             )));
         }
-        let mut refused = BTreeMap::new();
+        let mut rejected = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
             Some(_) if *scope != WatchScope::Cluster => {
                 return Err(PlanError::OutOfScope(
@@ -181,19 +181,19 @@ impl Plan {
                 }
                 for namespace in std::mem::take(&mut named) {
                     if let Some(why) = outside(&namespace) {
-                        refused.insert(namespace, why);
+                        rejected.insert(namespace, why);
                     } else if !allow_protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
                         let message = format!(
                             "copies in {namespace} are not allowed, because this namespace belongs to Kubernetes: name another \
                              namespace, or run the operator with --allow-protected-destinations"
                         );
-                        refused.insert(namespace, PlanError::DestinationNotAllowed(message));
+                        rejected.insert(namespace, PlanError::DestinationNotAllowed(message));
                     } else {
                         named.insert(namespace);
                     }
                 }
                 // A destination that cannot be served must not block others.
-                if let Some(first) = refused.values().next().filter(|_| named.is_empty()) {
+                if let Some(first) = rejected.values().next().filter(|_| named.is_empty()) {
                     return Err(first.clone());
                 }
                 Destinations::Named(named)
@@ -203,7 +203,7 @@ impl Plan {
             source,
             name: name.into(),
             to,
-            refused,
+            rejected,
         })
     }
 
@@ -304,13 +304,17 @@ mod tests {
         assert_eq!(must_stay(&key(old), &keys(desired), &keys(there)), wants);
     }
 
-    fn plan(spec: &Value, scope: &WatchScope, allow_protected: bool) -> Result<Plan, PlanError> {
+    fn plan(
+        spec: &Value,
+        scope: &WatchScope,
+        allow_protected: bool,
+    ) -> Result<CopyPlan, PlanError> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole
             .as_object_mut()
             .unwrap()
             .extend(spec.as_object().unwrap().clone());
-        Plan::of(
+        CopyPlan::of(
             &serde_json::from_value(whole).unwrap(),
             scope,
             allow_protected,
@@ -367,10 +371,10 @@ mod tests {
     #[case::no_value(json!({ "destinationNamespaceSelector": { "matchLabels": { "a": "b c" } } }), "labels")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn invalid_spec_is_rejected(#[case] spec: Value, #[case] expected: &str) {
-        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
+        let rejected = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::SpecInvalid(message) if message.contains(expected)),
-            "{refused:?}"
+            matches!(&rejected, PlanError::SpecInvalid(message) if message.contains(expected)),
+            "{rejected:?}"
         );
     }
 
@@ -380,10 +384,10 @@ mod tests {
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
     fn protected_destination_is_rejected_unless_allowed(#[case] spec: Value) {
-        let refused = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
+        let rejected = plan(&spec, &WatchScope::Cluster, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::DestinationNotAllowed(message) if message.contains("--allow-protected")),
-            "{refused:?}"
+            matches!(&rejected, PlanError::DestinationNotAllowed(message) if message.contains("--allow-protected")),
+            "{rejected:?}"
         );
         plan(&spec, &WatchScope::Cluster, true).unwrap();
     }
@@ -398,8 +402,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(plan.to, Destinations::Named(["b".to_owned()].into()));
-        let refused: Vec<_> = plan.refused.keys().map(String::as_str).collect();
-        assert_eq!(refused, ["kube-public", "z"]);
+        let rejected: Vec<_> = plan.rejected.keys().map(String::as_str).collect();
+        assert_eq!(rejected, ["kube-public", "z"]);
     }
 
     #[rstest]
@@ -408,10 +412,10 @@ mod tests {
     #[case::selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn reference_out_of_scope_is_rejected(#[case] spec: Value, #[case] expected: &str) {
         let scope = WatchScope::Namespaces(vec!["a".into(), "b".into()]);
-        let refused = plan(&spec, &scope, false).unwrap_err();
+        let rejected = plan(&spec, &scope, false).unwrap_err();
         assert!(
-            matches!(&refused, PlanError::OutOfScope(message) if message.contains(expected)),
-            "{refused:?}"
+            matches!(&rejected, PlanError::OutOfScope(message) if message.contains(expected)),
+            "{rejected:?}"
         );
     }
 }

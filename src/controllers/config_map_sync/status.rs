@@ -43,7 +43,7 @@ pub const REASONS: [&str; 15] = [
 ];
 
 /// Maximum number of destinations, or links of a loop, that a message names.
-const NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 
 /// Returns whether a sync with this reason must poll, because no watch shows the end of its problem.
 pub fn is_polled(reason: &str) -> bool {
@@ -61,7 +61,7 @@ pub struct CopyProblem {
 
 /// Results of the copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
+pub struct CopySummary {
     /// Number of copies that the spec asks for.
     pub destinations: usize,
     /// Number of copies that match the source.
@@ -83,19 +83,19 @@ pub fn blocked(
 }
 
 /// Fills the draft of the status, and returns the outcome of these results.
-pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> Outcome {
+pub fn outcome(status: &mut ConfigMapSyncStatus, summary: &CopySummary, now: Time) -> Outcome {
     // A process that was killed before it wrote the status has written the copies.
-    if copied.matching > 0 {
+    if summary.matching > 0 {
         status.last_sync_time.get_or_insert(now);
     }
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    status.destinations = Some(count(copied.destinations));
-    status.copies = Some(count(copied.matching));
-    let outcome = match copied.problems.first() {
-        Some(first) => Outcome::failed(first.reason.clone(), incomplete(copied)),
+    status.destinations = Some(count(summary.destinations));
+    status.copies = Some(count(summary.matching));
+    let outcome = match summary.problems.first() {
+        Some(first) => Outcome::failed(first.reason.clone(), incomplete(summary)),
         None => Outcome {
             reason: SYNCED.into(),
-            ..Outcome::ready(match copied.destinations {
+            ..Outcome::ready(match summary.destinations {
                 0 => "no namespace needs a copy".into(),
                 1 => "the copy matches its source".into(),
                 several => format!("{several} copies match their source"),
@@ -106,14 +106,14 @@ pub fn copied(status: &mut ConfigMapSyncStatus, copied: &Copied, now: Time) -> O
 }
 
 /// Names the first problems, each with its own message.
-fn incomplete(copied: &Copied) -> String {
-    let Copied {
+fn incomplete(summary: &CopySummary) -> String {
+    let CopySummary {
         destinations,
         matching,
         kept,
         problems,
-    } = copied;
-    let named = problems.iter().take(NAMED).map(|problem| {
+    } = summary;
+    let named = problems.iter().take(MAX_NAMED).map(|problem| {
         let CopyProblem {
             namespace,
             reason,
@@ -122,7 +122,7 @@ fn incomplete(copied: &Copied) -> String {
         format!("{namespace}: {reason}: {message}")
     });
     let named = named.collect::<Vec<_>>().join("; ");
-    let more = match problems.len().saturating_sub(NAMED) {
+    let more = match problems.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         rest => format!("; and {rest} more"),
     };
@@ -142,13 +142,13 @@ pub fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
         .partition(|link| link.namespace == sync.namespace);
     let mut parts: Vec<_> = own
         .iter()
-        .take(NAMED)
+        .take(MAX_NAMED)
         .map(|link| format!("ConfigMapSync {link}"))
         .collect();
-    if own.len() > NAMED {
+    if own.len() > MAX_NAMED {
         parts.push(format!(
             "{} more of namespace {}",
-            own.len() - NAMED,
+            own.len() - MAX_NAMED,
             sync.namespace
         ));
     }
@@ -187,26 +187,26 @@ mod tests {
         }
     }
 
-    fn matching(matching: usize) -> Copied {
-        Copied {
+    fn matching(matching: usize) -> CopySummary {
+        CopySummary {
             destinations: 2,
             matching,
-            ..Copied::default()
+            ..CopySummary::default()
         }
     }
 
     #[test]
     fn blocked_sync_clears_the_counts_and_keeps_the_time() {
         let mut status = ConfigMapSyncStatus::default();
-        copied(&mut status, &matching(0), at(1));
+        outcome(&mut status, &matching(0), at(1));
         assert_eq!(status.last_sync_time, None, "nothing was copied");
-        copied(&mut status, &matching(2), at(2));
+        outcome(&mut status, &matching(2), at(2));
         assert_eq!(
             status.last_sync_time,
             Some(at(2)),
             "an earlier process wrote the copies"
         );
-        copied(&mut status, &matching(2), at(3));
+        outcome(&mut status, &matching(2), at(3));
         assert_eq!(status.last_sync_time, Some(at(2)));
         assert_eq!(status.copies, Some(2));
         let outcome = blocked(&mut status, SOURCE_NOT_FOUND, "no");
@@ -254,12 +254,12 @@ mod tests {
     #[test]
     fn message_names_the_first_problems() {
         let report =
-            |copied_now: &Copied| copied(&mut ConfigMapSyncStatus::default(), copied_now, at(1));
-        let one = Copied {
+            |summary: &CopySummary| outcome(&mut ConfigMapSyncStatus::default(), summary, at(1));
+        let one = CopySummary {
             destinations: 3,
             matching: 2,
             problems: vec![problem("b")],
-            ..Copied::default()
+            ..CopySummary::default()
         };
         let outcome = report(&one);
         assert_eq!(outcome.reason, QUOTA_EXCEEDED);
@@ -267,7 +267,7 @@ mod tests {
             outcome.message,
             "2 of 3 copies match the source; b: QuotaExceeded: full"
         );
-        let many = Copied {
+        let many = CopySummary {
             destinations: 200,
             matching: 0,
             kept: 2,

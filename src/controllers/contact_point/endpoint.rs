@@ -41,27 +41,63 @@ pub struct ResolvedEndpoint {
 /// Reason that a contact point has no endpoint. The variant's name is the condition's reason.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// No usable Secret with that name exists.
-    #[error("{0}")]
-    SecretNotFound(String),
-    /// The Secret lacks the key.
-    #[error("{0}")]
-    SecretKeyMissing(String),
-    /// The Secret's value is not a valid token, URL, key or certificate.
-    #[error("{0}")]
-    SecretInvalid(String),
-    /// The operator may not read Secrets in the namespace.
-    #[error("{0}")]
-    SecretForbidden(String),
+    /// The namespaces have no usable Secret with that name. The first is that of the contact point.
+    #[error(
+        "there is no usable Secret {secret:?} {}; create it in {:?}",
+        in_namespaces(.namespaces),
+        .namespaces.first().map_or("", String::as_str)
+    )]
+    SecretNotFound {
+        secret: String,
+        namespaces: Vec<String>,
+    },
+    #[error("Secret {secret:?} has no key {key:?}; it has {}", keys_or_none(.keys))]
+    SecretKeyMissing {
+        secret: String,
+        key: String,
+        /// Keys that the Secret has.
+        keys: Vec<String>,
+    },
+    /// The Secret, or the value of its key, is not a valid token, URL, key or certificate.
+    #[error("{}Secret {secret:?}: {problem}", key_of(.key.as_deref()))]
+    SecretInvalid {
+        secret: String,
+        key: Option<String>,
+        problem: String,
+    },
+    #[error(
+        "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
+    )]
+    SecretForbidden { namespace: String },
     /// The spec is incomplete or contradictory.
     #[error("{0}")]
     SpecInvalid(String),
     /// The body fails for the test message, which would therefore lack the token.
-    #[error("{0}")]
+    #[error(
+        "spec.webhookSpec.body fails for the test message: {0}; the operator sends nothing until the body is fixed"
+    )]
     BodyInvalid(String),
     /// The apiserver did not answer, or answered without a Secret: a transient error.
     #[error("a Secret could not be read: {0}")]
     SecretUnreadable(String),
+}
+
+fn in_namespaces(namespaces: &[String]) -> String {
+    let quoted: Vec<_> = namespaces.iter().map(|name| format!("{name:?}")).collect();
+    format!("in namespace {}", quoted.join(" or in "))
+}
+
+fn keys_or_none(keys: &[String]) -> String {
+    if keys.is_empty() {
+        "none".into()
+    } else {
+        keys.join(", ")
+    }
+}
+
+fn key_of(key: Option<&str>) -> String {
+    key.map(|key| format!("key {key:?} of "))
+        .unwrap_or_default()
 }
 
 /// Reason of a body that cannot be rendered with its token.
@@ -71,10 +107,10 @@ impl EndpointError {
     /// Returns the condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::SecretNotFound(_) => "SecretNotFound",
-            Self::SecretKeyMissing(_) => "SecretKeyMissing",
-            Self::SecretInvalid(_) => "SecretInvalid",
-            Self::SecretForbidden(_) => "SecretForbidden",
+            Self::SecretNotFound { .. } => "SecretNotFound",
+            Self::SecretKeyMissing { .. } => "SecretKeyMissing",
+            Self::SecretInvalid { .. } => "SecretInvalid",
+            Self::SecretForbidden { .. } => "SecretForbidden",
             Self::SpecInvalid(_) => "SpecInvalid",
             Self::BodyInvalid(_) => BODY_INVALID,
             Self::SecretUnreadable(_) => "SecretUnreadable",
@@ -190,7 +226,7 @@ async fn webhook(
             let part = |key: &str| secret.data.get(key).map(|bytes| bytes.0.as_slice());
             let name = &tls.secret_name;
             let tls = Tls::new(part("ca.crt"), part("tls.crt"), part("tls.key"));
-            Some(tls.map_err(|error| secrets.unusable(name, format!("Secret {name:?}: {error}")))?)
+            Some(tls.map_err(|error| secrets.unusable(name, None, &error))?)
         }
         None => None,
     };
@@ -231,11 +267,8 @@ fn checked_body(
     if let Some(body) = &body {
         let namespace = point.namespace().unwrap_or_default();
         let (name, footer) = (point.name_any(), point.spec.footer.as_deref());
-        event::check_test(body, &namespace, &name, cluster, footer).map_err(|error| {
-            EndpointError::BodyInvalid(format!(
-                "spec.webhookSpec.body fails for the test message: {error}; the operator sends nothing until the body is fixed"
-            ))
-        })?;
+        event::check_test(body, &namespace, &name, cluster, footer)
+            .map_err(EndpointError::BodyInvalid)?;
     }
     Ok(body)
 }
@@ -317,16 +350,12 @@ impl SecretReader<'_> {
             Some(value) => Ok(value.clone()),
             None if found.shared => Err(self.not_found(&reference.secret_name)),
             None => {
-                let SecretKeySelector { secret_name, key } = reference;
-                let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
-                Err(EndpointError::SecretKeyMissing(format!(
-                    "Secret {secret_name:?} has no key {key:?}; it has {}",
-                    if keys.is_empty() {
-                        "none".into()
-                    } else {
-                        keys.join(", ")
-                    }
-                )))
+                let SecretKeySelector { secret_name, key } = reference.clone();
+                Err(EndpointError::SecretKeyMissing {
+                    secret: secret_name,
+                    key,
+                    keys: found.data.into_keys().collect(),
+                })
             }
         }
     }
@@ -342,17 +371,18 @@ impl SecretReader<'_> {
     /// Returns the error for an invalid value of a key.
     fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> EndpointError {
         let SecretKeySelector { secret_name, key } = reference;
-        self.unusable(
-            secret_name,
-            format!("key {key:?} of Secret {secret_name:?}: {error}"),
-        )
+        self.unusable(secret_name, Some(key), error)
     }
 
     /// Returns the error for a Secret that cannot be used, which must not reveal that a shared Secret exists.
-    fn unusable(&self, name: &str, message: String) -> EndpointError {
+    fn unusable(&self, name: &str, key: Option<&str>, problem: &dyn fmt::Display) -> EndpointError {
         match self.read.get(name) {
             Some(found) if found.shared => self.not_found(name),
-            _ => EndpointError::SecretInvalid(message),
+            _ => EndpointError::SecretInvalid {
+                secret: name.to_owned(),
+                key: key.map(str::to_owned),
+                problem: problem.to_string(),
+            },
         }
     }
 
@@ -381,7 +411,7 @@ impl SecretReader<'_> {
             None => {
                 // The answer must not reveal which Secrets exist.
                 let operators = match self.get(&self.source.operator_namespace, name).await {
-                    Err(EndpointError::SecretForbidden(_)) => None,
+                    Err(EndpointError::SecretForbidden { .. }) => None,
                     other => other?,
                 };
                 let secret = operators
@@ -404,9 +434,9 @@ impl SecretReader<'_> {
         {
             Ok(secret) => Ok(secret),
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                Err(EndpointError::SecretForbidden(format!(
-                    "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
-                )))
+                Err(EndpointError::SecretForbidden {
+                    namespace: namespace.to_owned(),
+                })
             }
             // The error quotes the Secret.
             Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
@@ -442,16 +472,15 @@ impl SecretReader<'_> {
     }
 
     fn not_found(&self, name: &str) -> EndpointError {
-        let own = self.point.namespace().unwrap_or_default();
+        let mut namespaces = vec![self.point.namespace().unwrap_or_default()];
         let operators = &self.source.operator_namespace;
-        let namespaces = if self.may_read_in(operators) && own != *operators {
-            format!("in namespace {own:?} or in {operators:?}")
-        } else {
-            format!("in namespace {own:?}")
-        };
-        EndpointError::SecretNotFound(format!(
-            "there is no usable Secret {name:?} {namespaces}; create it in {own:?}"
-        ))
+        if self.may_read_in(operators) && namespaces[0] != *operators {
+            namespaces.push(operators.clone());
+        }
+        EndpointError::SecretNotFound {
+            secret: name.to_owned(),
+            namespaces,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_core::conditions::READY;
 use qm_runtime::ObjectKey;
-use qm_runtime::child_cache::Match;
+use qm_runtime::child_cache::ConfirmedMatch;
 use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, WRITE_FAILED,
@@ -64,7 +64,12 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         build::pod(self.owner, &self.desired)
     }
 
-    fn plan(&self, live: &Pod, _: &Ownership, _: Option<&Match>) -> Option<ChildAction<'_, Pod>> {
+    fn plan(
+        &self,
+        live: &Pod,
+        _: &Ownership,
+        _: Option<&ConfirmedMatch>,
+    ) -> Option<ChildAction<'_, Pod>> {
         self.plan_cached(&PodState::of(live))
     }
 
@@ -88,7 +93,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         Some(ChildAction::Patch(patch))
     }
 
-    fn matched(&self, _: &Pod) -> Option<Match> {
+    fn matched(&self, _: &Pod) -> Option<ConfirmedMatch> {
         None
     }
 

@@ -24,7 +24,7 @@ use super::status::{
     DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN, TERMINATING,
     count,
 };
-use super::step::{EventType, Intent, Step};
+use super::step::{EventType, Intent, OwnedResource, Step};
 use super::tags::TagOwnership;
 
 /// Policy that AWS gives a new HTTPS listener without one. A listener that becomes HTTPS needs a policy
@@ -223,7 +223,7 @@ impl<'a> Walker<'a> {
             return blocked(readiness, Requeue::OnChange);
         }
         if ownership.relation == Ownership::Restored {
-            self.take_step(Step::ConfirmOwner("load balancer"))?;
+            self.take_step(Step::ConfirmOwner(OwnedResource::LoadBalancer))?;
         }
         self.add_finalizer()?;
         let (mut changed, mut error) = (Vec::new(), None);
@@ -396,7 +396,7 @@ impl<'a> Walker<'a> {
             return Break(Stop::End(End::Deleted));
         }
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
-        self.take_step(Step::ConfirmOwner("load balancer"))?;
+        self.take_step(Step::ConfirmOwner(OwnedResource::LoadBalancer))?;
         match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
             Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
                 return self.ensure_undeletable(found, error);
@@ -486,7 +486,7 @@ impl<'a> Walker<'a> {
         let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
         self.read_ownership(arns.iter().cloned())?;
         // If the cache is stale, the groups may belong to a newer MyIngress of that name.
-        self.take_step(Step::ConfirmOwner("target groups"))?;
+        self.take_step(Step::ConfirmOwner(OwnedResource::TargetGroups))?;
         for arn in arns.iter().filter(|arn| observed.owners.is_owned(arn)) {
             match self.take_step(Step::DeleteTargetGroup(arn.clone())) {
                 Break(Stop::End(End::Rejected(error))) if left && error.is(error::IN_USE) => {}

@@ -32,8 +32,8 @@ pub(crate) enum Step {
     ReadService(u16, String),
 
     /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The confirmation counts
-    /// only for a change of this resource.
-    ConfirmOwner(&'static str),
+    /// only for changes of these resources, because time passes until the operator changes the next ones.
+    ConfirmOwner(OwnedResource),
     AddFinalizer,
     /// Writes the status.
     RecordIntent(Intent),
@@ -57,6 +57,13 @@ pub(crate) enum Step {
     CreateListener(String, DesiredListener, Tags),
     ModifyListener(String, DesiredListener),
     DeleteListener(String),
+}
+
+/// Resources in AWS that a `MyIngress` owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnedResource {
+    LoadBalancer,
+    TargetGroups,
 }
 
 /// Intent of a reconcile. The status records the intent before the call to AWS, so that the next reconcile knows the

@@ -27,8 +27,8 @@ use tracing::{Instrument, error};
 use super::field::Selectors;
 use super::follower::FollowIdentity;
 use super::grants::{Grant, Grants};
-use super::reads::{
-    Answer, MAX_SINGLE_READS, OBJECT_PERIOD, Reads, RequestGroup, TrackError, unreadable,
+use super::requests::{
+    Answer, MAX_SINGLE_READS, OBJECT_PERIOD, RequestGroup, TargetRequests, TrackError, unreadable,
 };
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
@@ -63,7 +63,7 @@ pub struct Targets {
     /// Discovered resources.
     pub resolver: Resolver,
     /// Requests that run outside reconciles.
-    pub reads: Reads,
+    pub requests: TargetRequests,
     /// Wakes the `TrackedField` that gets an answer.
     pub trigger: Trigger<TrackedField>,
     /// Time without confirmation after which a target is read.
@@ -136,7 +136,7 @@ impl Targets {
 
     /// Ensures a watch of the target of `object`; if the resource is unknown, once discovery has answered.
     pub fn watch(self: &Arc<Self>, object: &Arc<TrackedField>) {
-        if self.ensure(object) {
+        if self.watch_if_known(object) {
             return;
         }
         // Discovery for a target that cannot be tracked would only make the reason alternate.
@@ -147,7 +147,7 @@ impl Targets {
 
     /// Ensures a watch of the target of `object`, if its resource is known and in scope. Returns whether the resource
     /// is known.
-    pub(super) fn ensure(&self, object: &TrackedField) -> bool {
+    pub(super) fn watch_if_known(&self, object: &TrackedField) -> bool {
         let target = &object.spec.target;
         let Some(resolved) = self.resolver.known(target) else {
             return false;
@@ -295,7 +295,7 @@ impl Targets {
                 }
             }
             Some(_) => {
-                self.reads.not_needed(&key);
+                self.requests.not_needed(&key);
                 return false;
             }
         };
@@ -304,7 +304,7 @@ impl Targets {
     }
 
     fn start_request(self: &Arc<Self>, object: &Arc<TrackedField>, group: RequestGroup) {
-        if self.reads.request(object, group.clone()) {
+        if self.requests.request(object, group.clone()) {
             tokio::spawn(run(Arc::clone(self), group));
         }
     }
@@ -320,7 +320,7 @@ impl Targets {
         // A quiet child's first value is not sent, so it can wait for the list.
         let is_gathered = Initial::of(object) == Initial::Quiet
             && object.status.as_ref().is_none_or(StoredHistory::is_empty)
-            && self.reads.gathers(resource);
+            && self.requests.gathers(resource);
         let count = || {
             let watched_namespace = tracked.watched_namespace.as_deref();
             let limit = MAX_SINGLE_READS + 1;
@@ -328,7 +328,7 @@ impl Targets {
                 .unread_of(resource, watched_namespace, self.sync_period, limit)
                 .count()
         };
-        is_gathered || self.reads.exceeds_single_reads(resource, count)
+        is_gathered || self.requests.exceeds_single_reads(resource, count)
     }
 
     /// Reads all objects of `resource` in `watched_namespace` that need it with one list; `resolved` is the resource.
@@ -375,9 +375,9 @@ impl Targets {
     async fn wake(&self, key: ObjectKey, woken: &mut Woken) {
         let latest = Instant::now() + woken.max_pause;
         while woken.keys.len() >= MAX_WOKEN {
-            woken
-                .keys
-                .retain(|key| self.reads.has_answer(key) || self.tracker.has_buffered_changes(key));
+            woken.keys.retain(|key| {
+                self.requests.has_answer(key) || self.tracker.has_buffered_changes(key)
+            });
             if woken.keys.len() < MAX_WOKEN {
                 break;
             }
@@ -525,15 +525,15 @@ async fn run_lists(
     watched_namespace: Option<&str>,
 ) {
     loop {
-        targets.reads.gathered(resource).await;
-        let requests = targets.reads.drain_group(group);
+        targets.requests.gathered(resource).await;
+        let requests = targets.requests.drain_group(group);
         let first = requests.first().map(|(_, object)| &object.spec.target);
         let Some(target) = first else {
             return;
         };
         let read = match targets.resolver.known(target) {
             Some(resolved) => {
-                let permits = targets.reads.permits(group, false);
+                let permits = targets.requests.permits(group, false);
                 let Ok(_permit) = permits.acquire_owned().await else {
                     return;
                 };
@@ -567,8 +567,8 @@ async fn run_lists(
                 Err(error) => Some(Err(error.repeated())),
             };
             match answer {
-                Some(answer) => _ = targets.reads.answered(&key, number, Ok(answer), leads),
-                None => targets.reads.drop_request(&key, number),
+                Some(answer) => _ = targets.requests.answered(&key, number, Ok(answer), leads),
+                None => targets.requests.drop_request(&key, number),
             }
             targets.wake(key, &mut woken).await;
         }
@@ -584,11 +584,11 @@ async fn run_lists(
 
 /// Sends the requests of a group one by one.
 async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
-    while let Some((number, object)) = targets.reads.next(group) {
+    while let Some((number, object)) = targets.requests.next(group) {
         let key = ObjectKey::of(object.as_ref());
         let reads_object = matches!(group, RequestGroup::Object(_) | RequestGroup::Background(_))
             && targets.is_unread(&key);
-        let permits = targets.reads.permits(group, reads_object);
+        let permits = targets.requests.permits(group, reads_object);
         let Ok(permit) = permits.acquire_owned().await else {
             return;
         };
@@ -608,13 +608,13 @@ async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
             error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
         }
         let leads = targets.tracker.leads();
-        let awaited = targets.reads.answered(&key, number, answer, leads);
+        let awaited = targets.requests.answered(&key, number, answer, leads);
         if awaited && leads {
             targets.trigger.wake(&key);
         } else if awaited {
             // A standby does not reconcile, so the target is followed here.
             targets.follow(&object);
-            targets.ensure(&object);
+            targets.watch_if_known(&object);
         }
         if reads_object {
             sleep(OBJECT_PERIOD).await;
@@ -647,7 +647,7 @@ mod tests {
 
     use super::*;
     use crate::controllers::tracked_field::grants;
-    use crate::controllers::tracked_field::reads::{Answered, PER_GROUP};
+    use crate::controllers::tracked_field::requests::{Answered, PER_GROUP};
     use crate::controllers::tracked_field::target::Resolver;
     use crate::controllers::tracked_field::tracker::Tracker;
 
@@ -689,7 +689,7 @@ mod tests {
             hub,
             grants: Arc::new(grants::tests::everything()),
             resolver: Resolver::default(),
-            reads: Reads::default(),
+            requests: TargetRequests::default(),
             trigger: Trigger::default(),
             sync_period,
             timeout: Duration::from_mins(1),
@@ -738,7 +738,7 @@ mod tests {
     async fn answer(targets: &Targets, field: &TrackedField) -> Answered {
         loop {
             if let Some(answer) = targets
-                .reads
+                .requests
                 .take(&ObjectKey::of(field), &FollowIdentity::of(field))
             {
                 return answer;
@@ -780,11 +780,11 @@ mod tests {
             let untracked = answer(&targets, field).await.unwrap().unwrap_err();
             assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
             let failure = targets
-                .reads
+                .requests
                 .failure(&ObjectKey::of(field.as_ref()), &FollowIdentity::of(field));
             assert_eq!(failure, Some(untracked.waiting));
         }
-        assert!(targets.reads.is_idle());
+        assert!(targets.requests.is_idle());
     }
 
     #[rstest]
@@ -929,7 +929,7 @@ mod tests {
             let text = untracked.waiting.message();
             assert!(text.contains(message), "{text}");
         }
-        while !targets.reads.is_idle() {
+        while !targets.requests.is_idle() {
             sleep(Duration::from_millis(1)).await;
         }
     }
@@ -944,10 +944,14 @@ mod tests {
         let key = |at: usize| ObjectKey::of(fields[at].as_ref());
         for (number, field) in (1..).zip(&fields) {
             let group = RequestGroup::discovery(&field.spec.target);
-            targets.reads.request(field, group);
+            targets.requests.request(field, group);
             let failure = unreadable("the targets could not be listed").into();
             let key = ObjectKey::of(field.as_ref());
-            assert!(targets.reads.answered(&key, number, Ok(Err(failure)), true));
+            assert!(
+                targets
+                    .requests
+                    .answered(&key, number, Ok(Err(failure)), true)
+            );
         }
         let (start, mut woken) = (Instant::now(), Woken::default());
         for at in 0..MAX_WOKEN {
@@ -969,13 +973,13 @@ mod tests {
 
     #[test]
     fn few_unread_targets_are_not_counted_for_each_read() {
-        let (reads, counts) = (Reads::default(), AtomicUsize::new(0));
+        let (requests, counts) = (TargetRequests::default(), AtomicUsize::new(0));
         let resource = ResourceName {
             api_version: "apps/v1".into(),
             plural: "deployments".into(),
         };
         let exceeds = |unread: usize| {
-            reads.exceeds_single_reads(&resource, || {
+            requests.exceeds_single_reads(&resource, || {
                 counts.fetch_add(1, Ordering::SeqCst);
                 unread
             })
@@ -999,7 +1003,7 @@ mod tests {
         assert!(targets.request(&before, None));
         assert!(
             targets
-                .reads
+                .requests
                 .take(&ObjectKey::of(now.as_ref()), &FollowIdentity::of(&now))
                 .is_none()
         );
@@ -1007,7 +1011,7 @@ mod tests {
         assert!(answer(&targets, &now).await.unwrap().is_err());
         assert!(
             targets
-                .reads
+                .requests
                 .take(
                     &ObjectKey::of(before.as_ref()),
                     &FollowIdentity::of(&before)

@@ -12,9 +12,7 @@ use qm_runtime::watch::{ResourceName, WatchUpdate, error_status, watch_updates};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};
-
-/// Verbs for a target: the operator watches, lists and reads it.
-const VERBS: [&str; 3] = ["get", "list", "watch"];
+use crate::permissions::{TARGET_VERBS, TRACKER_ROLE_VERBS};
 
 /// Rules of the tracker role, as its watch shows them.
 pub struct Grants {
@@ -66,10 +64,11 @@ impl Grants {
                 self.role
             )),
             Some(Rules::Unreadable(message)) => Grant::Missing(format!(
-                "ClusterRole {:?} (--tracker-role) cannot be read, so no target is tracked: {}; grant the operator list and \
-                 watch on it",
+                "ClusterRole {:?} (--tracker-role) cannot be read, so no target is tracked: {}; grant the operator {} \
+                 on it",
                 self.role,
-                brief(message)
+                brief(message),
+                TRACKER_ROLE_VERBS.join(" and ")
             )),
         }
     }
@@ -87,8 +86,9 @@ impl Grants {
                 .filter(|rule| has_names(rule) == named)
                 .any(|rule| covers(rule, verb, resource))
         };
-        let missing: Vec<_> = VERBS
-            .into_iter()
+        let missing: Vec<_> = TARGET_VERBS
+            .iter()
+            .copied()
             .filter(|verb| !granted(verb, false))
             .collect();
         if missing.is_empty() {

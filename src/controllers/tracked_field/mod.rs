@@ -14,7 +14,7 @@ use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
-use qm_notify::history::{Changes, FailedEntries, NewestState};
+use qm_notify::history::{FailedEntries, HistoryChanges, NewestState};
 use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
 use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
 use qm_notify::{Transport, history};
@@ -31,7 +31,7 @@ use uuid::Uuid;
 use self::filters::{Filter, Filters};
 use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
-use self::reads::{Answer, TrackError};
+use self::requests::{Answer, TrackError};
 use self::waiting::{Receivers, WaitingReason};
 use super::tracked_field_set::child::Initial;
 use super::tracked_field_set::index::SetIndex;
@@ -42,7 +42,7 @@ pub mod follow;
 pub(crate) mod follower;
 pub mod grants;
 mod lookup;
-pub mod reads;
+pub mod requests;
 pub mod target;
 pub mod tracker;
 pub mod waiting;
@@ -282,7 +282,7 @@ impl<T: Transport> TrackedFields<T> {
 
     /// Publishes Events and counts metrics of the changes that were written. `before` is the history before the
     /// changes.
-    fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &Changes) {
+    fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &HistoryChanges) {
         let FailedEntries { entries, expired } = &changes.failed;
         if let Some((last, others)) = entries.split_last() {
             let reason = last.reason.as_deref().unwrap_or_default();
@@ -348,9 +348,11 @@ impl<T: Transport> TrackedFields<T> {
         if of_point.is_some() && pending {
             return Obstacle::Known(of_point);
         }
-        let Targets { tracker, reads, .. } = &*self.targets;
+        let Targets {
+            tracker, requests, ..
+        } = &*self.targets;
         let is_unknown = tracker.exists(key).is_none();
-        let failure = reads.failure(key, &FollowIdentity::of(object));
+        let failure = requests.failure(key, &FollowIdentity::of(object));
         let of_target = match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             // The last failure counts until the next answer.
@@ -425,7 +427,11 @@ impl<T: Transport> TrackedFields<T> {
         if let Some(delay) = self.outbox.rejected_write_due(&key, &circumstances) {
             return Ok(Outcome::unchanged().requeue(Requeue::After(delay)));
         }
-        let (answer, panic) = match self.targets.reads.take(&key, &FollowIdentity::of(&object)) {
+        let (answer, panic) = match self
+            .targets
+            .requests
+            .take(&key, &FollowIdentity::of(&object))
+        {
             Some(Err(panic)) => (None, Some(panic)),
             Some(Ok(answer)) => (Some(answer), None),
             None => (None, None),
@@ -538,7 +544,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
 
     fn forget(&self, key: &ObjectKey) {
         self.targets.unfollow(key);
-        self.targets.reads.forget(key);
+        self.targets.requests.forget(key);
         self.filters.forget(key);
         self.outbox.dequeue(key, true);
     }

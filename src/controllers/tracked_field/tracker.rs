@@ -53,7 +53,7 @@ struct TrackerState {
     followers: HashMap<ObjectKey, Box<Follower>>,
     targets: HashMap<TargetKey, Vec<ObjectKey>>,
     /// Watches by resource and watched namespace.
-    watches: HashMap<(ResourceName, Option<String>), Watch>,
+    watches: HashMap<(ResourceName, Option<String>), TargetWatch>,
     /// Events of large objects, and later ones of the same objects.
     queue: WatchEventQueue,
     /// Number of the last epoch of any watch.
@@ -84,7 +84,7 @@ impl ReadTickets {
 
 /// Progress of a watch.
 #[derive(Clone, Debug, Default)]
-struct Watch {
+struct TargetWatch {
     /// Number of the last relist that has begun: its list may already have shown an object that is followed from now
     /// on.
     relist: Option<u64>,
@@ -664,7 +664,7 @@ fn is_watched_in(target: &TargetKey, watched_namespace: Option<&str>) -> bool {
 
 impl TrackerState {
     /// Returns the watch that shows `target`.
-    fn watch(&self, target: &TargetKey) -> Option<&Watch> {
+    fn watch(&self, target: &TargetKey) -> Option<&TargetWatch> {
         let watch = |watched_namespace: Option<&str>| {
             self.watches.get(&(
                 target.resource.clone(),

@@ -22,6 +22,7 @@ use super::target::{TargetKey, nearest};
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::permissions::{AGGREGATE_TO_TRACKER, TARGET_VERBS};
 
 /// Reason of a target that cannot be read.
 pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
@@ -310,13 +311,14 @@ impl WaitingReason {
 /// Returns what to write so that `resource` may be tracked.
 pub fn how_to_grant(resource: &ResourceName) -> String {
     format!(
-        "grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose rule is apiGroups: \
-         [{:?}], resources: [{:?}], verbs: [get, list, watch]",
+        "grant it with a ClusterRole labelled {AGGREGATE_TO_TRACKER}: \"true\" whose rule is apiGroups: \
+         [{:?}], resources: [{:?}], verbs: [{}]",
         resource
             .api_version
             .split_once('/')
             .map_or("", |(group, _)| group),
-        resource.plural
+        resource.plural,
+        TARGET_VERBS.join(", ")
     )
 }
 

@@ -161,13 +161,13 @@ pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> 
 
 /// Summary of a live child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChildSummary {
+pub struct LiveChild {
     pub initial: Initial,
     /// Digest of what the set writes.
     pub content: u64,
 }
 
-impl ChildSummary {
+impl LiveChild {
     pub fn of(child: &TrackedField) -> Self {
         let owners = child.metadata.owner_references.iter().flatten();
         let owners: Vec<_> = owners.map(|owner| owner.uid.as_str()).collect();

@@ -38,7 +38,7 @@ use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, short_digest};
 
-use self::child::{ChildSummary, Departure, DepartureReason, Identity, Initial};
+use self::child::{Departure, DepartureReason, Identity, Initial, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
@@ -48,7 +48,7 @@ use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
-use super::tracked_field::reads::{MAX_SINGLE_READS, TrackError};
+use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::target::Resolved;
 use super::tracked_field::waiting::{Receivers, WaitingReason};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
@@ -134,11 +134,11 @@ const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
-const STAMPED_INTERVAL: Duration = Duration::from_mins(1);
+const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 
 pub struct TrackedFieldSets<T> {
     pub index: Arc<SetIndex>,
-    pub children: Arc<Children<TrackedField, ChildSummary>>,
+    pub children: Arc<Children<TrackedField, LiveChild>>,
     /// All sets.
     pub sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
@@ -166,7 +166,7 @@ pub struct SetState {
 }
 
 /// Children that the set owns.
-type OwnedChildren = HashMap<ObjectKey, KnownChild<ChildSummary>>;
+type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 
 /// Desired children of a set. A reconcile continues the plan of the one before with what has changed.
 struct Plan {
@@ -174,7 +174,7 @@ struct Plan {
     basis: (Option<i64>, Option<String>),
     /// Time of the last comparison of everything.
     compared: Instant,
-    desired: HashMap<ObjectKey, Desired>,
+    desired: HashMap<ObjectKey, DesiredField>,
     /// Numbers of fields that other `TrackedField`s track, by target.
     covered: HashMap<ObjectKey, usize>,
     /// Resources without a place.
@@ -182,7 +182,7 @@ struct Plan {
 }
 
 /// A desired child.
-struct Desired {
+struct DesiredField {
     target: ObjectKey,
     /// Index in `spec.fields`.
     field: usize,
@@ -216,7 +216,7 @@ struct Departures {
 /// A child to delete.
 struct KnownDeparture {
     key: ObjectKey,
-    known: KnownChild<ChildSummary>,
+    known: KnownChild<LiveChild>,
 }
 
 /// Results of the writes.
@@ -597,13 +597,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 Existing::None => children.push((derived, index, identity)),
             }
         }
-        let demand = if children.is_empty() {
-            Demand::Nothing
-        } else if children.iter().any(|(key, ..)| is_owned(key)) {
-            Demand::Kept
-        } else {
-            Demand::New
-        };
+        let demand = Demand::of(children.iter().map(|(key, ..)| is_owned(key)));
         Planned {
             target,
             known,
@@ -644,7 +638,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     None if self.index.has_field(&key) => Initial::Quiet,
                     None => initial(cx, &known, identity),
                 };
-                let desired = Desired {
+                let desired = DesiredField {
                     target: target.clone(),
                     field,
                     initial,
@@ -726,7 +720,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         resolved: &Resolved,
         keep: Duration,
         key: &ObjectKey,
-        known: &KnownChild<ChildSummary>,
+        known: &KnownChild<LiveChild>,
         reads: &AtomicUsize,
     ) -> Decided {
         // The history must be that of the version that is deleted.
@@ -933,7 +927,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             cx.confirm_owner().await?;
         }
         // The targets are read by one list, after the last creation.
-        let reads = &self.targets.reads;
+        let reads = &self.targets.requests;
         let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
         if is_gathering {
             reads.gather(resource);
@@ -1012,7 +1006,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             return None;
         }
         let since = state.reported.map(|reported| reported.elapsed());
-        if let Some(left) = since.and_then(|since| STAMPED_INTERVAL.checked_sub(since)) {
+        if let Some(left) = since.and_then(|since| REPORT_INTERVAL.checked_sub(since)) {
             return Some(left);
         }
         let (created, deleted) = (
@@ -1021,7 +1015,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         );
         state.reported = Some(Instant::now());
         let note = format!("TrackedFields created: {created}, deleted: {deleted}");
-        cx.event("Stamp", "Stamped", note);
+        cx.event("Reconcile", "TrackedFieldsChanged", note);
         None
     }
 

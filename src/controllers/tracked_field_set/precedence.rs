@@ -119,6 +119,21 @@ pub enum Demand {
     New,
 }
 
+impl Demand {
+    /// Returns the demand of a target; `has_child` tells for each field that no other `TrackedField` covers whether it has
+    /// a child.
+    pub fn of(has_child: impl IntoIterator<Item = bool>) -> Self {
+        let mut demand = Self::Nothing;
+        for has_child in has_child {
+            if has_child {
+                return Self::Kept;
+            }
+            demand = Self::New;
+        }
+        demand
+    }
+}
+
 /// Returns the number of places that no target of these keeps.
 pub fn free_places(demands: &[Demand], places: usize) -> usize {
     let kept = demands.iter().filter(|demand| **demand == Demand::Kept);

@@ -147,7 +147,7 @@ fn watches(resource: &str, state: &str) -> String {
 
 #[tokio::test]
 async fn failing_watch_is_reported_until_it_recovers() {
-    let bed = Bed::own_with(Options::apiserver_only(), "watches").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "watches").await;
     fill_tracker_role(&bed.plane, &[("batch", "cronjobs")]).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
     proxy.inject(

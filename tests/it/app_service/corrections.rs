@@ -608,7 +608,7 @@ async fn scaling_by_the_autoscaler_of_the_app_costs_a_read_and_no_write() {
 /// The operator does not fight an admission policy that changes written values: one apply per process, and no Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
-    let bed = Bed::own_with(Options::default(), "admission").await;
+    let bed = Bed::on_own_plane_with(Options::default(), "admission").await;
     let policy = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
     "metadata": { "name": "pull" }, "spec": {
         "failurePolicy": "Fail", "reinvocationPolicy": "Never",

@@ -14,7 +14,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 #[tokio::test]
 async fn new_app_costs_three_writes_and_no_read() {
     let two = vec!["--service-node-port-range=30000-30001".into()];
-    let bed = Bed::own_with(
+    let bed = Bed::on_own_plane_with(
         Options {
             apiserver_flags: two,
             ..Options::apiserver_only()
@@ -96,7 +96,7 @@ const STATUS_DELAY: SignedDuration = SignedDuration::from_secs(5);
 #[tokio::test]
 async fn children_of_many_apps_come_before_statuses() {
     const APPS: usize = 60;
-    let bed = Bed::bare("burst").await;
+    let bed = Bed::without_controllers("burst").await;
     let since = bed.plane.audit().mark().await.unwrap();
     for number in 0..APPS {
         let spec = json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] });

@@ -365,7 +365,7 @@ fn as_backed_up<K: Resource>(mut object: K) -> K {
 /// garbage collector, which does not run on this control plane, compares the UIDs of owner references.)
 #[tokio::test]
 async fn ownership_is_restored_after_a_backup() {
-    let bed = Bed::bare("restored").await;
+    let bed = Bed::without_controllers("restored").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", spec()).await;
     bed.until("web", "is passed over", |app: &AppService| {

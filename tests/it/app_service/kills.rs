@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{app, create_original_children, ready_condition, respec};
-use crate::support::{Bed, Operator, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Operator, Settings, kill_at_each_write, kill_at_write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_keeps_the_end_state() {
     // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = Box::pin(at_each_write(&points, async |point, write| {
+    let writes = Box::pin(kill_at_each_write(&points, async |point, write| {
         Box::pin(run(point, write)).await
     }))
     .await;
@@ -30,7 +30,7 @@ async fn kill_at_any_write_keeps_the_end_state() {
 /// The app adopts objects of the original program with another spec, which then changes once more; the operator is
 /// killed at this write. Returns whether the write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::bare("kills").await;
+    let bed = Bed::without_controllers("kills").await;
     let mut spec = json!({ "size": 3, "image": "nginx:1.7.9", "ports": [
         { "name": "a", "port": 80, "targetPort": 80 },
         { "name": "b", "port": 81, "targetPort": 81 },
@@ -58,7 +58,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    Box::pin(killed_at(
+    Box::pin(kill_at_write(
         &bed,
         Settings::default().flag("--controllers=appservice"),
         writes,
@@ -101,7 +101,7 @@ async fn end_state(bed: &Bed) -> Value {
 
 /// The child is created and the answer is lost: the operator finds the child, and does not create it again.
 async fn run_with_lost_answers() {
-    let bed = Bed::bare("lost").await;
+    let bed = Bed::without_controllers("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
         Match::verb(Verb::Create),

@@ -15,7 +15,7 @@ fn served() -> Value {
 
 /// Creates an app that the operator knows, freezes its watch, on a control plane without garbage collector.
 async fn known_app(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
-    let bed = Bed::bare(name).await;
+    let bed = Bed::without_controllers(name).await;
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     app(&bed, "web", spec).await;

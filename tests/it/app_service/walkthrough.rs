@@ -11,7 +11,7 @@ const SAMPLE: &str = concat!(
 
 #[tokio::test]
 async fn document_002_works_as_printed() {
-    let bed = Bed::own("walkthrough").await;
+    let bed = Bed::on_own_plane("walkthrough").await;
     let _operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let columns = async |arguments: &[&str]| {

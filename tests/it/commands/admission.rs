@@ -49,7 +49,7 @@ fn states(report: &Value) -> Vec<(&str, &str)> {
 
 #[tokio::test]
 async fn status_reports_missing_and_changed_policies_and_older_objects() {
-    let bed = Bed::own("policies").await;
+    let bed = Bed::on_own_plane("policies").await;
     let run = Run::on(&bed);
     let operator = Operator::start(
         &bed,

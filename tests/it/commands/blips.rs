@@ -20,7 +20,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
     };
-    let bed = Bed::own_with(options, "blip").await;
+    let bed = Bed::on_own_plane_with(options, "blip").await;
     // The proxy needs a client with a token.
     bed.kubectl(&["create", "serviceaccount", "boss"]).await;
     let account = format!("--serviceaccount={}:boss", bed.namespace);

@@ -23,7 +23,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
     };
-    let bed = Bed::own_with(options, "foreign").await;
+    let bed = Bed::on_own_plane_with(options, "foreign").await;
     let run = Run::on(&bed);
     // Document 002's program installs a CRD without the annotation; another version of this program sets another value.
     let (foreign, older) = (named("appservice"), named("myapp"));

@@ -155,7 +155,7 @@ async fn matches_agrees_with_the_operator() {
 
 #[tokio::test]
 async fn matches_follows_labels_and_needs_the_permissions_of_an_author() {
-    let bed = Bed::own("matches-rights").await;
+    let bed = Bed::on_own_plane("matches-rights").await;
     let here = bed.namespace.as_str();
     let far = Bed::on(bed.plane.clone(), "matches-far").await;
     for (at, name) in [(&bed, "own"), (&far, "web"), (&far, "db")] {

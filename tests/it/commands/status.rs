@@ -206,7 +206,7 @@ async fn status_shows_missing_crds_and_the_leader() {
         controller_manager: true,
         ..testbed::Options::apiserver_only()
     };
-    let bed = Bed::own_with(options, "absent").await;
+    let bed = Bed::on_own_plane_with(options, "absent").await;
     let run = Run::on(&bed);
     bed.kubectl(&["delete", "crd", "myingresses.demo.rtfm.co.ua"])
         .await;

@@ -472,7 +472,7 @@ async fn missing_permission_is_named_at_once() {
 /// The whole cluster and the CRDs, while a user keeps creating objects.
 #[tokio::test]
 async fn purge_leaves_nothing() {
-    let first = Bed::own("purge").await;
+    let first = Bed::on_own_plane("purge").await;
     let scene = Scene::on(first.plane.clone(), "purge-one").await;
     let settings = Settings::default()
         .aws(&scene.aws)

@@ -170,7 +170,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
 /// `kubectl delete -f deploy/` deletes the operator and the CRDs together.
 #[tokio::test]
 async fn without_operator_frees_objects_after_everything_was_deleted_at_once() {
-    let first = Bed::own("way-out").await;
+    let first = Bed::on_own_plane("way-out").await;
     let scene = Scene::on(first.plane.clone(), "way-out-one").await;
     let settings = Settings::default()
         .aws(&scene.aws)

@@ -94,11 +94,11 @@ async fn copy_follows_creation_edit_and_deletion_of_the_source() {
 #[tokio::test]
 async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
     let shop = Shop {
-        bed: Bed::own("nowhere").await,
+        bed: Bed::on_own_plane("nowhere").await,
     };
     let here = shop.bed.namespace.clone();
     let _operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
-    let far = shop.far("later");
+    let far = shop.other_namespace("later");
     shop.sync(
         "s",
         json!({ "sourceNamespace": far, "destinationNamespace": here }),

@@ -14,7 +14,7 @@ async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
     let _guard = only_large_test().await;
     let plane = testbed::Options::apiserver_only();
     let shop = Shop {
-        bed: Bed::own_with(plane, "crowd").await,
+        bed: Bed::on_own_plane_with(plane, "crowd").await,
     };
     let here = shop.bed.namespace.clone();
     let (crowd, far) = (

@@ -4,13 +4,13 @@ use kube::ResourceExt as _;
 use testbed::proxy::{Match, Point};
 
 use super::*;
-use crate::support::{at_each_write, killed_at};
+use crate::support::{kill_at_each_write, kill_at_write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_keeps_the_end_state() {
     // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| {
+    let writes = kill_at_each_write(&points, async |point, write| {
         Box::pin(run(point, write)).await
     });
     let writes = Box::pin(writes).await;
@@ -26,7 +26,7 @@ async fn kill_at_any_write_keeps_the_end_state() {
 /// A sync is created, its immutable source replaced, one of its destinations removed, and the sync is deleted, while
 /// the operator is killed at this write. Returns whether the write happened, and the observed states.
 async fn run(point: Point, write: u64) -> (bool, Value) {
-    let shop = Shop::bare("kills").await;
+    let shop = Shop::without_controllers("kills").await;
     let here = shop.bed.namespace.clone();
     let (one, two) = (
         shop.open("one", json!({})).await,
@@ -57,7 +57,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    Box::pin(killed_at(
+    Box::pin(kill_at_write(
         &shop.bed,
         shop.serving(&["one", "two"])
             .flag("--controllers=configmapsync"),
@@ -74,7 +74,7 @@ async fn copies(shop: &Shop) -> Value {
     let mut copies = Vec::new();
     for name in ["one", "two"] {
         let copy = shop
-            .maps(&shop.far(name))
+            .maps(&shop.other_namespace(name))
             .get_opt("settings")
             .await
             .unwrap();
@@ -85,7 +85,7 @@ async fn copies(shop: &Shop) -> Value {
 
 /// The operator does not trust its cache for ever.
 async fn run_with_a_silent_watch() {
-    let shop = Shop::bare("silent").await;
+    let shop = Shop::without_controllers("silent").await;
     let (proxy, file) = shop.bed.through_proxy().await;
     let here = shop.bed.namespace.clone();
     let far = shop.open("far", json!({})).await;

@@ -34,20 +34,20 @@ impl Shop {
     }
 
     /// Creates the namespace on the control plane without controllers that tests share.
-    pub async fn bare(name: &str) -> Self {
+    pub async fn without_controllers(name: &str) -> Self {
         Self {
-            bed: Bed::bare(name).await,
+            bed: Bed::without_controllers(name).await,
         }
     }
 
     /// Returns the name of another namespace of this test.
-    pub fn far(&self, name: &str) -> String {
+    pub fn other_namespace(&self, name: &str) -> String {
         format!("{}-{name}", self.bed.namespace)
     }
 
     /// Creates another namespace.
     pub async fn open(&self, name: &str, labels: Value) -> String {
-        let name = self.far(name);
+        let name = self.other_namespace(name);
         let object = json!({ "metadata": { "name": name, "labels": labels } });
         let object: Namespace = serde_json::from_value(object).unwrap();
         Api::all(self.bed.client.clone())
@@ -68,7 +68,7 @@ impl Shop {
             settings.flag(&format!(
                 "--watch-namespace={},{}",
                 self.bed.namespace,
-                self.far(name)
+                self.other_namespace(name)
             ))
         })
     }

@@ -60,7 +60,7 @@ async fn close(shop: &Shop, namespace: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn selector_covers_every_matching_namespace() {
     let shop = Shop {
-        bed: Bed::own("many").await,
+        bed: Bed::on_own_plane("many").await,
     };
     let here = shop.bed.namespace.clone();
     let (proxy, file) = shop.bed.through_proxy().await;
@@ -94,10 +94,10 @@ async fn selector_covers_every_matching_namespace() {
 
     // Some namespaces appear, lose the label, disappear.
     expected.insert(shop.open("new", labels.clone()).await);
-    let lost = shop.far("n0");
+    let lost = shop.other_namespace("n0");
     relabel(&shop, &lost, json!({ "team": null })).await;
     expected.remove(&lost);
-    let closed = shop.far("n1");
+    let closed = shop.other_namespace("n1");
     close(&shop, &closed).await;
     expected.remove(&closed);
     let unlabelled = shop.open("later", json!({})).await;
@@ -120,10 +120,10 @@ async fn selector_covers_every_matching_namespace() {
         .await;
     shop.sync(
         "other",
-        json!({ "destinationNamespaces": [shop.far("n2"), shop.far("n3")], "destinationName": "others" }),
+        json!({ "destinationNamespaces": [shop.other_namespace("n2"), shop.other_namespace("n3")], "destinationName": "others" }),
     )
     .await;
-    let others = BTreeSet::from([shop.far("n2"), shop.far("n3")]);
+    let others = BTreeSet::from([shop.other_namespace("n2"), shop.other_namespace("n3")]);
     until_copied(&shop, "others", &others).await;
     let middle = Trap::set(
         &proxy,
@@ -159,7 +159,7 @@ async fn selector_covers_every_matching_namespace() {
     );
 
     // A namespace does not exist, is created, is Terminating, and is recreated.
-    let destination = shop.far("destination");
+    let destination = shop.other_namespace("destination");
     shop.sync("p", json!({ "destinationNamespace": destination }))
         .await;
     assert!(

@@ -519,7 +519,8 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
         message.starts_with("0 of 1 copies") && message.ends_with(stays),
         "{message}"
     );
-    let typo = json!({ "destinationName": null, "destinationNamespaces": [shop.far("typo")] });
+    let typo =
+        json!({ "destinationName": null, "destinationNamespaces": [shop.other_namespace("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": typo }))
         .await;
@@ -541,7 +542,7 @@ async fn old_copy_is_deleted_after_the_new_one_exists() {
     shop.is_deleted(&b, "settings").await;
     shop.reads("s", "Synced").await;
     // A single existing namespace of several is enough.
-    let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
+    let spec = json!({ "destinationNamespaces": [b, shop.other_namespace("typo")] });
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": spec }))
         .await;

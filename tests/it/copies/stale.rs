@@ -6,7 +6,7 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_undoes_no_later_change() {
-    let shop = Shop::bare("stale-copies").await;
+    let shop = Shop::without_controllers("stale-copies").await;
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
     let (one, two) = (
         shop.open("one", json!({})).await,
@@ -62,7 +62,7 @@ struct StaleSync {
 
 impl StaleSync {
     async fn new(name: &str, spec: Value) -> Self {
-        let shop = Shop::bare(name).await;
+        let shop = Shop::without_controllers(name).await;
         let far = shop.open("far", json!({})).await;
         let (proxy, file) = shop.bed.through_proxy().await;
         let operator = Operator::start(&shop.bed, shop.serving(&["far"]).kubeconfig(file)).await;

@@ -213,8 +213,8 @@ async fn chart_role_matches_the_scope_of_each_resource(admin: Client) {
         .collect();
     let all = kinds::KINDS.iter().flat_map(|kind| kind.permissions);
     for permission in all
-        .chain(permissions::METRICS_RIGHTS)
-        .chain(permissions::TARGET_RIGHTS)
+        .chain(permissions::METRICS_PERMISSIONS)
+        .chain(permissions::TARGET_PERMISSIONS)
         .chain([&permissions::LEASES])
     {
         for resource in permission.resources {

@@ -9,7 +9,7 @@ const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config/samples");
 #[tokio::test]
 async fn samples_apply_and_kubectl_prints_columns() {
     // The samples use the namespace default, where no other test of this control plane has objects.
-    let plane = Bed::bare("printed").await.plane;
+    let plane = Bed::without_controllers("printed").await.plane;
     let kubectl = async |args: &[&str], input: &str| plane.run_kubectl(args, input).await.unwrap();
 
     // The document's three, then all samples of this repository; unknown fields are errors.

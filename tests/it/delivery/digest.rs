@@ -11,7 +11,7 @@ use super::{is, tests, write_history};
 use crate::support::{Bed, Operator, SOON, Settings, accepted, changes};
 
 /// Creates a webhook that gathers entries, and waits until it is ready.
-async fn gathering(bed: &Bed, receiver: &Receiver, seconds: u64) -> ContactPoint {
+async fn digesting_contact_point(bed: &Bed, receiver: &Receiver, seconds: u64) -> ContactPoint {
     let spec = json!({
         "type": "Webhook",
         "webhookSpec": { "url": receiver.url() },
@@ -44,7 +44,7 @@ async fn waiting_entries_become_one_digest_that_a_request_sends_at_once() {
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
     // Longer than every deadline of the test.
-    let point = gathering(&bed, &receiver, 300).await;
+    let point = digesting_contact_point(&bed, &receiver, 300).await;
     let mut ids = Vec::new();
     for name in ["a", "b", "c"] {
         bed.deployment(name, 1).await;
@@ -97,7 +97,7 @@ async fn entry_waits_for_the_delay_and_is_then_sent_without_a_request() {
     let bed = Bed::shared("delay").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
-    gathering(&bed, &receiver, DELAY).await;
+    digesting_contact_point(&bed, &receiver, DELAY).await;
     bed.deployment("web", 1).await;
     let start = Instant::now();
     bed.track("it", "Deployment", "web", "replicas", "hook")
@@ -113,7 +113,7 @@ async fn restart_does_not_restart_the_wait() {
     let bed = Bed::shared("wait-on").await;
     let receiver = Receiver::start().unwrap();
     let mut operator = Operator::start(&bed, Settings::default()).await;
-    gathering(&bed, &receiver, 300).await;
+    digesting_contact_point(&bed, &receiver, 300).await;
     bed.deployment("web", 1).await;
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
@@ -135,7 +135,7 @@ async fn retried_digest_does_not_wait_again() {
     let bed = Bed::shared("again").await;
     let receiver = Receiver::start().unwrap();
     let _operator = Operator::start(&bed, Settings::default()).await;
-    gathering(&bed, &receiver, 300).await;
+    digesting_contact_point(&bed, &receiver, 300).await;
     for name in ["a", "b"] {
         bed.deployment(name, 1).await;
         bed.track(name, "Deployment", name, "replicas", "hook")

@@ -28,20 +28,32 @@ use super::{in_folder, page, pages, prose, root, row};
 
 /// A value of each variant: a new variant does not compile without an entry here.
 fn blocked() -> Vec<&'static str> {
+    let text = String::new;
     let all = [
-        EndpointError::SecretNotFound(String::new()),
-        EndpointError::SecretKeyMissing(String::new()),
-        EndpointError::SecretInvalid(String::new()),
-        EndpointError::SecretForbidden(String::new()),
-        EndpointError::SpecInvalid(String::new()),
-        EndpointError::BodyInvalid(String::new()),
-        EndpointError::SecretUnreadable(String::new()),
+        EndpointError::SecretNotFound {
+            secret: text(),
+            namespaces: Vec::new(),
+        },
+        EndpointError::SecretKeyMissing {
+            secret: text(),
+            key: text(),
+            keys: Vec::new(),
+        },
+        EndpointError::SecretInvalid {
+            secret: text(),
+            key: None,
+            problem: text(),
+        },
+        EndpointError::SecretForbidden { namespace: text() },
+        EndpointError::SpecInvalid(text()),
+        EndpointError::BodyInvalid(text()),
+        EndpointError::SecretUnreadable(text()),
     ];
     let reason = |blocked: &EndpointError| match blocked {
-        EndpointError::SecretNotFound(_)
-        | EndpointError::SecretKeyMissing(_)
-        | EndpointError::SecretInvalid(_)
-        | EndpointError::SecretForbidden(_)
+        EndpointError::SecretNotFound { .. }
+        | EndpointError::SecretKeyMissing { .. }
+        | EndpointError::SecretInvalid { .. }
+        | EndpointError::SecretForbidden { .. }
         | EndpointError::SpecInvalid(_)
         | EndpointError::BodyInvalid(_)
         | EndpointError::SecretUnreadable(_) => blocked.reason(),

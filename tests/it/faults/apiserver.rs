@@ -11,7 +11,7 @@ use testbed::wait::until;
 
 use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::{assert_no_repeats, assert_order, caught_up, own};
+use super::{assert_no_repeats, assert_order, bed_on_own_plane, caught_up};
 use crate::support::{Operator, SOON, Settings};
 
 const FIELDS: usize = 10;
@@ -19,7 +19,7 @@ const ROUNDS: i32 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_survive_restarts_of_the_apiserver_under_load() {
-    let bed = own("apiserver").await;
+    let bed = bed_on_own_plane("apiserver").await;
     let receiver = Receiver::start().unwrap();
     for point in ["a", "b"] {
         bed.webhook(point, &format!("{}/{point}", receiver.url()))

@@ -17,7 +17,7 @@ use super::deliveries::deliveries;
 use super::kills::seeded;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
-use super::{CAUGHT_UP, assert_order, bare};
+use super::{CAUGHT_UP, assert_order, bed_without_controllers};
 use crate::support::{Bed, Operator};
 
 const FIELDS: usize = 12;
@@ -49,7 +49,7 @@ impl Replica {
 async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     let mut random = seeded("campaign");
     let mut split = || StdRng::seed_from_u64(random.random());
-    let bed = bare("campaign").await;
+    let bed = bed_without_controllers("campaign").await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
         bed.webhook(
@@ -87,7 +87,7 @@ async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
             if life == KILLS / 2 {
                 refuse_outcomes(&leader.proxy);
             }
-            mislead(&standby.proxy, &mut stale).await;
+            disturb(&standby.proxy, &mut stale).await;
             leader.operator.kill();
             leads(&standby.operator).await;
             leader = standby;
@@ -177,7 +177,7 @@ fn refuse_outcomes(proxy: &Proxy) {
 }
 
 /// Cuts the standby's watch of the targets for some seconds, answers it with 410, or lets it show stale state.
-async fn mislead(proxy: &Proxy, random: &mut StdRng) {
+async fn disturb(proxy: &Proxy, random: &mut StdRng) {
     let targets = || Match::watch("deployments");
     let pause = async |random: &mut StdRng| {
         tokio::time::sleep(Duration::from_millis(random.random_range(0..1500))).await;

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use testbed::proxy::{Match, Point};
 use testbed::receiver::Receiver;
 
-use super::bare;
+use super::bed_without_controllers;
 use super::deliveries::{Delivery, deliveries};
-use crate::support::{Bed, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Settings, kill_at_each_write, kill_at_write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_only_repeats_a_message() {
     let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, run).await;
+    let writes = kill_at_each_write(&points, run).await;
     // At least: the contact point is ready; for each of three changes, Pending and Delivered; finally the annotation.
     assert!(
         writes.iter().all(|writes| *writes >= 9),
@@ -26,7 +26,7 @@ async fn kill_at_any_write_only_repeats_a_message() {
 /// A Deployment with one replica is scaled to three and deleted, while the operator is killed at this write. Returns
 /// whether the write happened, and the end state.
 async fn run(point: Point, write: u64) -> (bool, Value) {
-    let bed = bare("each").await;
+    let bed = bed_without_controllers("each").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -50,7 +50,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
         bed.waiting("web", "TargetNotFound").await;
         bed.event("web", "TargetNotFound").await;
     };
-    let (killed, ()) = killed_at(
+    let (killed, ()) = kill_at_write(
         &bed,
         Settings::default().flag("--controllers=contactpoint,trackedfield"),
         Match::writes(),

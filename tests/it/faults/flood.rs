@@ -14,7 +14,7 @@ use testbed::wait::until;
 
 use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare, own};
+use super::{CAUGHT_UP, MAPS, assert_no_repeats, bed_on_own_plane, bed_without_controllers};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
@@ -122,7 +122,7 @@ async fn metric(operator: &Operator, name: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
-    let bed = own("flood").await;
+    let bed = bed_on_own_plane("flood").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let huge = |change: u64| format!("{change}{}", "y".repeat(900_000));
@@ -210,7 +210,7 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_changes_survive_rejected_status_writes() {
-    let bed = bare("unwritten").await;
+    let bed = bed_without_controllers("unwritten").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     track_map(&bed, "small", &long(0)).await;

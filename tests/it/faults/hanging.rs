@@ -7,7 +7,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::Notify;
 
-use super::bare;
+use super::bed_without_controllers;
 use super::deliveries::deliveries;
 use super::flood::{maps as api, set_map, track_map};
 use crate::support::{Bed, Operator, SOON, Settings};
@@ -38,7 +38,7 @@ fn hang(proxy: &Proxy, matching: Match) -> Order {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_continue_when_reads_of_one_kind_hang() {
-    let bed = bare("hanging").await;
+    let bed = bed_without_controllers("hanging").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -81,7 +81,7 @@ async fn messages_continue_when_reads_of_one_kind_hang() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_continue_when_discovery_of_one_group_hangs() {
-    let bed = bare("undiscovered").await;
+    let bed = bed_without_controllers("undiscovered").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let (proxy, _operator) = operator(&bed).await;
@@ -117,7 +117,7 @@ async fn messages_continue_when_discovery_of_one_group_hangs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permanently_unreadable_target_costs_no_write() {
-    let bed = bare("unreadable").await;
+    let bed = bed_without_controllers("unreadable").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -151,7 +151,7 @@ async fn permanently_unreadable_target_costs_no_write() {
 /// An observation made during a status write, and the outcome that arrives meanwhile, need one write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
-    let bed = bare("onewrite").await;
+    let bed = bed_without_controllers("onewrite").await;
     let (receiver, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
     bed.webhook("hook", &receiver.url()).await;
     bed.webhook("other", &other.url()).await;

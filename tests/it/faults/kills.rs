@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::deliveries::deliveries;
 use super::ledger::{Ledger, recorded_at, version};
-use super::{assert_order, assert_repeats_bounded, bare, caught_up};
+use super::{assert_order, assert_repeats_bounded, bed_without_controllers, caught_up};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 /// Variable that repeats a failed run.
@@ -93,7 +93,7 @@ pub(super) fn seeded(name: &str) -> StdRng {
 
 async fn run(name: &str, plan: Plan) {
     let mut random = seeded(name);
-    let bed = bare(name).await;
+    let bed = bed_without_controllers(name).await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
         bed.webhook(

@@ -37,16 +37,16 @@ const CAUGHT_UP: Duration = Duration::from_secs(90);
 const MAPS: &str = "maps.example.com";
 
 /// Returns a namespace where no controller creates the Pods of the many Deployments.
-async fn bare(name: &str) -> Bed {
+async fn bed_without_controllers(name: &str) -> Bed {
     static SERVED: OnceCell<()> = OnceCell::const_new();
-    let bed = Bed::bare(name).await;
+    let bed = Bed::without_controllers(name).await;
     SERVED.get_or_init(|| serve_maps(&bed)).await;
     bed
 }
 
 /// Creates the namespace on the test's own control plane.
-async fn own(name: &str) -> Bed {
-    let bed = Bed::own_with(Options::apiserver_only(), name).await;
+async fn bed_on_own_plane(name: &str) -> Bed {
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), name).await;
     serve_maps(&bed).await;
     bed
 }
@@ -88,7 +88,7 @@ impl Scene {
 
 /// Prepares a scene in which each of the Deployments has one replica, and the receiver has these entries.
 async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
-    let bed = bare(name).await;
+    let bed = bed_without_controllers(name).await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     for name in deployments {

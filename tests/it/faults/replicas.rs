@@ -17,7 +17,10 @@ use testbed::wait::until;
 use super::deliveries::deliveries;
 use super::flood::{maps, set_map, track_map};
 use super::ledger::Ledger;
-use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up, own};
+use super::{
+    assert_no_repeats, assert_order, assert_repeats_bounded, bed_on_own_plane,
+    bed_without_controllers, caught_up,
+};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const FIELDS: usize = 12;
@@ -34,7 +37,7 @@ struct Scene {
 
 /// The control plane has no other operator in its audit log.
 async fn scene(name: &str) -> Scene {
-    let bed = own(name).await;
+    let bed = bed_on_own_plane(name).await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
         bed.webhook(
@@ -130,7 +133,7 @@ impl Scene {
     }
 
     /// Waits until replica `life` has sent a message, and then another one.
-    async fn telling(&self, life: usize) {
+    async fn until_replica_sends(&self, life: usize) {
         let sender = format!("life-{life}");
         let by = || {
             deliveries(&self.receiver)
@@ -184,10 +187,10 @@ async fn leader_frozen_past_its_lease_writes_nothing_more() {
         leads(&leader).await;
         for life in 0..ROUNDS {
             let standby = scene.replica(life + 1).await;
-            scene.telling(life).await;
+            scene.until_replica_sends(life).await;
             leader.child().freeze().unwrap();
             leads(&standby).await;
-            scene.telling(life + 1).await;
+            scene.until_replica_sends(life + 1).await;
 
             let mark = scene.bed.plane.audit().mark().await.unwrap();
             let thawed = Instant::now();
@@ -261,7 +264,7 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_frozen_past_its_lease_sends_nothing_more() {
     const AFTER: u64 = 5;
-    let bed = bare("thawed").await;
+    let bed = bed_without_controllers("thawed").await;
     // Each message has a receiver with an open connection, so that sending takes only a moment.
     let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
@@ -337,7 +340,7 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
 /// A cache shows entries as Pending that another replica has delivered since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_with_a_stale_cache_repeats_nothing() {
-    let bed = bare("lags").await;
+    let bed = bed_without_controllers("lags").await;
     let receiver = Receiver::start().unwrap();
     let ledger = Ledger::open(&bed);
     let mut leader = Operator::start(&bed, candidate(0)).await;
@@ -377,7 +380,7 @@ async fn new_leader_with_a_stale_cache_repeats_nothing() {
 /// The operator discovers this kind, unlike the three that every cluster has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn standby_observes_changes_while_nobody_leads() {
-    let bed = bare("warm").await;
+    let bed = bed_without_controllers("warm").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let mut leader = Operator::start(&bed, candidate(0)).await;
@@ -574,7 +577,7 @@ async fn terminated_leader_releases_its_lease() {
         leads(&leader).await;
         for life in 0..ROUNDS {
             let standby = scene.replica(life + 1).await;
-            scene.telling(life).await;
+            scene.until_replica_sends(life).await;
             leader.child().terminate().unwrap();
             let ended = leader.child().wait(SOON).await.unwrap();
             assert_eq!(
@@ -584,7 +587,7 @@ async fn terminated_leader_releases_its_lease() {
                 leader.child().log_tail()
             );
             leads(&standby).await;
-            scene.telling(life + 1).await;
+            scene.until_replica_sends(life + 1).await;
             leader = standby;
         }
         enough.store(true, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use serde_json::json;
 use testbed::receiver::{Receiver, Reply, Request};
 use testbed::wait::until;
 
-use super::own;
+use super::bed_on_own_plane;
 use crate::support::{ACCOUNT, Operator, SYSTEM, Settings, TOKEN};
 
 const FIELDS: usize = 1000;
@@ -34,7 +34,7 @@ fn entries(request: &Request) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_fields_at_rest_cost_no_write() {
-    let bed = own("rest").await;
+    let bed = bed_on_own_plane("rest").await;
     let receiver = Receiver::start().unwrap();
     receiver.at_path("/stopped", Reply::status(StatusCode::FORBIDDEN));
     bed.secret("token", TOKEN).await;

@@ -8,7 +8,7 @@ use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use super::bare;
+use super::bed_without_controllers;
 use super::deliveries::deliveries;
 use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
@@ -28,7 +28,7 @@ struct Pair {
 
 impl Pair {
     async fn start(name: &str) -> Self {
-        let bed = bare(name).await;
+        let bed = bed_without_controllers(name).await;
         let receiver = Receiver::start().unwrap();
         bed.webhook("hook", &receiver.url()).await;
         bed.deployment("web", 1).await;
@@ -151,7 +151,7 @@ async fn new_leader_finds_changes_missing_from_a_silent_watch() {
 /// A user restored the `TrackedField` from a backup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newest_value_is_recorded_again_after_its_loss_from_the_history() {
-    let bed = bare("restored").await;
+    let bed = bed_without_controllers("restored").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;

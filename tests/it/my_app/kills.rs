@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{by_hand, reason_and_message, running};
-use crate::support::{Bed, Operator, SOON, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Operator, SOON, Settings, kill_at_each_write, kill_at_write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_write_keeps_the_end_state() {
     // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, run).await;
+    let writes = kill_at_each_write(&points, run).await;
     // At least: the Pod's creation and its status, its deletion, the other Pod's creation and its status.
     assert!(
         writes.iter().all(|writes| *writes >= 5),
@@ -37,7 +37,7 @@ async fn run(point: Point, write: u64) -> (bool, Value) {
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
     let settings = Settings::default().flag("--controllers=myapp");
-    let (killed, ()) = killed_at(&bed, settings, writes, point, write, changes).await;
+    let (killed, ()) = kill_at_write(&bed, settings, writes, point, write, changes).await;
     (killed, end_state(&bed).await)
 }
 

@@ -34,7 +34,7 @@ fn reason_and_message(app: &MyApp) -> (String, String) {
 
 /// Returns a namespace without scheduler, kubelet and garbage collector: only the test changes Pods there.
 async fn by_hand(name: &str) -> Bed {
-    let bed = Bed::bare(name).await;
+    let bed = Bed::without_controllers(name).await;
     bed.create::<ServiceAccount>("default", json!({})).await;
     bed
 }

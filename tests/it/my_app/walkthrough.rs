@@ -15,7 +15,7 @@ const SAMPLE: &str = concat!(
 
 #[tokio::test]
 async fn document_003_works_as_printed() {
-    let bed = Bed::own("myapp").await;
+    let bed = Bed::on_own_plane("myapp").await;
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
 

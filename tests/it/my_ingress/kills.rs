@@ -5,11 +5,11 @@ use testbed::aws::{On, Point};
 use testbed::proxy::Match;
 
 use super::*;
-use crate::support::{at_each_write, struck};
+use crate::support::{kill_at_each_write, restart_during};
 
 /// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether the call happened, and
 /// the scene's result.
-pub(super) async fn killed_at<T>(
+pub(super) async fn kill_at_write<T>(
     site: &Site,
     settings: Settings,
     point: Point,
@@ -17,12 +17,12 @@ pub(super) async fn killed_at<T>(
     scene: impl Future<Output = T>,
 ) -> (bool, T) {
     let gate = site.aws.gate(On::all(), call, point);
-    let strike = async |operator: &mut Operator| {
+    let kill = async |operator: &mut Operator| {
         gate.reached(SOON * 10).await.unwrap();
         operator.kill();
         gate.cut();
     };
-    let given = struck(Operator::launch(&site.bed, settings).await, strike, scene).await;
+    let given = restart_during(Operator::launch(&site.bed, settings).await, kill, scene).await;
     (gate.was_reached(), given)
 }
 
@@ -44,7 +44,7 @@ fn plain(load_balancer: &Balancer) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
     let site = Site::new("killed").await;
-    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+    let calls = kill_at_each_write(&[Point::Before, Point::After], async |point, call| {
         // Each of the two has its own AWS, and they run side by side.
         let site = match point {
             Point::Before => site.another("killed").await,
@@ -69,7 +69,7 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
             assert_eq!(site.aws.balancers().await.unwrap(), []);
             plain(&load_balancers[0])
         };
-        Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
+        Box::pin(kill_at_write(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
     // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
@@ -84,7 +84,7 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
         testbed::proxy::Point::AfterApplied,
         testbed::proxy::Point::AfterAnswer,
     ];
-    let writes = at_each_write(&points, async |point, write| {
+    let writes = kill_at_each_write(&points, async |point, write| {
         let site = Site::new("killed").await;
         site.aws.provisioning(std::time::Duration::ZERO);
         let scene = async {
@@ -107,7 +107,7 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
             plain(&load_balancers[0])
         };
         let writes = Match::writes().except_resource("events");
-        Box::pin(crate::support::killed_at(
+        Box::pin(crate::support::kill_at_write(
             &site.bed,
             site.settings(),
             writes,
@@ -131,7 +131,7 @@ async fn kill_during_adoption_completes_the_adoption() {
     site.aws.provisioning(std::time::Duration::ZERO);
     for point in [Point::Before, Point::After] {
         let points = [point];
-        let calls = at_each_write(&points, async |point, call| {
+        let calls = kill_at_each_write(&points, async |point, call| {
             let site = site.another("killed").await;
             let adopt = [
                 ("ManagedBy", "kopf"),
@@ -153,7 +153,8 @@ async fn kill_during_adoption_completes_the_adoption() {
                 );
                 plain(&load_balancer)
             };
-            let happened = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
+            let happened =
+                Box::pin(kill_at_write(&site, site.settings(), point, call, scene)).await;
             site.aws.delete(&arn).await.unwrap();
             happened
         });

@@ -5,10 +5,10 @@ use kube::api::ListParams;
 use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
-use super::kills::killed_at;
+use super::kills::kill_at_write;
 use super::nodes::{assert_never_without_targets, http};
 use super::*;
-use crate::support::at_each_write;
+use crate::support::kill_at_each_write;
 
 impl Site {
     /// Waits until nothing but these target groups is left.
@@ -341,13 +341,13 @@ async fn kill_at_any_call_leaves_nothing_behind() {
         Site::with_nodes("before", &nodes).await,
         Site::with_nodes("after", &nodes).await,
     ];
-    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+    let calls = kill_at_each_write(&[Point::Before, Point::After], async |point, call| {
         let site = &sites[usize::from(point == Point::After)];
         let site = site.another("killed").await;
         site.aws.clear();
         // Each Service has another port.
         let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
-        Box::pin(killed_at(
+        Box::pin(kill_at_write(
             &site,
             site.settings().whole_cluster(),
             point,
@@ -371,7 +371,7 @@ async fn kill_at_any_write_leaves_nothing_behind() {
     // Each Service has another port.
     for (point, first) in [(Point::AfterApplied, 30_200), (Point::AfterAnswer, 30_300)] {
         let points = [point];
-        let writes = at_each_write(&points, async |point, write| {
+        let writes = kill_at_each_write(&points, async |point, write| {
             let site = site.another("killed").await;
             site.aws.clear();
             let node_port = first + u16::try_from(write.min(99)).unwrap();
@@ -380,7 +380,7 @@ async fn kill_at_any_write_leaves_nothing_behind() {
                 site.settings().whole_cluster(),
                 Match::writes().except_resource("events"),
             );
-            Box::pin(crate::support::killed_at(
+            Box::pin(crate::support::kill_at_write(
                 &site.bed, settings, writes, point, write, scene,
             ))
             .await

@@ -16,7 +16,7 @@ pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load
 impl Site {
     /// Returns a site with its own control plane: nodes belong to no namespace.
     pub(super) async fn with_nodes(name: &str, nodes: &[&str]) -> Self {
-        let bed = Bed::own_with(testbed::Options::apiserver_only(), name).await;
+        let bed = Bed::on_own_plane_with(testbed::Options::apiserver_only(), name).await;
         let site = Self {
             bed,
             aws: Aws::start().await.unwrap(),

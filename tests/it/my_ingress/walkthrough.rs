@@ -9,7 +9,7 @@ const SAMPLE: &str = concat!(
 
 #[tokio::test]
 async fn document_003_works_as_printed() {
-    let bed = Bed::own("myingress").await;
+    let bed = Bed::on_own_plane("myingress").await;
     let site = Site {
         bed,
         aws: Aws::start().await.unwrap(),

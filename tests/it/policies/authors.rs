@@ -364,7 +364,7 @@ async fn app_needs_permissions_of_its_author() {
 /// If the CRD has lost its rules, an object can name a kind without its resource.
 #[tokio::test]
 async fn unknown_target_needs_all_permissions() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-unknown").await;
+    let bed = Bed::on_own_plane_with(testbed::Options::apiserver_only(), "policy-unknown").await;
     bed.apply(&without_rules("trackedfields")).await;
     let kind = TrackedField::api_resource();
     let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);

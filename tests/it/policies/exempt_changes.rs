@@ -159,7 +159,7 @@ async fn lost_permission_does_not_lock_an_object() {
 /// Objects that were stored before the policies, some without a spec.
 #[tokio::test]
 async fn objects_older_than_the_policies_are_not_locked() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-old").await;
+    let bed = Bed::on_own_plane_with(testbed::Options::apiserver_only(), "policy-old").await;
     for (kind, spec, change) in objects() {
         bed.apply(&without_rules(&kind.plural)).await;
         let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);

@@ -157,7 +157,7 @@ fn metadata_cases() -> Vec<(&'static str, Value, bool)> {
 async fn operator_changes_only_owned_or_adoptable_objects() {
     // The control plane runs neither the garbage collector, which would delete objects of missing owners, nor the
     // controller that creates Pods' accounts.
-    let bed = Bed::bare("policy-operator").await;
+    let bed = Bed::without_controllers("policy-operator").await;
     bed.kubectl(&["create", "serviceaccount", "default"]).await;
     let operator = operator(&bed).await;
     for (kind, rest, patches) in created_kinds() {
@@ -230,7 +230,7 @@ async fn operator_changes_only_owned_or_adoptable_objects() {
 
 #[tokio::test]
 async fn operator_annotates_any_tracked_field_and_changes_nothing_else() {
-    let bed = Bed::bare("policy-annotate").await;
+    let bed = Bed::without_controllers("policy-annotate").await;
     let kind = tracked_fields();
     let foreign = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
     let object = DynamicObject::new("mine", &kind).data(tracked_field());
@@ -312,7 +312,7 @@ async fn ownership_label_can_be_removed_and_releases_the_object() {
 /// The account is a parameter of the policy: without the account the policy binds no client, and must not block others.
 #[tokio::test]
 async fn missing_account_blocks_nobody_else() {
-    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-account").await;
+    let bed = Bed::on_own_plane_with(testbed::Options::apiserver_only(), "policy-account").await;
     let kind = &created_kinds()[0].0;
     let own_objects =
         Api::<DynamicObject>::namespaced_with(operator(&bed).await, &bed.namespace, kind);

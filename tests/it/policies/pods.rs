@@ -105,7 +105,7 @@ fn harmless() -> Value {
 
 #[tokio::test]
 async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
-    let bed = Bed::bare("policy-node").await;
+    let bed = Bed::without_controllers("policy-node").await;
     for account in ["default", "builder"] {
         bed.kubectl(&["create", "serviceaccount", account]).await;
     }
@@ -145,7 +145,7 @@ async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
 
 #[tokio::test]
 async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
-    let bed = Bed::bare("policy-namespaces").await;
+    let bed = Bed::without_controllers("policy-namespaces").await;
     let client = operator(&bed).await;
     // The operator's namespace enforces the restricted profile, which must not be the cause of the rejection.
     let restricted = json!({
@@ -193,7 +193,7 @@ async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
 /// rest of the Deployment.
 #[tokio::test]
 async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
-    let bed = Bed::bare("policy-old").await;
+    let bed = Bed::without_controllers("policy-old").await;
     let kind = deployments();
     let client = operator(&bed).await;
     let as_operator = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);

@@ -206,7 +206,7 @@ async fn policies_are_in_force(client: &Client) {
 /// Grants the shipped roles' trackable kinds, and `more` (groups and plurals), as the controller-manager does where one
 /// runs.
 pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
-    let shipped = permissions::TARGET_RIGHTS
+    let shipped = permissions::TARGET_PERMISSIONS
         .iter()
         .flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
     let rule = |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
@@ -268,20 +268,20 @@ impl Bed {
 
     /// Creates a namespace on the other control plane that tests share: etcd and apiserver alone. Only the test changes
     /// objects there.
-    pub async fn bare(name: &str) -> Self {
-        static BARE: OnceCell<ControlPlane> = OnceCell::const_new();
+    pub async fn without_controllers(name: &str) -> Self {
+        static APISERVER_ONLY: OnceCell<ControlPlane> = OnceCell::const_new();
         let start = || Installed::start(testbed::Options::apiserver_only());
-        let plane = BARE.get_or_init(start).await;
+        let plane = APISERVER_ONLY.get_or_init(start).await;
         Self::on(Plane::Shared(plane), name).await
     }
 
     /// Creates a namespace on the test's own control plane.
-    pub async fn own(name: &str) -> Self {
-        Self::own_with(testbed::Options::default(), name).await
+    pub async fn on_own_plane(name: &str) -> Self {
+        Self::on_own_plane_with(testbed::Options::default(), name).await
     }
 
     /// Creates a namespace on a control plane with these options.
-    pub async fn own_with(options: testbed::Options, name: &str) -> Self {
+    pub async fn on_own_plane_with(options: testbed::Options, name: &str) -> Self {
         let plane = Installed::start(options).await;
         Self::on(Plane::Own(Arc::new(plane)), name).await
     }

@@ -12,7 +12,7 @@ use super::{Bed, Operator, Settings};
 /// Calls `run`, which kills the operator at a write, for one write after the other and for each of these points in
 /// parallel, until no further write happens. The end state must equal the undisturbed one. `run` returns whether the
 /// write happened, and the end state. Returns the number of writes for each point.
-pub async fn at_each_write<P: Copy + Debug>(
+pub async fn kill_at_each_write<P: Copy + Debug>(
     points: &[P],
     run: impl AsyncFn(P, u64) -> (bool, Value),
 ) -> Vec<u64> {
@@ -71,7 +71,7 @@ impl Trap {
 
 /// Plays `scene` with an operator of these settings that is killed at matching write number `write`, and restarted.
 /// Returns whether the write happened, and the scene's result.
-pub async fn killed_at<T>(
+pub async fn kill_at_write<T>(
     bed: &Bed,
     settings: Settings,
     writes: Match,
@@ -82,28 +82,28 @@ pub async fn killed_at<T>(
     let (proxy, file) = bed.through_proxy().await;
     let trap = Trap::set(&proxy, writes, point, write);
     let operator = Operator::launch(bed, settings.kubeconfig(file)).await;
-    let given = struck(
+    let result = restart_during(
         operator,
         async |operator| trap.spring(operator).await,
         scene,
     )
     .await;
-    (trap.order.hits() > 0, given)
+    (trap.order.hits() > 0, result)
 }
 
-/// Plays `scene` with an operator that `strike` kills and the function restarts. Returns the scene's result.
-pub async fn struck<T>(
+/// Plays `scene` with an operator that `kill` kills and the function restarts. Returns the scene's result.
+pub async fn restart_during<T>(
     mut operator: Operator,
-    strike: impl AsyncFnOnce(&mut Operator),
+    kill: impl AsyncFnOnce(&mut Operator),
     scene: impl Future<Output = T>,
 ) -> T {
-    let kill = async {
-        strike(&mut operator).await;
+    let restart = async {
+        kill(&mut operator).await;
         operator.restart();
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        given = scene => given,
-        () = kill => unreachable!(),
+        result = scene => result,
+        () = restart => unreachable!(),
     }
 }

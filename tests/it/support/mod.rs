@@ -11,7 +11,7 @@ mod tools;
 
 pub use bed::*;
 #[allow(unused_imports)] // as above
-pub use kills::{Trap, at_each_write, killed_at, struck};
+pub use kills::{Trap, kill_at_each_write, kill_at_write, restart_during};
 #[allow(unused_imports)] // as above
 pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
 pub use operator::{Operator, Settings};

@@ -12,11 +12,13 @@ use testbed::receiver::Receiver;
 
 use super::{is_quiet, replicas};
 use crate::fields::Widgets;
-use crate::support::{Bed, Operator, SOON, Settings, accepted, at_each_write, changes, killed_at};
+use crate::support::{
+    Bed, Operator, SOON, Settings, accepted, changes, kill_at_each_write, kill_at_write,
+};
 
 #[tokio::test]
 async fn nothing_leaves_while_a_running_watch_is_frozen() {
-    let bed = Bed::own_with(Options::apiserver_only(), "sets-frozen").await;
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "sets-frozen").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -171,7 +173,7 @@ async fn resource_that_is_created_while_no_operator_runs_is_sent() {
 async fn kill_at_any_write_sends_what_when_selects_with_the_token() {
     // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| {
+    let writes = kill_at_each_write(&points, async |point, write| {
         Box::pin(filtered(point, write)).await
     });
     let writes = Box::pin(writes).await;
@@ -186,7 +188,7 @@ async fn kill_at_any_write_sends_what_when_selects_with_the_token() {
 /// killed at this write. Returns whether the write happened, and the history.
 async fn filtered(point: Point, write: u64) -> (bool, Value) {
     const TOKEN: &str = "T0kenOfTheKillTest";
-    let bed = Bed::bare("when-killed").await;
+    let bed = Bed::without_controllers("when-killed").await;
     let receiver = Receiver::start().unwrap();
     bed.secret("token", TOKEN).await;
     let body = r#"{"key": "{{ token }}", "value": {{ value | tojson }}}"#;
@@ -218,7 +220,7 @@ async fn filtered(point: Point, write: u64) -> (bool, Value) {
     };
     let writes = Match::writes().except_resource("events");
     let settings = Settings::default().flag("--controllers=contactpoint,trackedfield");
-    let killed = Box::pin(killed_at(&bed, settings, writes, point, write, scene)).await;
+    let killed = Box::pin(kill_at_write(&bed, settings, writes, point, write, scene)).await;
     let sent: Vec<_> = accepted(&receiver)
         .iter()
         .map(|request| request.json().unwrap())

@@ -43,7 +43,7 @@ async fn set_reaches_only_watched_namespaces() {
 
 #[tokio::test]
 async fn set_without_cross_namespace_refs_reaches_its_own_namespace() {
-    let bed = Bed::own("sets-refs").await;
+    let bed = Bed::on_own_plane("sets-refs").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
@@ -131,7 +131,7 @@ async fn created_children_are_one_event_in_a_minute() {
     bed.deployment("b", 1).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.set("all", replicas(json!({}))).await;
-    let note = bed.event("all", "Stamped").await;
+    let note = bed.event("all", "TrackedFieldsChanged").await;
     assert_eq!(note, "TrackedFields created: 2, deleted: 0");
     for (number, name) in [(3, "c"), (4, "d")] {
         bed.deployment(name, 1).await;
@@ -146,7 +146,7 @@ async fn created_children_are_one_event_in_a_minute() {
     bed.set_reads("all", "Ready").await;
     bed.deployment("e", 1).await;
     bed.event("all", "TooManyTargets").await;
-    assert_eq!(bed.events("all", "Stamped").await.len(), 1);
+    assert_eq!(bed.events("all", "TrackedFieldsChanged").await.len(), 1);
 }
 
 #[tokio::test]

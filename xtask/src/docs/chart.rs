@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::markdown::cell;
-use crate::files::{Error, read};
+use crate::files::{GenerateError, read};
 
 const VALUES: &str = "charts/quartermaster/values.yaml";
 const SCHEMA: &str = "charts/quartermaster/values.schema.json";
@@ -55,7 +55,7 @@ pub(crate) struct ChartValue {
 }
 
 /// Returns the page of the reference.
-pub fn page(root: &Path) -> Result<String, Error> {
+pub fn page(root: &Path) -> Result<String, GenerateError> {
     let mut page = PAGE.to_owned();
     let mut section = String::new();
     for value in values(root)? {
@@ -82,7 +82,7 @@ const HEAD: &str =
     "| Key | Type | Default | Description |\n|-----|------|---------|-------------|\n";
 
 /// Returns the README of the chart.
-pub fn readme(root: &Path) -> Result<String, Error> {
+pub fn readme(root: &Path) -> Result<String, GenerateError> {
     let chart: Value = parse(root, CHART)?;
     let text = |field: &str| chart[field].as_str().unwrap_or_default().to_owned();
     let mut readme = format!(
@@ -109,15 +109,15 @@ fn row(value: &ChartValue) -> String {
     )
 }
 
-fn parse(root: &Path, path: &str) -> Result<Value, Error> {
-    serde_saphyr::from_str(&read(root, path)?).map_err(|error| Error::Parse {
+fn parse(root: &Path, path: &str) -> Result<Value, GenerateError> {
+    serde_saphyr::from_str(&read(root, path)?).map_err(|error| GenerateError::Parse {
         path: path.into(),
         source: Box::new(error),
     })
 }
 
 /// Returns every value: those without a key below, in the order of the file, single ones first.
-pub(crate) fn values(root: &Path) -> Result<Vec<ChartValue>, Error> {
+pub(crate) fn values(root: &Path) -> Result<Vec<ChartValue>, GenerateError> {
     let (text, defaults) = (read(root, VALUES)?, parse(root, VALUES)?);
     let schema: Value = serde_json::from_str(&read(root, SCHEMA)?)?;
     let mut values = Vec::new();

@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use qm_api::tracked_field::Skipped;
 use qm_aws::AwsMetrics;
 use qm_core::readiness::Readiness;
-use qm_notify::metrics::{DeliveryMetrics, DeliveryResult, Receiver};
+use qm_notify::metrics::{DeliveryMetrics, DeliveryResult, ReceiverType};
 use qm_runtime::leader::Fence;
 use qm_runtime::metrics::resources::tally;
-use qm_runtime::metrics::{Metrics, Purpose, QueueState, ReconcileResult};
+use qm_runtime::metrics::{Metrics, Purpose, ReconcileResult, WorkQueueState};
 use quartermaster::PROGRAM;
 use quartermaster::admission_policies::PolicyMetrics;
 use quartermaster::controllers::tracked_field_set::metrics::SetMetrics;
@@ -127,7 +127,7 @@ pub fn every_metric() -> String {
         controller.reconciled(result, Duration::ZERO);
     }
     controller.queued(Duration::ZERO);
-    metrics.set_queue("a", || QueueState {
+    metrics.set_queue("a", || WorkQueueState {
         depth: 0,
         unfinished: Duration::ZERO,
     });
@@ -140,7 +140,7 @@ pub fn every_metric() -> String {
         Some(tally(ready.into_iter().map(|ready| (ready, REASON))))
     });
     let deliveries = metrics.register(DeliveryMetrics::register);
-    for receiver in Receiver::ALL {
+    for receiver in ReceiverType::ALL {
         for result in DeliveryResult::ALL {
             deliveries.attempted(receiver, result);
         }

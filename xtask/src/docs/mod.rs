@@ -4,7 +4,7 @@ use std::path::Path;
 
 use quartermaster::kinds::{self, KINDS};
 
-use super::files::{Error, File};
+use super::files::{File, GenerateError};
 
 mod annotations;
 mod chart;
@@ -20,7 +20,7 @@ use markdown::page_of;
 pub use metrics::every_metric;
 
 /// Returns every generated page.
-pub fn files(root: &Path) -> Result<Vec<File>, Error> {
+pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
     let mut pages = vec![
         ("annotations".to_owned(), annotations::page()),
         ("chart-values".to_owned(), chart::page(root)?),

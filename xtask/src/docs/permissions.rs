@@ -7,8 +7,8 @@ use qm_core::kind::Permission;
 use quartermaster::cli::LEASE;
 use quartermaster::kinds::KINDS;
 use quartermaster::permissions::{
-    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS,
-    TARGET_RIGHTS, TRACKER_ROLE_VERBS,
+    AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_PERMISSIONS, POLICY_VERBS,
+    TARGET_PERMISSIONS, TRACKER_ROLE_VERBS,
 };
 
 use crate::policies;
@@ -140,7 +140,7 @@ pub fn page() -> String {
         "\n## Metrics\n\nClusterRole `quartermaster-metrics-auth-role`, for `--metrics-secure`. Readers of the metrics need the ClusterRole\n\
          `quartermaster-metrics-reader`: `get` on the URL `/metrics`.\n\n| resource | verbs | for | why |\n| --- | --- | --- | --- |\n"
     );
-    for (permission, why) in METRICS_RIGHTS.iter().zip([
+    for (permission, why) in METRICS_PERMISSIONS.iter().zip([
         "Asks the apiserver whose token a reader sends.",
         "Asks the apiserver whether that account may read `/metrics`.",
     ]) {
@@ -152,7 +152,7 @@ pub fn page() -> String {
          `{AGGREGATE_TO_TRACKER}: \"true\"`; as installed, `quartermaster-tracker-targets-role`.\n\n| resource | verbs | for | why |\n\
          | --- | --- | --- | --- |\n"
     );
-    for permission in TARGET_RIGHTS {
+    for permission in TARGET_PERMISSIONS {
         page.push_str(&rows_of(
             permission,
             "TrackedField, TrackedFieldSet",

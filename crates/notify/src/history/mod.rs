@@ -15,8 +15,8 @@ mod value;
 pub use buffer::{ObservationBuffer, Observations};
 pub use expiry::{Ages, Now, expired, set_suspended, waited, waiting_since};
 pub use next::{
-    Changes, HistoryLimits, Inputs, ListLimits, NewestState, apply_limits, next, observation,
-    record, record_newest,
+    HistoryChanges, HistoryLimits, Inputs, ListLimits, NewestState, apply_limits, next,
+    observation, record, record_newest,
 };
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
 pub use previous::{newest, pending};

@@ -46,7 +46,7 @@ pub struct Inputs<'a> {
 
 /// Result of a reconcile.
 #[derive(Debug)]
-pub struct Changes {
+pub struct HistoryChanges {
     /// History to write.
     pub history: History,
     /// Whether the history differs from the one before.
@@ -66,7 +66,11 @@ pub struct Changes {
 }
 
 /// Returns the history after a reconcile.
-pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
+pub fn next(
+    before: &[Entry],
+    inputs: &Inputs<'_>,
+    mut ids: impl FnMut() -> String,
+) -> HistoryChanges {
     let mut history = before.to_vec();
     record(&mut history, inputs.subject, inputs.observations);
     // Level-triggered: the history ends with the newest state, whatever was observed and whichever replica recorded it.
@@ -90,7 +94,7 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let limits = HistoryLimits::new(inputs.limit);
     let in_flight = |id: &str| inputs.in_flight.contains(id);
     let merged = apply_limits(&mut history, limits, in_flight, ids);
-    Changes {
+    HistoryChanges {
         changed: history != before,
         history,
         contradicted,

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::entries::DeliveryRequest;
 use super::queues::{AffectedObjects, QueueStep};
 use super::{InitialState, Outbox, TestMessage};
-use crate::metrics::{DeliveryResult, Receiver};
+use crate::metrics::{DeliveryResult, ReceiverType};
 use crate::{Endpoint, MessageContent, SendError, SendFailure, SendReceipt, Transport};
 
 impl<T: Transport> Outbox<T> {
@@ -166,7 +166,7 @@ fn log_response<T: Transport>(
     request: &DeliveryRequest,
     response: &Result<SendReceipt, SendFailure>,
 ) {
-    let receiver = Receiver::of(&request.endpoint);
+    let receiver = ReceiverType::of(&request.endpoint);
     let (namespace, name) = (&*point.namespace, &*point.name);
     match response {
         Ok(receipt) => {

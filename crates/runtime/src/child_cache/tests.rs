@@ -56,11 +56,11 @@ fn child(version: u64, fingerprint: u64, summary: u8) -> KnownChild<u8> {
     }
 }
 
-fn matched(desired: &str) -> Match {
-    Match {
+fn matched(desired: &str) -> ConfirmedMatch {
+    ConfirmedMatch {
         desired: desired.into(),
         values: 7,
-        has_foreign_ports: false,
+        has_foreign_items: false,
     }
 }
 

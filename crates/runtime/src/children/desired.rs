@@ -1,17 +1,18 @@
 //! Desired state of a child: the pure decision about a live child, and the writes of a child that is applied
 //! server-side.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::core::{NamespaceResourceScope, ObjectMeta, Status};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::child_cache::Match;
+use crate::child_cache::ConfirmedMatch;
 use crate::drift::Drift;
 use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use crate::fields::{self, Projection};
@@ -69,7 +70,7 @@ pub trait DesiredChild<K, S>: Send + Sync {
         &self,
         live: &K,
         ownership: &Ownership,
-        matched: Option<&Match>,
+        matched: Option<&ConfirmedMatch>,
     ) -> Option<ChildAction<'_, K>>;
 
     /// Returns the metadata of a cached child, which shows the ownership, if [`DesiredChild::plan_cached`] can decide
@@ -84,16 +85,16 @@ pub trait DesiredChild<K, S>: Send + Sync {
     }
 
     /// Describes the match of a child that was written or needs no write; `None` if later decisions do not use it.
-    fn matched(&self, _live: &K) -> Option<Match> {
-        Some(Match {
+    fn matched(&self, _live: &K) -> Option<ConfirmedMatch> {
+        Some(ConfirmedMatch {
             desired: self.digest().to_owned(),
             values: 0,
-            has_foreign_ports: false,
+            has_foreign_items: false,
         })
     }
 
     /// Returns whether a child that needs a write matched this desired state before another client changed the child.
-    fn has_drifted(&self, _live: &K, matched: Option<&Match>) -> bool {
+    fn has_drifted(&self, _live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         matched.is_some_and(|matched| matched.desired == self.digest())
     }
 
@@ -130,6 +131,11 @@ pub struct Quirks<'a, K> {
     /// Removes values that only one object may have and the live object has, such as a node port, from the desired
     /// object, before a dry run.
     pub clear_allocated: fn(&mut K, &K),
+    /// Keys of list items, such as `containerPort`, that another client may renumber: an item of that client with
+    /// another number and otherwise the desired values is corrected, not kept as a foreign item.
+    pub renumbered: &'a [&'a str],
+    /// Returns the field that the apiserver rejects with this status, if the status does not name the field.
+    pub unnamed_field: fn(&Status) -> Option<&'static str>,
 }
 
 impl<K> Default for Quirks<'_, K> {
@@ -138,6 +144,8 @@ impl<K> Default for Quirks<'_, K> {
             released: &[],
             ignored: |_, _| false,
             clear_allocated: |_, _| (),
+            renumbered: &[],
+            unnamed_field: |_| None,
         }
     }
 }
@@ -205,7 +213,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Returns whether the live child needs no write.
-    fn is_current(&self, live: &K, ownership: &Ownership, matched: Option<&Match>) -> bool {
+    fn is_current(
+        &self,
+        live: &K,
+        ownership: &Ownership,
+        matched: Option<&ConfirmedMatch>,
+    ) -> bool {
         *ownership == Ownership::Owned
             && self.matches(live, matched)
             && !(self.quirks.ignored)(&self.object, live)
@@ -214,13 +227,13 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Returns whether another client has changed a child that was written or confirmed in the desired form.
-    fn has_drifted(&self, live: &K, matched: Option<&Match>) -> bool {
+    fn has_drifted(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         let was_confirmed = matched.is_some_and(|matched| matched.desired == self.digest);
         let applied_digest = live.annotations().get(self.owner.names().applied_digest);
         !self.matches(live, matched) && (was_confirmed || applied_digest == Some(&self.digest))
     }
 
-    fn matches(&self, live: &K, matched: Option<&Match>) -> bool {
+    fn matches(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         match matched.filter(|matched| matched.desired == self.digest) {
             Some(matched) => matched.values == self.values(live).digest(),
             None => fields::matches(&content(live), self.content(), managed(live), self.manager),
@@ -234,7 +247,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         api: &Api<BoundedObject<K>>,
         live: &K,
         ownership: &Ownership,
-        matched: Option<&Match>,
+        matched: Option<&ConfirmedMatch>,
         has_drifted: bool,
         is_last: bool,
     ) -> Result<Option<K>> {
@@ -271,7 +284,9 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             }
             Err(error) if !is_last => {
                 let Some(transfer) = self.rivals(api, owned, &error).await? else {
-                    if error.fields().is_some() && has_changed(api, &self.key, owned).await? {
+                    if self.rejected_fields(&error).is_some()
+                        && has_changed(api, &self.key, owned).await?
+                    {
                         return Ok(None);
                     }
                     return Err(error);
@@ -291,7 +306,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         api: &Api<BoundedObject<K>>,
         live: &K,
         ownership: &Ownership,
-        matched: Option<&Match>,
+        matched: Option<&ConfirmedMatch>,
         has_drifted: bool,
     ) -> Result<Option<K>> {
         let (manager, released) = (self.manager, self.quirks.released);
@@ -309,9 +324,15 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
         if has_drifted {
             let now = entries.as_deref().unwrap_or_else(|| managed(live));
-            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
-            let renumbered =
-                managed_fields::renumbered(now, manager, &content(live), &self.sent, is_alone);
+            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_items);
+            let renumbered = managed_fields::renumbered(
+                now,
+                manager,
+                &content(live),
+                self.content(),
+                self.quirks.renumbered,
+                is_alone,
+            );
             if let Some(taken) = managed_fields::transfer(now, manager, &renumbered) {
                 entries = Some(taken.entries);
             }
@@ -338,6 +359,16 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         classified::<K, _>(&self.key, written)
     }
 
+    /// Returns the fields that the apiserver rejects, with list indexes replaced by 0; `None` if no field can fix the
+    /// rejection.
+    fn rejected_fields(&self, error: &Error) -> Option<BTreeSet<String>> {
+        let unnamed = error.status().and_then(self.quirks.unnamed_field);
+        match unnamed {
+            Some(field) => Some([field.to_owned()].into()),
+            None => error.fields(),
+        }
+    }
+
     /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
     /// rejects the desired state alone.
     async fn rivals(
@@ -346,7 +377,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         live: &K,
         error: &Error,
     ) -> Result<Option<managed_fields::Transfer>> {
-        let Some(rejected) = error.fields() else {
+        let Some(rejected) = self.rejected_fields(error) else {
             return Ok(None);
         };
         let object = content(live);
@@ -368,7 +399,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             Err(error @ Error::Rejected { .. })
                 if error.status().is_some_and(|it| it.code == 422) =>
             {
-                let alone = error.fields().unwrap_or_default();
+                let alone = self.rejected_fields(&error).unwrap_or_default();
                 Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
             // Other errors, such as a webhook's that supports no dry runs, say nothing about the object alone.
@@ -406,21 +437,26 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
         &self,
         live: &K,
         ownership: &Ownership,
-        matched: Option<&Match>,
+        matched: Option<&ConfirmedMatch>,
     ) -> Option<ChildAction<'_, K>> {
         (!self.is_current(live, ownership, matched)).then_some(ChildAction::Apply(self))
     }
 
-    fn matched(&self, live: &K) -> Option<Match> {
+    fn matched(&self, live: &K) -> Option<ConfirmedMatch> {
         let values = self.values(live);
-        Some(Match {
+        Some(ConfirmedMatch {
             desired: self.digest.clone(),
             values: values.digest(),
-            has_foreign_ports: values.has_foreign_ports(),
+            has_foreign_items: managed_fields::has_foreign_items(
+                managed(live),
+                &content(live),
+                self.content(),
+                self.quirks.renumbered,
+            ),
         })
     }
 
-    fn has_drifted(&self, live: &K, matched: Option<&Match>) -> bool {
+    fn has_drifted(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         self.has_drifted(live, matched)
     }
 

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::*;
-use crate::child_cache::Match;
+use crate::child_cache::ConfirmedMatch;
 use crate::error::Class;
 use crate::events::Events;
-use crate::settings::Timings;
+use crate::settings::RuntimeTimings;
 use crate::testing::{NAMES, Widget, context};
 
 type Maps = Children<ConfigMap, ()>;
@@ -45,7 +45,7 @@ fn children<S: ChildSummary>(
         watch_needed: Arc::default(),
         sync: SyncState::default(),
         cache: Arc::new(ChildCache::new(Duration::from_mins(30))),
-        drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
+        drift: Drift::new(&RuntimeTimings::default(), events, Counter::default(), &[]),
         unconfirmed: WriteLimiter::new(Duration::from_millis(50)),
     };
     maps.sync.begin(0, []);
@@ -313,7 +313,7 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
         &self,
         live: &ConfigMap,
         _: &Ownership,
-        _: Option<&Match>,
+        _: Option<&ConfirmedMatch>,
     ) -> Option<ChildAction<'_, ConfigMap>> {
         self.plan_cached(&state(live))
     }
@@ -326,7 +326,7 @@ impl DesiredChild<ConfigMap, (ObjectMeta, String)> for Replaced {
         (data != "new").then(|| ChildAction::Delete(data.clone()))
     }
 
-    fn matched(&self, _: &ConfigMap) -> Option<Match> {
+    fn matched(&self, _: &ConfigMap) -> Option<ConfirmedMatch> {
         None
     }
 }

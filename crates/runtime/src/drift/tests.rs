@@ -15,7 +15,7 @@ fn drift() -> Drift {
     >();
     let events = Events::new(Client::new(service, "shop"), "test", "qm-0").0;
     Drift::new(
-        &Timings::default(),
+        &RuntimeTimings::default(),
         events,
         Counter::default(),
         &[("spec.replicas", "scale the owner")],
@@ -131,7 +131,10 @@ async fn episodes_and_events_are_bounded() {
         correct(&drift, &format!("a{number}"));
     }
     assert_eq!(reported(&drift), MAX_REPORTED);
-    assert_eq!(drift.episodes()[&child()].at.len(), REPEATED);
+    assert_eq!(
+        drift.episodes()[&child()].at.len(),
+        CORRECTIONS_UNTIL_CONTESTED
+    );
     tokio::time::advance(MINUTE * 11).await;
     let before = &Projection::default();
     let correction = Correction {

@@ -161,7 +161,7 @@ fn elector(server: &FakeApiserver, identity: &str) -> LeaderElector {
         server.client(),
         ("ops", LEASE),
         identity.into(),
-        &Timings::default(),
+        &RuntimeTimings::default(),
         watchdog,
     )
 }

@@ -350,7 +350,14 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
         .map(|number| path(&["f:spec", "f:ports", &port(*number)]))
         .collect();
     assert_eq!(
-        renumbered(&managed, MANAGER, &object, &service(), false),
+        renumbered(
+            &managed,
+            MANAGER,
+            &content(&object),
+            &content(&service()),
+            &["port"],
+            false
+        ),
         expected
     );
 }
@@ -386,7 +393,18 @@ fn foreign_container_port_is_not_taken_for_a_renumbered_one(
         entry(MANAGER, APPLY, "", set(&desired)),
         entry("injector", UPDATE, "", set(&live)),
     ];
-    let found = renumbered(&managed, MANAGER, &with(&live), &with(&desired), is_alone);
+    let found = renumbered(
+        &managed,
+        MANAGER,
+        &with(&live),
+        &with(&desired),
+        &["containerPort"],
+        is_alone,
+    );
+    assert_eq!(
+        has_foreign_items(&managed, &with(&live), &with(&desired), &["containerPort"]),
+        live["containerPort"] != desired["containerPort"]
+    );
     let foreign = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
     assert_eq!(found, is_taken.then_some(foreign).into_iter().collect());
 }

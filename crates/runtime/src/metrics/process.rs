@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 /// Units of time in /proc (`USER_HZ`): 100 a second on every architecture that Kubernetes runs on (proc(5)).
-const TICKS: f64 = 100.0;
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Collector that reads /proc at each scrape; a system without /proc has no such metrics.
 #[derive(Debug)]
@@ -95,7 +95,10 @@ fn open_files_limit(limits: &str) -> Option<i64> {
 fn times(stat: &str) -> Option<(f64, f64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
-    Some(((ticks(14)? + ticks(15)?) / TICKS, ticks(22)? / TICKS))
+    Some((
+        (ticks(14)? + ticks(15)?) / TICKS_PER_SECOND,
+        ticks(22)? / TICKS_PER_SECOND,
+    ))
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 /// State of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueState {
+pub struct WorkQueueState {
     /// Objects whose reconcile is due.
     pub depth: usize,
     /// Total time that the running reconciles have taken so far.
     pub unfinished: Duration,
 }
 
-type Ask = Box<dyn Fn() -> QueueState + Send + Sync>;
+type Ask = Box<dyn Fn() -> WorkQueueState + Send + Sync>;
 
 #[derive(Clone, Default)]
 pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, Ask>>>);

@@ -13,9 +13,9 @@ use qm_core::validation::is_condition_reason;
 
 /// Maximum number of one controller's reasons with their own sample. Some reasons come from outside, such as from a
 /// kubelet.
-const REASONS: usize = 64;
+const MAX_REASONS: usize = 64;
 /// Longest reason, in bytes.
-const LONGEST: usize = 64;
+const MAX_REASON_BYTES: usize = 64;
 /// Label value for all other reasons.
 const OTHER: &str = "Other";
 
@@ -73,7 +73,10 @@ pub fn tally<'a>(readiness: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally
     all.sort_by_key(|(_, number)| -number);
     let mut tally = Tally::new();
     for (at, ((ready, reason), number)) in all.into_iter().enumerate() {
-        let reason = if at < REASONS && reason.len() <= LONGEST && is_condition_reason(reason) {
+        let reason = if at < MAX_REASONS
+            && reason.len() <= MAX_REASON_BYTES
+            && is_condition_reason(reason)
+        {
             reason
         } else {
             OTHER
@@ -116,11 +119,11 @@ mod tests {
                 .map(|word| (Readiness::False, &**word))
                 .chain(often),
         );
-        assert_eq!(counted.len(), REASONS + 1);
+        assert_eq!(counted.len(), MAX_REASONS + 1);
         assert_eq!(counted[&("False", "TargetNotFound".to_owned())], 3);
         assert_eq!(
             counted[&("False", OTHER.to_owned())],
-            1003 - 3 - (i64::try_from(REASONS).unwrap_or(0) - 1)
+            1003 - 3 - (i64::try_from(MAX_REASONS).unwrap_or(0) - 1)
         );
         for no_reason in ["", "a b", "\"", "1a", &"x".repeat(65)] {
             assert_eq!(

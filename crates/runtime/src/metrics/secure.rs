@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
-use crate::settings::Timings;
+use crate::settings::RuntimeTimings;
 
 mod auth;
 mod cache;
@@ -46,7 +46,7 @@ pub async fn serve(
     routes: Router,
     certificate: Certificate,
     auth: MetricsAuth,
-    timings: Timings,
+    timings: RuntimeTimings,
 ) -> io::Result<()> {
     let routes = routes.route_layer(from_fn_with_state(Arc::new(auth), auth::require));
     let (certificate, slots) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));

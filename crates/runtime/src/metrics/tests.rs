@@ -25,7 +25,7 @@ fn metrics_have_these_names() {
     let metrics = Metrics::new(&PROGRAM);
     let controller = metrics.controller("widget", 8);
     controller.reconciled(ReconcileResult::Success, Duration::from_millis(3));
-    metrics.set_queue("widget", || QueueState {
+    metrics.set_queue("widget", || WorkQueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });
@@ -111,7 +111,7 @@ fn metrics_have_their_values() {
     controller.panicked();
     has("controller_runtime_reconcile_panics_total{controller=\"widget\"} 1");
     let queue = "name=\"widget\",controller=\"widget\"";
-    metrics.set_queue("widget", || QueueState {
+    metrics.set_queue("widget", || WorkQueueState {
         depth: 3,
         unfinished: Duration::from_millis(1500),
     });

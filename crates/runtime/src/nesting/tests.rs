@@ -14,7 +14,7 @@ fn nested(levels: usize, open: &str, close: &str) -> String {
 }
 
 fn filtered(text: &str, chunk: usize) -> String {
-    let mut filter = Filter::default();
+    let mut filter = NestingFilter::default();
     let kept: Vec<u8> = text
         .as_bytes()
         .chunks(chunk)

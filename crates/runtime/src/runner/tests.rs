@@ -14,7 +14,7 @@ async fn queue_counts_what_is_due_and_what_runs() {
     let depth =
         |work: &Work<&str, ()>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
     let reconcile = |work: &mut Work<&'static str, ()>, at| match work.next(at, 1, false) {
-        Some(Step::Reconcile {
+        Some(NextStep::Reconcile {
             object,
             waited,
             timed,
@@ -65,10 +65,10 @@ async fn status_is_written_once_in_its_interval() {
         work.triggered("a", at);
         assert!(matches!(
             work.next(at, 1, false),
-            Some(Step::Reconcile { .. })
+            Some(NextStep::Reconcile { .. })
         ));
         let position = work.take_status_update(&"a").map(|it| it.position);
-        let pending = Pending {
+        let pending = PendingStatus {
             update: number,
             position: position.unwrap_or_else(|| work.status_position(&"a", at, Duration::ZERO)),
             requeue: None,
@@ -79,7 +79,7 @@ async fn status_is_written_once_in_its_interval() {
         work.ended("a", None);
     };
     let written = |work: &mut Work<&'static str, u32>, at: Instant| match work.next(at, 1, false) {
-        Some(Step::WriteStatus(object, pending)) => {
+        Some(NextStep::WriteStatus(object, pending)) => {
             work.status_written(&object, at);
             work.ended(object, None);
             Some(pending.update)
@@ -98,7 +98,7 @@ async fn status_is_written_once_in_its_interval() {
     update(&mut work, start + 21 * second, 5);
     let closed = work.next(start + 21 * second, 1, true);
     assert!(
-        matches!(closed, Some(Step::WriteStatus("a", _))),
+        matches!(closed, Some(NextStep::WriteStatus("a", _))),
         "on shutdown"
     );
 }
@@ -326,11 +326,11 @@ async fn failed_objects_are_retried_spread_after_an_outage() {
     assert!(
         began
             .iter()
-            .all(|at| *at <= SPREAD + Duration::from_secs(1)),
+            .all(|at| *at <= RECOVERY_SPREAD + Duration::from_secs(1)),
         "{:?}",
         began.last()
     );
-    for second in 0..SPREAD.as_secs() {
+    for second in 0..RECOVERY_SPREAD.as_secs() {
         let within = began.iter().filter(|at| at.as_secs() == second).count();
         assert!(within <= OBJECTS / 6, "{within} in second {second}");
     }
@@ -359,9 +359,9 @@ async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
         "{canaries} retries in ten minutes"
     );
     *failing.status.lock().unwrap() = None;
-    sleep(CANARY + Duration::from_secs(1)).await;
+    sleep(CANARY_INTERVAL + Duration::from_secs(1)).await;
     availability.answered(true, Some(200), None);
-    sleep(SPREAD + Duration::from_secs(1)).await;
+    sleep(RECOVERY_SPREAD + Duration::from_secs(1)).await;
     let count = failing.count();
     assert!(
         count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4,

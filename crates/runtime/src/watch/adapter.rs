@@ -80,12 +80,12 @@ pub trait Observer<T>: Send + Sync + 'static {
 }
 
 /// An index and the observers that its watch feeds first: the index wakes what asks them.
-pub(crate) struct Observed<T> {
+pub(crate) struct ObservedIndex<T> {
     pub observers: Vec<Arc<dyn Observer<T>>>,
     pub index: Option<Arc<dyn Index<T>>>,
 }
 
-impl<T: 'static> Index<T> for Observed<T> {
+impl<T: 'static> Index<T> for ObservedIndex<T> {
     fn apply(&self, object: T) -> bool {
         let mut is_kept = false;
         for observer in &self.observers {
@@ -124,7 +124,7 @@ impl<T: 'static> Index<T> for Observed<T> {
 pub enum WatchPhase {
     /// A list begins.
     Listing {
-        /// Number of the relist, see [`Command::relist`].
+        /// Number of the relist, see [`WatchCommand::relist`].
         relist: u64,
     },
     /// The list is complete: the index has every object of the watched namespace, and no other.
@@ -164,7 +164,7 @@ impl WatchProblem {
 
 /// Instructions for a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Command {
+pub struct WatchCommand {
     /// Number of relists requested. A higher number lists each watched namespace again; the index keeps its objects
     /// until that list is complete.
     pub relist: u64,
@@ -294,9 +294,9 @@ where
     T: 'static,
 {
     /// Watches as the last of `commands` says, until the future is dropped.
-    pub async fn run(self, mut commands: watch::Receiver<Command>) {
+    pub async fn run(self, mut commands: watch::Receiver<WatchCommand>) {
         loop {
-            let Command { relist, stop } = commands.borrow_and_update().clone();
+            let WatchCommand { relist, stop } = commands.borrow_and_update().clone();
             let namespaces = self.apis.iter().map(|(namespace, _)| namespace.clone());
             self.sync.begin(relist, namespaces);
             if let Some(why) = stop {
@@ -389,7 +389,7 @@ where
 }
 
 /// Waits for the next command. The sender is dropped only while the process ends.
-async fn changed(commands: &mut watch::Receiver<Command>) {
+async fn changed(commands: &mut watch::Receiver<WatchCommand>) {
     if commands.changed().await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -13,7 +13,7 @@ use qm_core::schema::SchemaVersion;
 use tokio::sync::{SetOnce, watch};
 use tracing::warn;
 
-use super::adapter::Command;
+use super::adapter::WatchCommand;
 use super::stream::{WatchUpdate, watch_updates};
 use crate::metrics::{Metrics, Purpose};
 
@@ -25,7 +25,7 @@ pub fn follow(
     replace: Option<&'static str>,
     watches: &watcher::Config,
     metrics: &Metrics,
-    commands: watch::Sender<Command>,
+    commands: watch::Sender<WatchCommand>,
     is_known: Arc<SetOnce<()>>,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (name, own, names) = (kind.crd_name(), kind.schema(), kind.names);

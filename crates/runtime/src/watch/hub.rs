@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::info;
 
-use super::adapter::{Command, Index, ResourceName, ResourceWatch, SyncState};
+use super::adapter::{Index, ResourceName, ResourceWatch, SyncState, WatchCommand};
 use crate::WatchScope;
 use crate::health::Watchdog;
 use crate::metrics::{Metrics, Purpose};
@@ -33,7 +33,7 @@ pub struct WatchHub {
     metrics: Metrics,
     tasks: Tasks,
     watchdog: Watchdog,
-    commands: watch::Sender<Command>,
+    commands: watch::Sender<WatchCommand>,
     watches: Mutex<HashMap<ResourceName, AbortHandle>>,
 }
 

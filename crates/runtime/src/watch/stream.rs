@@ -17,7 +17,7 @@ use crate::backoff::{Backoff, BackoffPolicy};
 use crate::metrics::WatchGuard;
 
 /// Backoff of a failed watch, short enough for a newly granted permission to take effect soon.
-const RETRY: BackoffPolicy = BackoffPolicy {
+const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_millis(500),
     max: Duration::from_secs(30),
 };
@@ -49,7 +49,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let events = start(&api, &config);
-    let failures = RETRY.start();
+    let failures = RETRY_BACKOFF.start();
     let stream = WatchStream {
         api,
         config,
@@ -117,7 +117,7 @@ where
                 () = due(self.recovery) => {
                     self.recovery = None;
                     self.recovered = true;
-                    self.failures = RETRY.start();
+                    self.failures = RETRY_BACKOFF.start();
                     return WatchUpdate::Recovered;
                 }
                 event = self.events.next() => event,
@@ -164,7 +164,7 @@ where
     /// after the next try, otherwise when the stalled watch times out.
     fn failure_lifetime(&self, is_answered: bool) -> Duration {
         if is_answered {
-            return RETRY.max + RECOVERY_DELAY;
+            return RETRY_BACKOFF.max + RECOVERY_DELAY;
         }
         Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + STALL_MARGIN
     }

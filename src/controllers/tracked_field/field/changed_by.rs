@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_json_path::PathElement;
 
-use super::{FieldSelector, PORTS, Select, named_index};
+use super::{FieldLookup, FieldSelector, PORTS, named_index};
 
 /// Maximum number of matches that are considered. Of a field with more, the writer is unknown.
 const MAX_MATCHES: usize = 64;
@@ -85,10 +85,10 @@ impl FieldSelector {
             Some(vec![path])
         };
         match &self.0.select {
-            Select::Replicas => Some(vec![vec![Key::Member("spec"), Key::Member("replicas")]]),
-            Select::Image(containers, name) => of_item(containers.0, name.as_deref(), "image"),
-            Select::TargetPort(name) => of_item(PORTS, name.as_deref(), "targetPort"),
-            Select::Paths(queries) => {
+            FieldLookup::Replicas => Some(vec![vec![Key::Member("spec"), Key::Member("replicas")]]),
+            FieldLookup::Image(containers, name) => of_item(containers.0, name.as_deref(), "image"),
+            FieldLookup::TargetPort(name) => of_item(PORTS, name.as_deref(), "targetPort"),
+            FieldLookup::Paths(queries) => {
                 let mut paths = Vec::new();
                 for path in queries {
                     for node in path.query.query_located(object).iter() {

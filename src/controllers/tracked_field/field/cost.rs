@@ -9,17 +9,17 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::query::{Filter, Select, Step};
-use super::{FieldSelector, PORTS, Select as Lookup};
+use super::query::{QueryFilter, QuerySelector, QueryStep};
+use super::{FieldLookup, FieldSelector, PORTS};
 
 /// Bytes of a value that cost as much as a node: values are written as JSON and hashed.
-const BYTES: u64 = 8;
+const BYTES_PER_NODE: u64 = 8;
 /// Levels that a match may rise through at the cost of one node: each level copies a pointer.
-const LEVELS: u64 = 16;
+const LEVELS_PER_NODE: u64 = 16;
 /// Maximum number of nodes that an estimate follows one by one.
-const FOLLOWED: usize = 64;
+const MAX_FOLLOWED: usize = 64;
 /// Number of nodes above which a subtree is counted only once.
-const LARGE: u64 = 64;
+const LARGE_SUBTREE: u64 = 64;
 
 /// Returns the cost of writing a node, without the nodes below.
 fn cost_of(value: &Value) -> u64 {
@@ -28,7 +28,7 @@ fn cost_of(value: &Value) -> u64 {
         Value::Object(members) => members.keys().map(String::len).sum(),
         _ => 0,
     };
-    1 + bytes as u64 / BYTES
+    1 + bytes as u64 / BYTES_PER_NODE
 }
 
 /// Size of a subtree, with its root.
@@ -130,7 +130,7 @@ fn count(value: &Value, large: &mut HashMap<*const Value, Size>) -> Size {
         Value::Object(members) => members.values().for_each(&mut add),
         _ => {}
     }
-    if size.nodes > LARGE {
+    if size.nodes > LARGE_SUBTREE {
         large.insert(std::ptr::from_ref(value), size);
     }
     size
@@ -145,7 +145,7 @@ enum Reached<'a> {
 }
 
 /// The cost of a query so far.
-struct Walk<'s, 'a> {
+struct CostWalk<'s, 'a> {
     sizes: &'s mut Sizes<'a>,
     reached: Reached<'a>,
     /// The reached nodes may lie below one another.
@@ -166,9 +166,9 @@ impl FieldSelector {
     /// Returns the number of steps that lead from one node to several. Estimating a path without such steps visits few
     /// nodes.
     pub(crate) fn branches(&self) -> usize {
-        fn count(steps: &[Step]) -> usize {
-            let branches = |step: &Step| match &step.select {
-                Select::Filter(filter) => {
+        fn count(steps: &[QueryStep]) -> usize {
+            let branches = |step: &QueryStep| match &step.select {
+                QuerySelector::Filter(filter) => {
                     1 + filter.paths.iter().map(|path| count(path)).sum::<usize>()
                 }
                 _ => usize::from(!step.is_singular()),
@@ -176,8 +176,8 @@ impl FieldSelector {
             steps.iter().map(branches).sum()
         }
         match &self.0.select {
-            Lookup::Paths(paths) => paths.iter().map(|path| count(&path.steps)).sum(),
-            Lookup::Replicas | Lookup::Image(..) | Lookup::TargetPort(_) => 0,
+            FieldLookup::Paths(paths) => paths.iter().map(|path| count(&path.steps)).sum(),
+            FieldLookup::Replicas | FieldLookup::Image(..) | FieldLookup::TargetPort(_) => 0,
         }
     }
 
@@ -188,10 +188,10 @@ impl FieldSelector {
             pointer.split('/').count() as u64 + list.map_or(0, Vec::len) as u64
         };
         let visited = match &self.0.select {
-            Lookup::Replicas => 2,
-            Lookup::Image(containers, _) => list(containers.0, sizes.object),
-            Lookup::TargetPort(_) => list(PORTS, sizes.object),
-            Lookup::Paths(paths) => {
+            FieldLookup::Replicas => 2,
+            FieldLookup::Image(containers, _) => list(containers.0, sizes.object),
+            FieldLookup::TargetPort(_) => list(PORTS, sizes.object),
+            FieldLookup::Paths(paths) => {
                 let none = Cost {
                     visited: 0,
                     written: Some(0),
@@ -226,9 +226,9 @@ impl Cost {
     }
 }
 
-fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
+fn of_steps(steps: &[QueryStep], sizes: &mut Sizes<'_>) -> Cost {
     let reached = Reached::These(vec![sizes.object]);
-    let mut walk = Walk {
+    let mut walk = CostWalk {
         sizes,
         reached,
         nested: false,
@@ -237,7 +237,7 @@ fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
     for step in steps {
         walk.step(step);
     }
-    let Walk {
+    let CostWalk {
         sizes,
         reached,
         cost,
@@ -253,12 +253,12 @@ fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
     }
 }
 
-impl<'a> Walk<'_, 'a> {
+impl<'a> CostWalk<'_, 'a> {
     fn pay(&mut self, nodes: u64) {
         self.cost = self.cost.saturating_add(nodes);
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &QueryStep) {
         if step.descends {
             return self.descend(&step.select);
         }
@@ -269,25 +269,26 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Follows a step from each of a few nodes.
-    fn follow(&mut self, nodes: &[&'a Value], select: &Select) {
+    fn follow(&mut self, nodes: &[&'a Value], select: &QuerySelector) {
         let mut next = Vec::new();
         let mut many = 0;
         for node in nodes {
             self.pay(1);
             self.sizes.walked += 1;
             let found = match (select, node) {
-                (Select::Name(name), Value::Object(members)) => {
+                (QuerySelector::Name(name), Value::Object(members)) => {
                     members.get(&**name).into_iter().collect()
                 }
-                (Select::Index(index), Value::Array(items)) => {
+                (QuerySelector::Index(index), Value::Array(items)) => {
                     item(items, *index).into_iter().collect()
                 }
-                (Select::Slice(_), Value::Array(_)) | (Select::All | Select::Filter(_), _) => {
-                    let children = children(node, FOLLOWED);
+                (QuerySelector::Slice(_), Value::Array(_))
+                | (QuerySelector::All | QuerySelector::Filter(_), _) => {
+                    let children = children(node, MAX_FOLLOWED);
                     self.sizes.walked += children.len() as u64;
                     let count = child_count(node);
                     self.pay(count);
-                    if let Select::Filter(filter) = select {
+                    if let QuerySelector::Filter(filter) = select {
                         let size = self.sizes.size(node);
                         self.filter(filter, count, size);
                     }
@@ -303,7 +304,7 @@ impl<'a> Walk<'_, 'a> {
             next.extend(found);
         }
         let found = next.len() as u64 + many;
-        self.reached = if found <= FOLLOWED as u64 {
+        self.reached = if found <= MAX_FOLLOWED as u64 {
             Reached::These(next)
         } else {
             Reached::Among {
@@ -320,15 +321,15 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Takes a step from each of `count` nodes in subtrees of this size.
-    fn spread(&mut self, count: u64, size: Size, select: &Select) {
+    fn spread(&mut self, count: u64, size: Size, select: &QuerySelector) {
         self.pay(count);
         let count = match select {
-            Select::Name(_) | Select::Index(_) => count,
-            Select::All | Select::Slice(_) => {
+            QuerySelector::Name(_) | QuerySelector::Index(_) => count,
+            QuerySelector::All | QuerySelector::Slice(_) => {
                 self.pay(size.nodes);
                 size.nodes
             }
-            Select::Filter(filter) => {
+            QuerySelector::Filter(filter) => {
                 self.pay(size.nodes);
                 self.filter(filter, size.nodes, size);
                 size.nodes
@@ -338,7 +339,7 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Tests `count` nodes of subtrees of this size.
-    fn filter(&mut self, filter: &Filter, count: u64, size: Size) {
+    fn filter(&mut self, filter: &QueryFilter, count: u64, size: Size) {
         for path in &filter.paths {
             // A step reaches each node from one other node at most, so no step finds more nodes than there are.
             let mut reached = count;
@@ -359,7 +360,7 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Takes a step from each node below the reached ones.
-    fn descend(&mut self, select: &Select) {
+    fn descend(&mut self, select: &QuerySelector) {
         let size = match &self.reached {
             Reached::These(nodes) => {
                 let nodes = nodes.clone();
@@ -369,7 +370,7 @@ impl<'a> Walk<'_, 'a> {
         };
         self.nested = true;
         // Matches rise through every level above them.
-        self.pay(size.nodes.saturating_mul(size.height) / LEVELS);
+        self.pay(size.nodes.saturating_mul(size.height) / LEVELS_PER_NODE);
         self.spread(size.nodes, size, select);
     }
 }

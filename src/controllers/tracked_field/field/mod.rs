@@ -12,7 +12,7 @@ use qm_notify::history::ObservedValue;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
-use self::query::Step;
+use self::query::QueryStep;
 
 mod changed_by;
 pub(crate) mod cost;
@@ -30,25 +30,25 @@ pub struct FieldSelector(Arc<Compiled>);
 struct Compiled {
     /// Text from the spec.
     text: Box<str>,
-    select: Select,
+    select: FieldLookup,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Select {
+enum FieldLookup {
     Replicas,
     /// Image of the container with that name, or of the first container.
     Image(Containers, Option<Box<str>>),
     /// Target port of the port with that name, or of the first port.
     TargetPort(Option<Box<str>>),
     /// Matches of all these paths, in this order (a union of several names is one query for each name).
-    Paths(Box<[Path]>),
+    Paths(Box<[FieldPath]>),
 }
 
 /// A query and its steps.
 #[derive(Debug, PartialEq, Eq)]
-struct Path {
+struct FieldPath {
     query: JsonPath,
-    steps: Box<[Step]>,
+    steps: Box<[QueryStep]>,
 }
 
 /// The tracked field of a `TrackedField`, and the fields of its context by name.
@@ -130,17 +130,17 @@ impl FieldSelector {
             return Err(invalid(format!("it is longer than {MAX_LENGTH} bytes")));
         }
         let paths = |text: &str| {
-            let parse = |steps: Vec<Step>| {
+            let parse = |steps: Vec<QueryStep>| {
                 let query = JsonPath::parse(&format!("${}", query::text(&steps)));
                 let query = query.map_err(|error| invalid(error.to_string()))?;
-                Ok(Path {
+                Ok(FieldPath {
                     query,
                     steps: steps.into(),
                 })
             };
             let queries = path::translate(text).map_err(invalid)?;
             let paths = queries.into_iter().map(parse).collect::<Result<_, _>>()?;
-            Ok(Select::Paths(paths))
+            Ok(FieldLookup::Paths(paths))
         };
         if field.contains(['{', '}']) {
             return Ok(Self::new(field, paths(field)?));
@@ -161,14 +161,14 @@ impl FieldSelector {
             None => (field, None),
         };
         let select = match (kind, word, name) {
-            ("Deployment" | "StatefulSet", "replicas", None) => Some(Select::Replicas),
+            ("Deployment" | "StatefulSet", "replicas", None) => Some(FieldLookup::Replicas),
             (_, "image", name) => {
-                Containers::of(kind).map(|it| Select::Image(it, name.map(Into::into)))
+                Containers::of(kind).map(|it| FieldLookup::Image(it, name.map(Into::into)))
             }
             (_, "images", None) => Containers::of(kind)
                 .map(|it| paths(&it.images()))
                 .transpose()?,
-            ("Service", "targetPort", name) => Some(Select::TargetPort(name.map(Into::into))),
+            ("Service", "targetPort", name) => Some(FieldLookup::TargetPort(name.map(Into::into))),
             _ => None,
         };
         let select = select.ok_or_else(|| FieldError::FieldNotFound {
@@ -184,7 +184,7 @@ impl FieldSelector {
         Ok(Self::new(field, select))
     }
 
-    fn new(text: &str, select: Select) -> Self {
+    fn new(text: &str, select: FieldLookup) -> Self {
         Self(Arc::new(Compiled {
             text: text.into(),
             select,
@@ -207,19 +207,19 @@ impl FieldSelector {
     /// Returns the matches that [`FieldSelector::extract`] makes a value of.
     pub(crate) fn matches<'a>(&self, object: &'a Value) -> Vec<&'a Value> {
         match &self.0.select {
-            Select::Paths(paths) => paths
+            FieldLookup::Paths(paths) => paths
                 .iter()
                 .flat_map(|path| path.query.query(object).all())
                 .collect(),
-            Select::Replicas => object.pointer("/spec/replicas").into_iter().collect(),
-            Select::Image(containers, name) => {
+            FieldLookup::Replicas => object.pointer("/spec/replicas").into_iter().collect(),
+            FieldLookup::Image(containers, name) => {
                 let container = named(object.pointer(containers.0), name.as_deref());
                 container
                     .and_then(|container| container.get("image"))
                     .into_iter()
                     .collect()
             }
-            Select::TargetPort(name) => {
+            FieldLookup::TargetPort(name) => {
                 let port = named(object.pointer(PORTS), name.as_deref());
                 // The API defaults a missing targetPort to port.
                 port.and_then(|port| port.get("targetPort").or_else(|| port.get("port")))

@@ -11,13 +11,13 @@ const MOST_QUERIES: usize = 16;
 
 mod filter;
 
-use super::query::{Select, Step};
+use super::query::{QuerySelector, QueryStep};
 
 type Result<T> = std::result::Result<T, String>;
 
 /// Returns the RFC 9535 queries whose matches together are the matches of `template`. The error says what to write
 /// instead.
-pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
+pub(super) fn translate(template: &str) -> Result<Vec<Vec<QueryStep>>> {
     let Some(expression) = template.strip_prefix('{') else {
         return Err(
             "text around the braces is not supported: write one JSONPath, such as {.spec.replicas}"
@@ -57,7 +57,7 @@ pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
 
 /// Steps after `$` or `@`, once for each way through the unions.
 struct Steps {
-    queries: Vec<Vec<Step>>,
+    queries: Vec<Vec<QueryStep>>,
     /// The steps match one value at most.
     singular: bool,
 }
@@ -178,11 +178,11 @@ impl Parser<'_> {
         }
         let select = if plain && name == "*" {
             steps.singular = false;
-            Select::All
+            QuerySelector::All
         } else {
-            Select::Name(name.into())
+            QuerySelector::Name(name.into())
         };
-        steps.push(&[vec![Step { descends, select }]])
+        steps.push(&[vec![QueryStep { descends, select }]])
     }
 
     /// Parses the content of brackets, after the opening one.
@@ -190,14 +190,16 @@ impl Parser<'_> {
         self.skip_spaces();
         let mut ways = Vec::new();
         if self.eat('?') {
-            ways.push(vec![Step::child(Select::Filter(self.filter()?.into()))]);
+            ways.push(vec![QueryStep::child(QuerySelector::Filter(
+                self.filter()?.into(),
+            ))]);
             steps.singular = false;
         } else {
             loop {
                 self.skip_spaces();
                 ways.push(match self.peek() {
                     Some('\'' | '"') => self.key(steps)?,
-                    _ => vec![Step::child(self.index(steps)?)],
+                    _ => vec![QueryStep::child(self.index(steps)?)],
                 });
                 self.skip_spaces();
                 if !self.eat(',') {
@@ -216,7 +218,7 @@ impl Parser<'_> {
     }
 
     /// Parses a quoted key, which is a dotted path.
-    fn key(&mut self, steps: &mut Steps) -> Result<Vec<Step>> {
+    fn key(&mut self, steps: &mut Steps) -> Result<Vec<QueryStep>> {
         let end = self.next();
         let mut raw = String::new();
         loop {
@@ -251,16 +253,16 @@ impl Parser<'_> {
         let way = parts.into_iter().map(|(name, plain)| {
             if plain && name == "*" {
                 steps.singular = false;
-                Step::child(Select::All)
+                QueryStep::child(QuerySelector::All)
             } else {
-                Step::child(Select::Name(name.into()))
+                QueryStep::child(QuerySelector::Name(name.into()))
             }
         });
         Ok(way.collect())
     }
 
     /// Parses an index, a slice or `*`.
-    fn index(&mut self, steps: &mut Steps) -> Result<Select> {
+    fn index(&mut self, steps: &mut Steps) -> Result<QuerySelector> {
         let end = self
             .rest
             .find([',', ']'])
@@ -270,7 +272,7 @@ impl Parser<'_> {
         let text = text.trim();
         if text == "*" {
             steps.singular = false;
-            return Ok(Select::All);
+            return Ok(QuerySelector::All);
         }
         let wrong = || {
             format!(
@@ -287,7 +289,7 @@ impl Parser<'_> {
         }
         let show = |number: &Option<i64>| number.map_or_else(String::new, |n| n.to_string());
         match &numbers[..] {
-            [Some(index)] => Ok(Select::Index(*index)),
+            [Some(index)] => Ok(QuerySelector::Index(*index)),
             [_, _] | [_, _, _] => {
                 if numbers
                     .get(2)
@@ -298,7 +300,7 @@ impl Parser<'_> {
                     return Err(format!("[{text}]: the step of a slice is 1 or more"));
                 }
                 steps.singular = false;
-                Ok(Select::Slice(
+                Ok(QuerySelector::Slice(
                     numbers
                         .iter()
                         .map(show)
@@ -314,7 +316,7 @@ impl Parser<'_> {
 
 impl Steps {
     /// Appends each of `ways` to each query, in kubectl's order: the first way everywhere, then the second.
-    fn push(&mut self, ways: &[Vec<Step>]) -> Result<()> {
+    fn push(&mut self, ways: &[Vec<QueryStep>]) -> Result<()> {
         if let ([query], [way]) = (&mut self.queries[..], ways) {
             query.extend_from_slice(way);
             return Ok(());

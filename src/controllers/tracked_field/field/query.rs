@@ -4,14 +4,14 @@ use std::fmt;
 
 /// Step of a query, with one selector. A union is several queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct QueryStep {
     /// The step selects in every node below, not in this node alone (`..`).
     pub(super) descends: bool,
-    pub(super) select: Select,
+    pub(super) select: QuerySelector,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Select {
+pub(super) enum QuerySelector {
     /// The member with that name.
     Name(Box<str>),
     /// The item at that index; a negative index counts from the end.
@@ -21,23 +21,23 @@ pub(super) enum Select {
     /// A range of the items.
     Slice(Box<str>),
     /// The members or items that match.
-    Filter(Box<Filter>),
+    Filter(Box<QueryFilter>),
 }
 
 /// A filter, with paths from the member or item that it tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Filter {
+pub(super) struct QueryFilter {
     /// RFC 9535 text.
     pub(super) text: String,
     /// Paths, each as often as a test walks it.
-    pub(super) paths: Vec<Vec<Step>>,
+    pub(super) paths: Vec<Vec<QueryStep>>,
     /// A test compares the values of two paths, which may be whole trees.
     pub(super) compares_trees: bool,
 }
 
-impl Step {
+impl QueryStep {
     /// Returns a step to members or items of the node itself.
-    pub(super) fn child(select: Select) -> Self {
+    pub(super) fn child(select: QuerySelector) -> Self {
         Self {
             descends: false,
             select,
@@ -46,26 +46,30 @@ impl Step {
 
     /// Returns whether the step leads from one node to one node at most.
     pub(super) fn is_singular(&self) -> bool {
-        !self.descends && matches!(self.select, Select::Name(_) | Select::Index(_))
+        !self.descends
+            && matches!(
+                self.select,
+                QuerySelector::Name(_) | QuerySelector::Index(_)
+            )
     }
 }
 
 /// Writes steps one after the other, without the root.
-pub(super) fn text(steps: &[Step]) -> String {
-    steps.iter().map(Step::to_string).collect()
+pub(super) fn text(steps: &[QueryStep]) -> String {
+    steps.iter().map(QueryStep::to_string).collect()
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for QueryStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.descends {
             f.write_str("..")?;
         }
         match &self.select {
-            Select::Name(name) => write!(f, "[{}]", quote(name)),
-            Select::Index(index) => write!(f, "[{index}]"),
-            Select::All => f.write_str("[*]"),
-            Select::Slice(slice) => write!(f, "[{slice}]"),
-            Select::Filter(filter) => write!(f, "[?{}]", filter.text),
+            QuerySelector::Name(name) => write!(f, "[{}]", quote(name)),
+            QuerySelector::Index(index) => write!(f, "[{index}]"),
+            QuerySelector::All => f.write_str("[*]"),
+            QuerySelector::Slice(slice) => write!(f, "[{slice}]"),
+            QuerySelector::Filter(filter) => write!(f, "[?{}]", filter.text),
         }
     }
 }

@@ -39,7 +39,7 @@ const ASKS: [&str; 3] = [
 
 /// Returns the pages with steps, by name (`kinds/my-app`): the first page first, then those that need no new
 /// installation.
-fn walked() -> Vec<(String, Vec<Step>)> {
+fn steps_by_page() -> Vec<(String, Vec<Step>)> {
     let mut walked: Vec<_> = pages()
         .into_iter()
         .map(|(path, text)| {
@@ -63,7 +63,7 @@ fn walked() -> Vec<(String, Vec<Step>)> {
 
 #[test]
 fn every_exception_is_on_a_page() {
-    let commands: BTreeSet<String> = walked()
+    let commands: BTreeSet<String> = steps_by_page()
         .into_iter()
         .flat_map(|(_, steps)| steps)
         .filter_map(|step| match step {
@@ -108,7 +108,7 @@ async fn every_page_works_as_described(#[case] installed: bool, #[case] part: us
         there: Installation::Nothing,
     };
     let mut ran = 0;
-    let pages = walked()
+    let pages = steps_by_page()
         .into_iter()
         .filter(|(name, _)| Stage::of(name).installed == installed)
         .enumerate()
@@ -194,7 +194,7 @@ impl Walk {
         );
         let started_at = Instant::now();
         shell.end();
-        self.tidy(&shell, name, operator.is_some()).await;
+        self.clean_up(&shell, name, operator.is_some()).await;
         println!("{:5.1} s  to tidy up", started_at.elapsed().as_secs_f32());
         println!(
             "{name}: {ran} commands in {:.1} s",
@@ -310,7 +310,7 @@ impl Walk {
 
     /// Removes the objects that the page created, in namespaces that stay. Kubernetes' garbage collector discovers new
     /// CRDs only half a minute later, so the test does not wait for it.
-    async fn tidy(&self, shell: &Shell, page: &str, operator: bool) {
+    async fn clean_up(&self, shell: &Shell, page: &str, operator: bool) {
         let text = "set -eu
             # No pipe: grep -q may end before kubectl, whose failed write would skip the deletions.
             if [ -n \"$(kubectl get crd -o name)\" ]; then
@@ -359,7 +359,7 @@ fn reading_commands_may_be_repeated() {
 /// No stage exists without its page.
 #[test]
 fn every_stage_belongs_to_a_page() {
-    let pages: BTreeSet<String> = walked().into_iter().map(|(name, _)| name).collect();
+    let pages: BTreeSet<String> = steps_by_page().into_iter().map(|(name, _)| name).collect();
     let mut folders = vec![root().join("tests/it/docs/commands/stages")];
     let stages = folders[0].clone();
     while let Some(folder) = folders.pop() {

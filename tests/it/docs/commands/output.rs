@@ -29,11 +29,11 @@ fn masked(word: &str) -> String {
     {
         return format!("{name}-alb-DNS");
     }
-    timeless(word)
+    without_time(word)
 }
 
 /// Returns the word with `0` for each digit of a date or time.
-fn timeless(word: &str) -> String {
+fn without_time(word: &str) -> String {
     let chars: Vec<char> = word.chars().collect();
     let mut masked = chars.clone();
     for shape in ["0000-00-00T00:00:00", "0000-00-00", "00:00:00"] {

@@ -129,7 +129,7 @@ impl Shell {
         command
             .args(["-c", &format!("set -o pipefail\n{text}")])
             .stdin(Stdio::null());
-        Self::result_of(self.dressed(command).output().await.unwrap())
+        Self::result_of(self.with_environment(command).output().await.unwrap())
     }
 
     /// Runs shell text in a terminal, in which the user answers yes.
@@ -140,7 +140,7 @@ impl Shell {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = self.dressed(command).spawn().unwrap();
+        let mut child = self.with_environment(command).spawn().unwrap();
         let mut terminal = child.stdin.take().unwrap();
         terminal.write_all(b"yes\n").await.unwrap();
         let result = Self::result_of(child.wait_with_output().await.unwrap());
@@ -148,7 +148,7 @@ impl Shell {
         result
     }
 
-    fn dressed(&self, mut command: Command) -> Command {
+    fn with_environment(&self, mut command: Command) -> Command {
         command
             .current_dir(self.folder.path().join("checkout"))
             .env_clear()

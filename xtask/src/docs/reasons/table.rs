@@ -291,7 +291,7 @@ pub const OUTCOMES_RECORDED: Reason = reason(
 pub const EVENTS: &[Event] = &[
     event("DeliveryFailed", &[TF], true, "Notify", "An entry became `Failed`: the receiver rejected it again after accepting another message, or an attempt failed after 24 h.", "Fix the receiver. The change stays in the history, and no message reports it."),
     event("EntriesMerged", &[TF], true, "Merge", "The outbox is full, so the operator merged Pending entries with their neighbours. Emitted once, until those are delivered.", "Fix the receiver, or track less."),
-    event("Stamped", &[SET], false, "Stamp", "The set created or deleted TrackedFields, with their numbers. At most one a minute.", NOTHING),
+    event("TrackedFieldsChanged", &[SET], false, "Reconcile", "The set created or deleted TrackedFields, with their numbers. At most one a minute.", NOTHING),
     event("DriftCorrected", &[SET, SYNC, APP], true, "Correct", "Another client changed an object that the operator owns, and the operator corrected the drift. The note names fields and field manager. Emitted once per episode, fields and manager, at most 8 times per episode.", "Change the spec instead, or stop the other client."),
     event("Recreated", &[SET, SYNC, APP, MA], false, "Create", "Another client deleted an object, and the operator created it again. For each object other than a Pod, emitted once in 10 minutes.", "To remove the object, change or delete its owner."),
     event("AutoscalingDisabled", &[APP], false, "Scale", "`autoscaling` was removed from the spec. The note has the running count and the `size` that the operator wrote instead.", NOTHING),

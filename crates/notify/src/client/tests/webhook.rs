@@ -177,7 +177,7 @@ async fn name_is_refused_if_it_resolves_to_a_denied_address(
     #[case] addresses: &'static [&str],
     #[case] expected: &str,
 ) {
-    let lookup: Lookup = Arc::new(move |_| {
+    let lookup: AddressLookup = Arc::new(move |_| {
         let found = addresses
             .iter()
             .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
@@ -201,7 +201,7 @@ async fn name_is_refused_if_it_resolves_to_a_denied_address(
 #[tokio::test]
 async fn name_is_reached_at_an_allowed_address() {
     let server = answering(ResponseTemplate::new(204)).await;
-    let lookup: Lookup = Arc::new(move |name| {
+    let lookup: AddressLookup = Arc::new(move |name| {
         assert_eq!(name, "receiver.test");
         let found = ["169.254.169.254", "127.0.0.1"]
             .map(|address| SocketAddr::new(address.parse().unwrap(), 0));
@@ -253,7 +253,8 @@ async fn denied_address_in_the_url_is_refused() {
 
 #[tokio::test]
 async fn unresolved_name_is_retried() {
-    let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
+    let lookup: AddressLookup =
+        Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
     let result = sender(SenderConfig { lookup, ..config() })
         .send(&webhook(parts("http://receiver.test/")), TEST, false)
         .await;
@@ -289,7 +290,7 @@ async fn webhooks_use_the_configured_proxy() {
     );
 }
 
-fn resolving_to(address: SocketAddr) -> Lookup {
+fn resolving_to(address: SocketAddr) -> AddressLookup {
     Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }))
 }
 
@@ -418,7 +419,8 @@ async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
 /// A name without an address is usually a typing error, and reveals no address.
 #[tokio::test]
 async fn failed_lookup_is_reported_without_the_flag() {
-    let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
+    let lookup: AddressLookup =
+        Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
     let sender = sender(SenderConfig {
         lookup,
         quote_private: false,
@@ -515,7 +517,7 @@ async fn tls_material_is_trusted_and_presented() {
             let _ = tls.write_all(b"HTTP/1.1 204 No MessageContent\r\n\r\n");
         }
     });
-    let lookup: Lookup = Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }));
+    let lookup: AddressLookup = Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }));
     let sender = sender(SenderConfig { lookup, ..config() });
     let (pem, key) = (authority.cert.pem(), authority.signing_key.serialize_pem());
     let to = |tls: Option<Tls>| {
@@ -556,7 +558,7 @@ async fn hanging_names_delay_no_other_namespace() {
     let server = answering(ResponseTemplate::new(204)).await;
     let begun = Arc::new(AtomicU16::new(0));
     let count = Arc::clone(&begun);
-    let lookup: Lookup = Arc::new(move |name| {
+    let lookup: AddressLookup = Arc::new(move |name| {
         let count = Arc::clone(&count);
         Box::pin(async move {
             if name.starts_with("hangs") {

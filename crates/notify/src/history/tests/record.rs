@@ -518,7 +518,7 @@ fn first_value_of_each_subject_of_an_older_target_is_quiet() {
 }
 
 /// Reconciles with the newest state alone.
-fn level(history: &[Entry], newest: &NewestState) -> Changes {
+fn level(history: &[Entry], newest: &NewestState) -> HistoryChanges {
     let subject = subject("replicas");
     let inputs = Inputs {
         newest: Some(newest),

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use super::cache::AuthCache;
-use crate::settings::Timings;
+use crate::settings::RuntimeTimings;
 
 pub(crate) const PATH: &str = "/metrics";
 
@@ -100,7 +100,11 @@ impl IntoResponse for AuthError {
 impl MetricsAuth {
     /// Creates a check with empty caches. `client` must write without the lease, because standbys serve the metrics
     /// too. `reader_role` is the `ClusterRole` that messages recommend.
-    pub fn new(client: Client, reader_role: Option<&'static str>, timings: &Timings) -> Self {
+    pub fn new(
+        client: Client,
+        reader_role: Option<&'static str>,
+        timings: &RuntimeTimings,
+    ) -> Self {
         Self {
             reviews: ReviewClient {
                 client,

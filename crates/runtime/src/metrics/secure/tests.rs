@@ -20,7 +20,7 @@ use tokio_rustls::client::TlsStream;
 use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::settings::{MetricsCertificate, Timings};
+use crate::settings::{MetricsCertificate, RuntimeTimings};
 
 /// A timeout that expires, a timeout that does not, and the deadline of a step.
 const SHORT: Duration = Duration::from_secs(3);
@@ -68,15 +68,15 @@ impl Site {
         let auth = MetricsAuth::new(
             Client::new(service_fn(apiserver), "default"),
             None,
-            &Timings::default(),
+            &RuntimeTimings::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route("/metrics", get(|| ready("all of them")));
-        let timings = Timings {
+        let timings = RuntimeTimings {
             metrics_io_timeout: io_timeout,
             metrics_connection_max_age: max_age,
-            ..Timings::default()
+            ..RuntimeTimings::default()
         };
         let server =
             tokio::spawn(serve(listener, routes, certificate, auth, timings)).abort_handle();

@@ -63,13 +63,13 @@ impl Index<Widget> for Names {
 struct Scene {
     names: Arc<Names>,
     sync: SyncState,
-    commands: watch::Sender<Command>,
+    commands: watch::Sender<WatchCommand>,
 }
 
 /// Runs the watches of these namespaces.
 fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
     let (names, sync) = (Arc::<Names>::default(), SyncState::default());
-    let commands = watch::Sender::<Command>::default();
+    let commands = watch::Sender::<WatchCommand>::default();
     let watch = ResourceWatch {
         resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
         apis: apis

@@ -192,7 +192,7 @@ async fn granted_permission_takes_effect_within_the_longest_delay() {
     assert_eq!(
         updates(
             &mut watch,
-            RETRY.max + RECOVERY_DELAY + Duration::from_secs(1)
+            RETRY_BACKOFF.max + RECOVERY_DELAY + Duration::from_secs(1)
         )
         .await
         .last(),
@@ -255,7 +255,7 @@ async fn failed_watch_recovers_when_it_resumes() {
     assert!(names[2..].iter().all(|name| *name == "failed"), "{names:?}");
     let names = updates(
         &mut watch,
-        RETRY.max + RECOVERY_DELAY + Duration::from_secs(1),
+        RETRY_BACKOFF.max + RECOVERY_DELAY + Duration::from_secs(1),
     )
     .await;
     assert_eq!(names, ["recovered"]);
@@ -355,7 +355,7 @@ async fn failed_watch_is_failing_until_its_next_event() {
 }
 
 #[rstest]
-#[case::answered(500, vec![], RETRY.max + RECOVERY_DELAY)]
+#[case::answered(500, vec![], RETRY_BACKOFF.max + RECOVERY_DELAY)]
 #[case::broken_off(200, vec![json!("no event")], Duration::from_mins(2) + STALL_MARGIN)]
 #[tokio::test(start_paused = true)]
 async fn failed_watch_is_healthy_once_a_persistent_problem_would_have_shown_again(

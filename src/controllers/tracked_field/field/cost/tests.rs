@@ -18,7 +18,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn run<'a>(&mut self, steps: &[Step], from: &'a Value) -> Vec<&'a Value> {
+    fn run<'a>(&mut self, steps: &[QueryStep], from: &'a Value) -> Vec<&'a Value> {
         let mut nodes = vec![from];
         for step in steps {
             let found = nodes.iter().flat_map(|node| {
@@ -33,7 +33,7 @@ impl Counted {
         nodes
     }
 
-    fn descend<'a>(&mut self, select: &Select, node: &'a Value) -> Vec<&'a Value> {
+    fn descend<'a>(&mut self, select: &QuerySelector, node: &'a Value) -> Vec<&'a Value> {
         let mut found = self.select(select, node);
         for child in children(node, usize::MAX) {
             let below = self.descend(select, child);
@@ -43,17 +43,17 @@ impl Counted {
         found
     }
 
-    fn select<'a>(&mut self, select: &Select, node: &'a Value) -> Vec<&'a Value> {
-        let text = query::text(&[Step::child(select.clone())]);
+    fn select<'a>(&mut self, select: &QuerySelector, node: &'a Value) -> Vec<&'a Value> {
+        let text = query::text(&[QueryStep::child(select.clone())]);
         let found = JsonPath::parse(&format!("${text}"))
             .unwrap()
             .query(node)
             .all();
         self.visited += 1;
         match select {
-            Select::Name(_) | Select::Index(_) => {}
-            Select::All | Select::Slice(_) => self.visited += found.len() as u64,
-            Select::Filter(filter) => {
+            QuerySelector::Name(_) | QuerySelector::Index(_) => {}
+            QuerySelector::All | QuerySelector::Slice(_) => self.visited += found.len() as u64,
+            QuerySelector::Filter(filter) => {
                 for child in children(node, usize::MAX) {
                     self.visited += 1;
                     let ends: Vec<_> = filter
@@ -138,7 +138,7 @@ proptest! {
     fn no_lookup_visits_more_than_its_estimate(path in any_path(), part in any_json(), times in 0usize..100) {
         let object = json!({ "a": vec![part.clone(); times], "b": part, "c": { "a": { "b": part } } });
         let Ok(field) = FieldSelector::compile("X", &path) else { return Ok(()) };
-        let Lookup::Paths(paths) = &field.0.select else { panic!("{path} is a path") };
+        let FieldLookup::Paths(paths) = &field.0.select else { panic!("{path} is a path") };
         let (mut all, mut counted) = (Vec::new(), Counted::default());
         for path in paths {
             let found = counted.run(&path.steps, &object);
@@ -147,7 +147,7 @@ proptest! {
         }
         let mut sizes = Sizes::of(&object);
         let cost = field.cost(&mut sizes);
-        let took = counted.visited + counted.rises / LEVELS;
+        let took = counted.visited + counted.rises / LEVELS_PER_NODE;
         prop_assert!(took <= cost.visited, "{path} visits {took}, estimated {}", cost.visited);
         let written = sizes.written(&all, u64::MAX);
         prop_assert!(cost.written.is_none_or(|most| written <= most), "{path} writes {written}, estimated {cost:?}");

@@ -1,17 +1,20 @@
 //! Filters: `?(@.name=="x")` or `?(@.name)`.
 
 use super::{Parser, Result};
-use crate::controllers::tracked_field::field::query::{self, Filter, Step, quote};
+use crate::controllers::tracked_field::field::query::{self, QueryFilter, QueryStep, quote};
 
 /// Side of a filter.
 enum Side {
     Literal(String),
-    Path { steps: Vec<Step>, singular: bool },
+    Path {
+        steps: Vec<QueryStep>,
+        singular: bool,
+    },
 }
 
 impl Parser<'_> {
     /// Parses a filter after its question mark, up to the closing bracket.
-    pub(super) fn filter(&mut self) -> Result<Filter> {
+    pub(super) fn filter(&mut self) -> Result<QueryFilter> {
         const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
                              for those that have the field";
         if self.in_filter {
@@ -36,7 +39,7 @@ impl Parser<'_> {
             compare(&left, operator, &right)?
         } else {
             match left {
-                Side::Path { steps, .. } => Filter {
+                Side::Path { steps, .. } => QueryFilter {
                     text: relative(&steps),
                     paths: vec![steps],
                     compares_trees: false,
@@ -115,8 +118,8 @@ impl Parser<'_> {
 
 /// Returns a comparison, which matches only if both sides exist, as in kubectl. By the RFC, two missing sides are
 /// equal.
-fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
-    let mut filter = Filter {
+fn compare(left: &Side, operator: &str, right: &Side) -> Result<QueryFilter> {
+    let mut filter = QueryFilter {
         text: String::new(),
         paths: Vec::new(),
         compares_trees: true,
@@ -144,7 +147,7 @@ fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
     Ok(filter)
 }
 
-fn relative(steps: &[Step]) -> String {
+fn relative(steps: &[QueryStep]) -> String {
     format!("@{}", query::text(steps))
 }
 

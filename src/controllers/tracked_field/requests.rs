@@ -149,14 +149,14 @@ pub(super) enum Answer {
 pub(super) type Answered = Result<Result<Answer, TrackError>, Box<dyn Any + Send>>;
 
 /// Requests about targets, at most one for each `TrackedField`.
-pub struct Reads {
-    state: Mutex<ReadsState>,
+pub struct TargetRequests {
+    state: Mutex<TargetRequestsState>,
     all: Arc<Semaphore>,
     objects: Arc<Semaphore>,
 }
 
 #[derive(Default)]
-struct ReadsState {
+struct TargetRequestsState {
     tickets: HashMap<ObjectKey, Ticket>,
     /// Causes of failed last requests, until a request succeeds or none is needed.
     failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
@@ -190,7 +190,7 @@ struct GroupQueue {
     running: usize,
 }
 
-impl Default for Reads {
+impl Default for TargetRequests {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
@@ -200,8 +200,8 @@ impl Default for Reads {
     }
 }
 
-impl Reads {
-    fn state(&self) -> MutexGuard<'_, ReadsState> {
+impl TargetRequests {
+    fn state(&self) -> MutexGuard<'_, TargetRequestsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -358,7 +358,7 @@ impl Reads {
     /// Returns the next `TrackedField` of a group whose answer is still awaited.
     pub(super) fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
         let mut state = self.state();
-        let ReadsState {
+        let TargetRequestsState {
             tickets, groups, ..
         } = &mut *state;
         let queue = groups.get_mut(group)?;
