@@ -109,14 +109,12 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
         )
         .await
         .context("--metrics-secure, --metrics-cert-path")?;
-        tokio::spawn(tasks.guard("/metrics server", served(server)));
+        tokio::spawn(tasks.guard("/metrics server", server));
     }
     if !config.probes.is_empty() {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
-        tokio::spawn(tasks.guard(
-            "probe server",
-            served(health::serve(listener, health.clone())),
-        ));
+        let server = health::serve(listener, health.clone());
+        tokio::spawn(tasks.guard("probe server", server));
     }
     let settings = config.runtime.clone();
     let start = move |manager: &mut manager::Manager| {
@@ -125,12 +123,6 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
             .try_for_each(|start| start(manager, &config))
     };
     manager::run(start, settings, kubernetes, metrics, health, tasks, stop).await
-}
-
-async fn served(server: impl Future<Output = io::Result<()>>) {
-    if let Err(error) = server.await {
-        error!(error = telemetry::causes(&error), "server failed");
-    }
 }
 
 async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {

@@ -29,11 +29,11 @@ use self::line::Line;
 
 /// The rows, in the order of the table.
 #[rustfmt::skip] // related rows share a line
-const ROWS: [&str; 16] = [
+const ROWS: [&str; 17] = [
     "latency", "hang", "costly", "appear", "memory", "failover", "slow", "cpu", "start",
     "copies", "crowd",
     "burst", "alone", "still",
-    "sets",
+    "sets", "rules",
     "size",
 ];
 
@@ -88,6 +88,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "alone" => rows::apps::alone(program).await,
             "still" => rows::apps::still(program).await,
             "sets" => rows::sets::sets(program).await,
+            "rules" => rows::rules::rules(),
             "size" => rows::rest::size(&program),
             "fields" => rows::growth::fields(program).await,
             "syncs" => rows::growth::copies(program).await,

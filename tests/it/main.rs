@@ -12,6 +12,7 @@ mod answers;
 mod app_service;
 mod bad_input;
 mod bundle;
+mod changed_by;
 mod commands;
 mod contact_points;
 mod copies;

@@ -9,4 +9,5 @@ pub mod latency;
 pub mod load;
 pub mod replicas;
 pub mod rest;
+pub mod rules;
 pub mod sets;

@@ -523,23 +523,12 @@ mod tests {
     /// The test uses a socket, because kube's own layers are below those of this module.
     #[tokio::test]
     async fn client_sends_its_user_agent_and_does_not_retry() {
-        use axum::{Router, http::HeaderMap, http::StatusCode};
+        use http::StatusCode;
+        use testbed::receiver::{Receiver, Reply};
 
-        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let log = seen.clone();
-        let answer = move |headers: HeaderMap| {
-            log.lock()
-                .unwrap()
-                .push(headers[USER_AGENT].to_str().unwrap().to_owned());
-            ready(StatusCode::SERVICE_UNAVAILABLE)
-        };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let server =
-            tokio::spawn(
-                async move { axum::serve(listener, Router::new().fallback(answer)).await },
-            );
-        let config = || Config::new(url.parse().unwrap());
+        let receiver = Receiver::start().unwrap();
+        receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+        let config = || Config::new(receiver.url().parse().unwrap());
         let main = super::main(
             config(),
             Fence::open(),
@@ -557,9 +546,12 @@ mod tests {
                 .await
                 .unwrap_err();
         }
-        server.abort();
-        let expected = "widget-operator/1.2.3";
-        assert_eq!(*seen.lock().unwrap(), [expected; 3]);
+        let requests = receiver.requests();
+        let agents = requests.iter().map(|request| request.header("user-agent"));
+        assert_eq!(
+            agents.collect::<Vec<_>>(),
+            [Some("widget-operator/1.2.3"); 3]
+        );
     }
 
     #[rstest]

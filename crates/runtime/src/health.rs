@@ -5,16 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io;
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State as Shared;
-use axum::routing::get;
+use futures::FutureExt;
 use http::StatusCode;
+use http::request::Parts;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
+
+use crate::server::{self, Limits};
 
 /// State of a kind's caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,29 +202,23 @@ impl ProbeReport {
     }
 }
 
-/// Serves `/livez` (also as `/healthz`) and `/readyz` until the listener fails.
-///
-/// # Errors
-/// The error of the listener.
-pub async fn serve(listener: TcpListener, probes: Probes) -> io::Result<()> {
-    let live = get(|Shared(probes): Shared<Probes>| async move { response(probes.live()) });
-    let ready = get(|Shared(probes): Shared<Probes>| async move { response(probes.ready()) });
-    let router = Router::new()
-        .route("/livez", live.clone())
-        .route("/healthz", live)
-        .route("/readyz", ready);
-    axum::serve(listener, router.with_state(probes)).await
-}
-
-fn response((is_ok, body): (bool, String)) -> (StatusCode, String) {
-    (
-        if is_ok {
+/// Serves `/livez` (also as `/healthz`) and `/readyz`, for ever.
+pub async fn serve(listener: TcpListener, probes: Probes) {
+    let answer = move |path: &str| {
+        let (is_ok, body) = match path {
+            "/livez" | "/healthz" => probes.live(),
+            "/readyz" => probes.ready(),
+            _ => return server::not_found(),
+        };
+        let status = if is_ok {
             StatusCode::OK
         } else {
             StatusCode::SERVICE_UNAVAILABLE
-        },
-        body,
-    )
+        };
+        server::text(status, body)
+    };
+    let handler = Box::new(move |head: Parts| ready(answer(head.uri.path())).boxed());
+    server::serve(listener, Limits::TRUSTED, server::plain(), handler).await;
 }
 
 #[cfg(test)]

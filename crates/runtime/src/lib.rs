@@ -45,6 +45,7 @@ pub mod pages;
 pub mod prelude;
 pub mod raw_object;
 mod runner;
+mod server;
 pub mod settings;
 pub mod setup;
 pub mod signals;

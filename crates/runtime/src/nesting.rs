@@ -4,11 +4,11 @@
 //! decoded makes its whole list or watch fail, which hides every object of its kind. Requests for metadata alone do not
 //! help, because `managedFields` nest as deeply.
 
-use axum::body::Bytes;
 use http::Response;
 use http::header::CONTENT_TYPE;
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Bytes;
 use kube::client::DynBody;
 use serde_json::Value;
 use tower::BoxError;

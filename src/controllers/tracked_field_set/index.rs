@@ -23,6 +23,8 @@ use super::selection::{Places, Selection};
 
 /// Maximum number of changed resources of a set: a reconcile compares everything after more.
 const MAX_CHANGES: usize = 1000;
+/// Maximum number of resources that the watch shows during a list: the reconcile lists again after more.
+const MAX_SEEN: usize = 10_000;
 
 /// Index of the resources that sets select.
 pub struct SetIndex {
@@ -53,7 +55,7 @@ struct Selected {
     targets: BTreeMap<ObjectKey, Target>,
     unlisted: Unlisted,
     changes: Changes,
-    /// Resources that the watch has shown since the reconcile began to list; `None` if no list is valid.
+    /// Resources that the watch has shown since the reconcile began to list, selected or not; `None` if no list is valid.
     seen_since_list: Option<HashSet<ObjectKey>>,
 }
 
@@ -242,7 +244,8 @@ impl SetIndex {
     }
 
     /// Adds selected resources that a reconcile has listed. What the watch has shown meanwhile is newer. Returns `false` if
-    /// the reconcile has to list again: while the watch lists the resource itself, only that list shows what is deleted.
+    /// the reconcile has to list again: the watch has shown too much meanwhile, or lists the resource itself, and only
+    /// that list shows what is deleted.
     pub fn listed(
         &self,
         set: &ObjectKey,
@@ -390,13 +393,13 @@ impl SetIndex {
             sets, namespaces, ..
         } = &mut *state;
         for (set, selected) in sets {
-            let selection = &selected.selection;
-            if selection.resource != *resource {
+            if selected.selection.resource != *resource {
                 continue;
             }
-            if let Some(seen) = &mut selected.seen_since_list {
-                seen.insert(key.clone());
+            if selected.is_list_void_after(&key) {
+                changed.push(set.clone());
             }
+            let selection = &selected.selection;
             let known = selected.targets.get(&key);
             // A list that a reconcile has read was newer.
             if known.is_some_and(|known| version < known.version) {
@@ -437,8 +440,8 @@ impl SetIndex {
             if selected.selection.resource != *resource {
                 continue;
             }
-            if let Some(seen) = &mut selected.seen_since_list {
-                seen.insert(key.clone());
+            if selected.is_list_void_after(key) {
+                changed.push(set.clone());
             }
             // The event may be older than a list that a reconcile has read.
             let known = selected.targets.get(key);
@@ -517,6 +520,22 @@ impl SetIndex {
         }
         drop(state);
         self.trigger.wake_all(&changed);
+    }
+}
+
+impl Selected {
+    /// Records that the watch has shown `key`. Returns whether that voids the list of the reconcile, which must be woken to
+    /// list again.
+    fn is_list_void_after(&mut self, key: &ObjectKey) -> bool {
+        let Some(seen) = &mut self.seen_since_list else {
+            return false;
+        };
+        seen.insert(key.clone());
+        let is_void = seen.len() > MAX_SEEN;
+        if is_void {
+            self.seen_since_list = None;
+        }
+        is_void
     }
 }
 
@@ -837,6 +856,32 @@ mod tests {
         assert!(!listed(&unlisted), "the reconcile was dropped");
         assert_eq!(fixture.names(), [""; 0]);
         assert!(listed(&list()));
+        assert_eq!(fixture.names(), ["shop/a"]);
+    }
+
+    #[test]
+    fn list_during_which_the_watch_shows_too_much_is_repeated() {
+        let fixture = Fixture::new(of_web());
+        for phase in [WatchPhase::Listing { relist: 0 }, WatchPhase::Listed] {
+            fixture.watched.phase(None, &phase);
+        }
+        fixture.select(of_web(), "2");
+        let mut trigger = fixture.sets.trigger.open();
+        let mut woken = || std::iter::from_fn(|| trigger.try_recv().ok()).collect::<Vec<_>>();
+        let listed = |unlisted: &Unlisted| {
+            let listed = vec![Target::of(&metadata("shop/a", 1, &web()))];
+            fixture.sets.listed(&set(), unlisted, listed)
+        };
+        let unlisted = fixture.sets.unlisted(&set());
+        let show = |number: usize| fixture.show(&format!("shop/{number}"), 2, &json!({}));
+        (0..MAX_SEEN).for_each(|number| _ = show(number));
+        assert_eq!(woken(), []);
+        fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
+        assert_eq!(woken(), [set()], "the set lists again");
+        show(MAX_SEEN);
+        assert_eq!(woken(), []);
+        assert!(!listed(&unlisted), "the deletion is forgotten");
+        assert!(listed(&fixture.sets.unlisted(&set())));
         assert_eq!(fixture.names(), ["shop/a"]);
     }
 

@@ -5,7 +5,7 @@
 //! is no evidence: while a watch of the resource is not healthy or has not listed it, the set deletes nothing.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{Places, Selection, SelectionError};
-use self::writes::{MAX_WRITES, RECHECK, Rejections};
+use self::writes::{DepartureReads, MAX_WRITES, RECHECK, Rejections};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
@@ -129,8 +129,6 @@ pub const REASONS: [&str; 26] = [
 
 /// Concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
-/// Maximum reads of departing targets per reconcile, so that deletions follow before its timeout.
-const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
@@ -191,6 +189,8 @@ struct DesiredField {
     counts_place: bool,
     /// Fingerprint of the child that matched; `None` if the child has to be compared.
     checked: Option<u64>,
+    /// True if other clients kept changing the child at the last write.
+    is_contested: bool,
 }
 
 /// A target, with its children and its demand for a place.
@@ -473,8 +473,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         cx.write_status().await
     }
 
-    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the watch lists
-    /// them again meanwhile: the end of that list wakes the set.
+    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the list is void,
+    /// because the watch lists the resources again or shows too many meanwhile: the index wakes the set.
     async fn list(
         &self,
         key: &ObjectKey,
@@ -644,6 +644,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     initial,
                     counts_place: at == 0,
                     checked: None,
+                    is_contested: false,
                 };
                 plan.desired.insert(key, desired);
             }
@@ -670,7 +671,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
-        let reads = &AtomicUsize::new(0);
+        let reads = &DepartureReads::default();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
             let decided = self.departure(cx, resolved, keep, &key, &known, reads);
             (decided.await, KnownDeparture { key, known })
@@ -721,7 +722,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         keep: Duration,
         key: &ObjectKey,
         known: &KnownChild<LiveChild>,
-        reads: &AtomicUsize,
+        reads: &DepartureReads,
     ) -> Decided {
         // The history must be that of the version that is deleted.
         let field = self.fields.get(key).filter(|field| {
@@ -746,7 +747,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     .last()
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
             // The deletions of this reconcile wake the set, and each reconcile decides in another order.
-            if needs_read && reads.fetch_add(1, Ordering::Relaxed) >= MAX_DEPARTURE_READS {
+            if needs_read && !reads.take() {
                 return Decided::Unknown;
             }
             let exists = if needs_read {
@@ -869,7 +870,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         // A deletion may free a part of the quota.
         let creations_wait = quota_is_exceeded && due.is_empty();
         let notification = child::notification(&cx.object.spec);
-        let (mut ensures, mut further) = (Vec::new(), 0);
+        let (mut ensures, mut contested, mut further) = (Vec::new(), Vec::new(), 0);
         let (mut matching, mut lacks_children) = (Vec::new(), false);
         for (key, desired) in &mut plan.desired {
             let is_missing = !unchecked.contains_key(key);
@@ -880,7 +881,12 @@ impl<T: Transport> TrackedFieldSets<T> {
             if waiting.contains(key) || (is_missing && creations_wait) {
                 continue;
             }
-            let is_full = ensures.len() >= MAX_WRITES;
+            let writes = if desired.is_contested {
+                &mut contested
+            } else {
+                &mut ensures
+            };
+            let is_full = writes.len() >= MAX_WRITES;
             if is_missing && is_full {
                 further += 1;
                 continue;
@@ -903,12 +909,14 @@ impl<T: Transport> TrackedFieldSets<T> {
                     matching.push(key.clone());
                 }
                 None if is_full => further += 1,
-                None => ensures.push(ChildWrite::Ensure {
+                None => writes.push(ChildWrite::Ensure {
                     target: desired.target.clone(),
                     child: Box::new(child),
                 }),
             }
         }
+        let (ensures, left) = writes::ensured(ensures, contested);
+        further += left;
         let all = due.len() + ensures.len() + further;
         due.truncate(writes::deletions(due.len(), ensures.len()));
         let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
@@ -959,6 +967,9 @@ impl<T: Transport> TrackedFieldSets<T> {
                 Ok(WriteResult::Waits) => {
                     if let Some(contested) = self.children.contested(&key) {
                         written.contested = Some(contested);
+                        if let Some(desired) = plan.desired.get_mut(&key) {
+                            desired.is_contested = true;
+                        }
                     }
                 }
                 Ok(done) => {
@@ -970,6 +981,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     state.rejected.forget(&key);
                     if let Some(desired) = plan.desired.get_mut(&key) {
                         desired.checked = self.children.cached_fingerprint(&key);
+                        desired.is_contested = false;
                     }
                 }
                 // The next reconcile decides again.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use qm_runtime::ObjectKey;
@@ -10,6 +11,8 @@ use qm_runtime::outcome::Requeue;
 
 /// Maximum writes per reconcile, so that other sets proceed.
 pub const MAX_WRITES: usize = 256;
+/// Maximum reads of departing targets per reconcile, so that deletions follow before its timeout.
+const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Delay until a rejected write of a child is tried again, after the first and at most.
 const REJECTED: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(5),
@@ -123,6 +126,35 @@ impl Rejection {
     }
 }
 
+/// Reads of departing targets that a reconcile may still make.
+pub struct DepartureReads(AtomicUsize);
+
+impl Default for DepartureReads {
+    fn default() -> Self {
+        Self(AtomicUsize::new(MAX_DEPARTURE_READS))
+    }
+}
+
+impl DepartureReads {
+    /// Returns whether one more read is allowed, and counts it.
+    pub fn take(&self) -> bool {
+        let less_one = |left: usize| left.checked_sub(1);
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one)
+            .is_ok()
+    }
+}
+
+/// Returns the writes of one reconcile, and the number of further ones. Children that other clients keep changing come
+/// last: most of their corrections wait, and must not take the place of the other writes.
+pub fn ensured<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) {
+    let all = others.len() + contested.len();
+    others.append(&mut contested);
+    others.truncate(MAX_WRITES);
+    let further = all - others.len();
+    (others, further)
+}
+
 /// Returns how many of the due deletions a reconcile makes. They come first, because a quota may forbid creations until
 /// then, but they leave half of the writes to the others.
 pub fn deletions(due: usize, others: usize) -> usize {
@@ -175,6 +207,33 @@ mod tests {
         assert_eq!(deletions(1000, 1000), MAX_WRITES / 2);
         assert_eq!(deletions(1000, 0), MAX_WRITES);
         assert_eq!(deletions(1000, 6), MAX_WRITES - 6);
+    }
+
+    #[test]
+    fn contested_children_take_no_place_of_others() {
+        let (others, contested) = (vec!["other"; 3], vec!["contested"; MAX_WRITES]);
+        let (writes, further) = ensured(others.clone(), contested);
+        assert_eq!((writes.len(), further), (MAX_WRITES, 3));
+        assert_eq!(writes[..3], others);
+        let (writes, further) = ensured(vec!["other"; MAX_WRITES + 2], vec!["contested"]);
+        assert_eq!((writes.len(), further), (MAX_WRITES, 3));
+        assert!(!writes.contains(&"contested"));
+        assert_eq!(ensured(vec!["other"], vec![]), (vec!["other"], 0));
+    }
+
+    /// The reads are concurrent.
+    #[test]
+    fn reads_of_departing_targets_are_bounded() {
+        let reads = DepartureReads::default();
+        let threads = 4;
+        let allowed = std::thread::scope(|scope| {
+            let count = || (0..MAX_DEPARTURE_READS).filter(|_| reads.take()).count();
+            let counts: Vec<_> = (0..threads).map(|_| scope.spawn(count)).collect();
+            let counts = counts.into_iter().map(|thread| thread.join().unwrap_or(0));
+            counts.sum::<usize>()
+        });
+        assert_eq!(allowed, 256);
+        assert!(!reads.take());
     }
 
     #[test]

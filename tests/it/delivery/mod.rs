@@ -40,7 +40,7 @@ async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
 }
 
 /// Writes the history of a `TrackedField`, as another process would have left it.
-async fn write_history(bed: &Bed, name: &str, history: &Value) {
+pub async fn write_history(bed: &Bed, name: &str, history: &Value) {
     let patch = json!({ "status": history }).to_string();
     bed.kubectl(&[
         "patch",

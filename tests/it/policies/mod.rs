@@ -78,9 +78,14 @@ impl Permission {
             Some(namespace) => format!("in namespace \"{namespace}\""),
             None => "in every namespace".into(),
         };
+        let verbs = match self.verb {
+            // A message names both, so that an author asks only once.
+            "list" | "watch" => "list and watch",
+            verb => verb,
+        };
         format!(
-            "user \"{user}\" may not {} {}{name} {scope}: ",
-            self.verb, self.resource
+            "user \"{user}\" may not {verbs} {}{name} {scope}: ",
+            self.resource
         )
     }
 }

@@ -5,6 +5,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 use qm_api::tracked_field::Entry;
 use qm_api::{TrackedField, TrackedFieldSet};
+use quartermaster::controllers::tracked_field_set::writes::RECHECK;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::proxy::{Fault, Match, Point, Times, Verb};
@@ -85,6 +86,87 @@ async fn rejected_deletion_waits_and_delays_no_other_write() {
     fault.take_back();
     bed.children_of("all", &["b", "c"]).await;
     bed.set_reads("all", "Ready").await;
+}
+
+/// The version of the child is a precondition of its deletion.
+#[tokio::test]
+async fn deletion_of_a_changed_child_waits_for_the_watch() {
+    let bed = Bed::shared("sets-changed").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    bed.set("all", replicas(json!({}))).await;
+    for name in ["a", "b"] {
+        bed.child_history("all", name, is_quiet).await;
+    }
+    bed.set_reads("all", "Ready").await;
+    let frozen = proxy.freeze_running(Match::watch("trackedfields"));
+    let child = bed.children("all").await.remove("a").unwrap();
+    let labels = json!({ "metadata": { "labels": { "changed": "yes" } } });
+    bed.patch::<TrackedField>(&child.name_any(), labels).await;
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    let exclude = json!({ "spec": { "target": { "names": { "exclude": ["a"] } } } });
+    bed.patch::<TrackedFieldSet>("all", exclude).await;
+    let deletions = Match::verb(Verb::Delete).resource("trackedfields");
+    let seen = proxy
+        .wait_for(SOON, |requests| {
+            let deletions = requests.iter().filter(|it| deletions.matches(&it.request));
+            deletions.count() == 2
+        })
+        .await
+        .unwrap();
+    let mut times = seen
+        .iter()
+        .filter(|it| deletions.matches(&it.request))
+        .map(|it| it.at);
+    let between = times.next().unwrap().elapsed() - times.next().unwrap().elapsed();
+    assert!(between >= RECHECK, "repeated after {between:?}");
+    bed.children_of("all", &["a", "b"]).await;
+
+    frozen.take_back();
+    bed.children_of("all", &["b"]).await;
+    bed.set_reads("all", "Ready").await;
+}
+
+#[tokio::test]
+async fn set_whose_children_cannot_be_read_delays_no_other_set() {
+    let bed = Bed::shared("sets-busy").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    // More than one reconcile reads at once.
+    let names: Vec<_> = (0..12).map(|number| format!("d-{number:02}")).collect();
+    for name in &names {
+        bed.deployment(name, 1).await;
+    }
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    bed.set("busy", replicas(json!({}))).await;
+    for name in &names {
+        bed.child_history("busy", name, is_quiet).await;
+    }
+    bed.set_reads("busy", "Ready").await;
+    let reads = Match::verb(Verb::Get).resource("trackedfields");
+    let reads = reads.and(|request| {
+        let name = request.name.as_deref().unwrap_or_default();
+        name.starts_with("busy-")
+    });
+    let hang = proxy.inject(reads, Times::Always, Fault::Hang);
+    for child in bed.children("busy").await.values() {
+        let drift = json!({ "spec": { "historyLimit": 3 } });
+        bed.patch::<TrackedField>(&child.name_any(), drift).await;
+    }
+    hang.wait_for_hits(8, SOON).await.unwrap();
+
+    let include = json!({ "target": { "names": { "include": ["d-00"] } }, "template": { "contactPoint": "other" } });
+    bed.webhook("other", &receiver.url()).await;
+    bed.set("other", replicas(include)).await;
+    bed.set_reads("other", "Ready").await;
+    bed.child_history("other", "d-00", is_quiet).await;
+    hang.take_back();
+    bed.set_reads("busy", "Ready").await;
 }
 
 #[tokio::test]

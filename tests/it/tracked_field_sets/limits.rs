@@ -15,6 +15,7 @@ use testbed::proxy::{Match, Verb};
 use testbed::receiver::{Receiver, Reply};
 
 use super::{is_quiet, replicas};
+use crate::delivery::write_history;
 use crate::support::{Bed, Operator, Settings, changes};
 
 #[tokio::test]
@@ -120,6 +121,40 @@ async fn child_with_pending_entries_makes_no_room() {
     bed.children_of("all", &["b"]).await;
     let sent = changes(&receiver);
     assert!(sent.iter().any(|change| change["action"] == "Deleted"));
+}
+
+/// A contact point that is missing would keep the child for ever.
+#[tokio::test]
+async fn unsent_entries_keep_a_child_for_a_day() {
+    let bed = Bed::shared("sets-day").await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({ "initial": "Notify" })))
+        .await;
+    let is_unsent = |history: &[Entry]| matches!(history, [first] if first.is_pending());
+    for name in ["a", "b"] {
+        bed.child_history("all", name, is_unsent).await;
+    }
+    let exclude = json!({ "spec": { "target": { "names": { "exclude": ["a"] } } } });
+    bed.patch::<TrackedFieldSet>("all", exclude).await;
+    bed.set_reads("all", "ContactPointNotFound").await;
+    let children = bed.children_of("all", &["a", "b"]).await;
+
+    operator.kill();
+    let since = |hours: i64| {
+        let time = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(hours);
+        time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    };
+    for (name, hours) in [("a", 25), ("b", 25)] {
+        let child = &children[name];
+        let mut history = serde_json::to_value(child.history().unwrap()).unwrap();
+        history[0]["time"] = since(hours).into();
+        write_history(&bed, &child.name_any(), &history).await;
+    }
+    operator.restart();
+    let left = bed.children_of("all", &["b"]).await;
+    assert!(is_unsent(&left["b"].history().unwrap()), "the set needs it");
 }
 
 #[tokio::test]

@@ -1,24 +1,21 @@
 //! Server of `/metrics`: plain HTTP without authentication, or [`secure`].
 
 use std::collections::HashSet;
-use std::io;
+use std::future::ready;
 
-use axum::Router;
-use axum::extract::State;
-use axum::response::IntoResponse;
-use axum::routing::get;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::net::TcpListener;
 
 use super::Metrics;
 use super::secure::{self, Certificate, MetricsAuth, PATH};
 use crate::client;
+use crate::server::{self, Handler, Limits, Response};
 use crate::settings::Settings;
 
-/// Creates the server of `/metrics`, which ends only when the listener fails.
+/// Creates the server of `/metrics`, which serves for ever.
 ///
 /// # Errors
 /// The certificate cannot be read or generated, or `kubernetes` returns no client.
@@ -27,7 +24,7 @@ pub async fn server(
     settings: &Settings,
     kubernetes: kube::Config,
     metrics: Metrics,
-) -> anyhow::Result<BoxFuture<'static, io::Result<()>>> {
+) -> anyhow::Result<BoxFuture<'static, ()>> {
     let Some(certificate) = &settings.metrics_certificate else {
         return Ok(serve(listener, metrics).boxed());
     };
@@ -37,47 +34,48 @@ pub async fn server(
         settings.program.hints.metrics_reader_role,
         &settings.timings,
     );
-    Ok(secure::serve(
-        listener,
-        routes(metrics),
-        certificate,
-        auth,
-        settings.timings.clone(),
-    )
-    .boxed())
+    let (handler, timings) = (handler(metrics), settings.timings.clone());
+    Ok(secure::serve(listener, handler, certificate, auth, timings).boxed())
 }
 
-/// Serves `/metrics` without authentication.
-///
-/// # Errors
-/// The listener's error.
-pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
-    axum::serve(listener, routes(metrics)).await
+/// Serves `/metrics` without authentication, for ever.
+pub async fn serve(listener: TcpListener, metrics: Metrics) {
+    server::serve(listener, Limits::TRUSTED, server::plain(), handler(metrics)).await;
 }
 
-fn routes(metrics: Metrics) -> Router {
-    Router::new().route(PATH, get(answer)).with_state(metrics)
+fn handler(metrics: Metrics) -> Handler {
+    Box::new(move |head| {
+        let is_known = head.uri.path() == PATH;
+        ready(if is_known {
+            answer(&metrics, &head.headers)
+        } else {
+            server::not_found()
+        })
+        .boxed()
+    })
 }
 
-async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl IntoResponse {
+fn answer(metrics: &Metrics, headers: &HeaderMap) -> Response {
     let mut accepts = headers
         .get_all(ACCEPT)
         .iter()
         .filter_map(|value| value.to_str().ok());
-    if accepts.any(|value| value.contains("application/openmetrics-text")) {
+    let (format, body) = if accepts.any(|value| value.contains("application/openmetrics-text")) {
         (
-            [(
-                CONTENT_TYPE,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            )],
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
             metrics.encode(),
         )
     } else {
         (
-            [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+            "text/plain; version=0.0.4; charset=utf-8",
             plain(&metrics.encode()),
         )
-    }
+    };
+    let mut response = server::text(StatusCode::OK, body);
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(format));
+    response
 }
 
 /// Converts `OpenMetrics` to the older format of Prometheus, which declares a counter by the name of its samples.

@@ -203,18 +203,17 @@ fn spans_for_traces_are_in_no_line() {
 /// at warn.
 #[tokio::test]
 async fn no_token_is_logged_at_trace_level() {
-    use axum::Router;
     use k8s_openapi::api::core::v1::Secret;
+    use testbed::receiver::{Receiver, Reply};
 
     let kept = Kept::default();
     let subscriber = subscriber(&PROGRAM, "trace", true, false, kept.clone(), None).unwrap();
     let work = async {
         let cut =
             r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"token":"sesame"#;
-        let server = Router::new().fallback(move || std::future::ready(cut));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let server = tokio::spawn(async move { axum::serve(listener, server).await });
+        let receiver = Receiver::start().unwrap();
+        receiver.always(Reply::ok().body(cut));
+        let url = receiver.url();
 
         let sender = reqwest::Client::builder()
             .connection_verbose(true)
@@ -233,7 +232,6 @@ async fn no_token_is_logged_at_trace_level() {
             .await
             .unwrap_err();
         trace!("done");
-        server.abort();
     };
     work.with_subscriber(subscriber).await;
     assert!(!kept.text().contains("sesame"), "{}", kept.text());

@@ -45,7 +45,7 @@ enum Owned {
 
 impl FieldSelector {
     /// Returns the last writer of the field's value in `object`; `None` if unknown.
-    pub(crate) fn changed_by(&self, object: &Value) -> Option<ChangedBy> {
+    pub fn changed_by(&self, object: &Value) -> Option<ChangedBy> {
         let entries = object.pointer("/metadata/managedFields")?.as_array()?;
         let managers: Vec<ManagerEntry> = entries
             .iter()

@@ -1,6 +1,7 @@
 //! `digestSeconds`: entries that wait for a digest.
 
 use super::*;
+use crate::message::{TextLimit, render};
 
 const DELAY: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
@@ -187,4 +188,67 @@ fn entries_of_a_refused_digest_do_not_wait() {
         ["1"],
         "the refused entry goes again at once"
     );
+}
+
+/// Number of Deployments of a rollout over one minute.
+const ROLLOUT: u32 = 500;
+const ROLLOUT_TIME: Duration = Duration::from_mins(1);
+
+/// Returns the `TrackedField` of a Deployment whose image changes.
+fn rollout(number: u32) -> Arc<TrackedField> {
+    let image = |version: u32| format!("registry.example.com/shop/web:1.25.{version}");
+    let entry = |version: u32, delivery: &str| {
+        json!({
+            "action": "Updated", "id": format!("{number}-{version}"), "delivery": delivery, "value": image(version),
+            "subject": format!("Deployment.apps/shop/web-{number:03}/image"),
+        })
+    };
+    let mut object = (*field(&number.to_string(), &[])).clone();
+    let history = json!([entry(3, "Delivered"), entry(4, "Pending")]);
+    object.status = Some(serde_json::from_value(history).unwrap());
+    Arc::new(object)
+}
+
+/// Runs a rollout until each of its entries is sent in a text of at most `limit`. Returns the number of messages.
+fn messages_of_a_rollout(limit: TextLimit) -> usize {
+    let mut queue = waiting();
+    let start = queue.now;
+    let (mut changed, mut sent, mut messages) = (0, 0, 0);
+    while sent < ROLLOUT as usize {
+        while changed < ROLLOUT && queue.now - start >= ROLLOUT_TIME / ROLLOUT * changed {
+            let object = rollout(changed);
+            let name = changed.to_string();
+            queue.observe(&name, &[&format!("{changed}-4")], false, Duration::ZERO);
+            queue.queues.enqueue(&key("p"), pending_of(&object));
+            changed += 1;
+        }
+        if let Some(request) = queue.start() {
+            let items = request.outgoing_entries().unwrap();
+            let carried = render(&items, None, None, false, limit).carried;
+            let carried_by: Vec<_> = items[..carried]
+                .iter()
+                .map(|item| item.name.clone())
+                .collect();
+            queue.accept(&request, carried);
+            for name in carried_by {
+                queue.record(&name, &[]);
+            }
+            sent += carried;
+            messages += 1;
+        }
+        queue.now += Duration::from_millis(100);
+        assert!(
+            queue.now - start < 3 * ROLLOUT_TIME,
+            "{sent} of {ROLLOUT} are sent"
+        );
+    }
+    messages
+}
+
+#[test]
+fn rollout_is_a_handful_of_messages() {
+    let telegram = messages_of_a_rollout(TextLimit::TELEGRAM);
+    assert!(telegram <= 16, "{telegram} Telegram messages");
+    let webhook = messages_of_a_rollout(TextLimit::WEBHOOK);
+    assert!(webhook <= 8, "{webhook} webhook messages");
 }

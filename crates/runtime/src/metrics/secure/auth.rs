@@ -5,11 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
 use http::header::{AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -21,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use super::cache::AuthCache;
+use crate::server::{self, Handler, Response};
 use crate::settings::RuntimeTimings;
 
 pub(crate) const PATH: &str = "/metrics";
@@ -78,22 +77,23 @@ impl fmt::Display for AuthError {
     }
 }
 
-impl IntoResponse for AuthError {
-    fn into_response(self) -> Response {
-        let message = format!("{self}\n");
-        match self {
+impl AuthError {
+    fn response(&self) -> Response {
+        let (status, header) = match self {
             Self::Unauthenticated => (
                 StatusCode::UNAUTHORIZED,
-                [(WWW_AUTHENTICATE, "Bearer")],
-                message,
-            )
-                .into_response(),
-            Self::Forbidden { .. } => (StatusCode::FORBIDDEN, message).into_response(),
-            Self::NoReview => (StatusCode::SERVICE_UNAVAILABLE, message).into_response(),
-            Self::Busy => {
-                (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], message).into_response()
-            }
-        }
+                Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            ),
+            Self::Forbidden { .. } => (StatusCode::FORBIDDEN, None),
+            Self::NoReview => (StatusCode::SERVICE_UNAVAILABLE, None),
+            Self::Busy => (
+                StatusCode::TOO_MANY_REQUESTS,
+                Some((RETRY_AFTER, HeaderValue::from_static("1"))),
+            ),
+        };
+        let mut response = server::text(status, format!("{self}\n"));
+        response.headers_mut().extend(header);
+        response
     }
 }
 
@@ -118,6 +118,24 @@ impl MetricsAuth {
             authorized_ttl: timings.metrics_authorized_ttl,
             unauthorized_ttl: timings.metrics_unauthorized_ttl,
         }
+    }
+
+    /// Returns a handler that passes a request for the metrics on if its sender may read them.
+    pub(crate) fn require(self, handler: Handler) -> Handler {
+        let (auth, handler) = (Arc::new(self), Arc::new(handler));
+        Box::new(move |head| {
+            let (auth, handler) = (Arc::clone(&auth), Arc::clone(&handler));
+            async move {
+                if head.uri.path() == PATH
+                    && let Err(error) = auth.check(&head.headers).await
+                {
+                    debug!(%error, "denied a request for the metrics");
+                    return error.response();
+                }
+                handler(head).await
+            }
+            .boxed()
+        })
     }
 
     async fn check(&self, headers: &HeaderMap) -> Result<(), AuthError> {
@@ -162,21 +180,6 @@ impl MetricsAuth {
                 Err(AuthError::NoReview | AuthError::Busy) => None,
             };
             (answer, ttl)
-        }
-    }
-}
-
-/// Passes a request on if its sender may read the metrics.
-pub async fn require(
-    State(auth): State<Arc<MetricsAuth>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match auth.check(request.headers()).await {
-        Ok(()) => next.run(request).await,
-        Err(error) => {
-            debug!(%error, "denied a request for the metrics");
-            error.into_response()
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::future::ready;
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
 
-use axum::routing::get;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
 use rustls::pki_types::pem::PemObject as _;
@@ -15,6 +16,7 @@ use testbed::process::Folder;
 use testbed::tls::Authority;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tower::{BoxError, service_fn};
@@ -72,14 +74,15 @@ impl Site {
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let routes = Router::new().route("/metrics", get(|| ready("all of them")));
+        let handler =
+            Box::new(|_| ready(server::text(StatusCode::OK, "all of them".into())).boxed());
         let timings = RuntimeTimings {
             metrics_io_timeout: io_timeout,
             metrics_connection_max_age: max_age,
             ..RuntimeTimings::default()
         };
-        let server =
-            tokio::spawn(serve(listener, routes, certificate, auth, timings)).abort_handle();
+        let server = tokio::spawn(serve(listener, handler, certificate, auth, timings));
+        let server = server.abort_handle();
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap())

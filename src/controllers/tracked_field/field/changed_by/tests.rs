@@ -140,6 +140,32 @@ fn writer_is_unknown(#[case] field: &str, #[case] managers: Value) {
     assert_eq!(changed_by(field, &object), None);
 }
 
+/// Managers of 64 KiB are read completely, and the value's writer is found among them.
+#[test]
+fn writer_is_found_in_large_managed_fields() {
+    let mut managers = vec![manager(
+        "kubectl-edit",
+        9,
+        container("web", json!({ "f:image": {} })),
+    )];
+    while json!(managers).to_string().len() < 64 * 1024 {
+        let name = |number| (format!("f:example.com/annotation-{number}"), json!({}));
+        let annotations: Map<_, _> = (0..100).map(name).collect();
+        let fields = json!({
+            "f:metadata": { "f:annotations": annotations },
+            "f:spec": container("web", json!({ "f:image": {} }))["f:spec"],
+        });
+        managers.push(manager("earlier", 1, fields));
+    }
+    let last = managers.remove(0);
+    managers.push(last);
+    let object = deployment(&managers);
+    assert_eq!(
+        changed_by("image", &object).as_deref(),
+        Some("kubectl-edit")
+    );
+}
+
 #[test]
 fn work_is_bounded() {
     let items = |count: usize| -> Vec<_> {

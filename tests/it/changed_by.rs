@@ -1,0 +1,93 @@
+//! Who changed a value: clients that scale, and clients that share a field.
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use kube::api::{Patch, PatchParams};
+use qm_api::TrackedField;
+use qm_api::tracked_field::ChangedBy;
+use serde_json::json;
+use testbed::receiver::Receiver;
+
+use crate::support::{Bed, Operator, Settings, changes};
+
+impl Bed {
+    /// Waits until the last entry has this value; returns who changed it.
+    async fn changed_by(&self, name: &str, value: &str) -> Option<ChangedBy> {
+        let field = self.until(name, value, |field: &TrackedField| {
+            let history = field.history().unwrap();
+            let last = history.last();
+            last.is_some_and(|last| last.value.as_deref() == Some(value) && !last.is_pending())
+        });
+        field.await.history().unwrap().pop().unwrap().changed_by
+    }
+
+    /// Applies the replicas of Deployment `web` server-side.
+    async fn apply_replicas(&self, manager: &str, replicas: i32) {
+        let object = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "web" }, "spec": { "replicas": replicas },
+        });
+        let params = PatchParams::apply(manager).force();
+        let api = self.api::<Deployment>();
+        api.patch("web", &params, &Patch::Apply(&object))
+            .await
+            .unwrap();
+    }
+}
+
+/// Without metrics, the autoscaler keeps to its limits all the same.
+#[tokio::test]
+async fn autoscaler_is_named_with_its_subresource() {
+    let bed = Bed::shared("by-autoscaler").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    let target = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "web" });
+    let spec = json!({ "scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 5 });
+    bed.create::<HorizontalPodAutoscaler>("web", json!({ "spec": spec }))
+        .await;
+    let changed_by = bed.changed_by("it", "3").await.unwrap();
+    assert_eq!(changed_by.to_string(), "kube-controller-manager (scale)");
+    let sent = changes(&receiver);
+    assert_eq!(
+        sent.last().unwrap()["changedBy"]["subresource"],
+        "scale",
+        "{sent:?}"
+    );
+}
+
+#[tokio::test]
+async fn newest_of_the_appliers_that_share_a_field_is_named() {
+    let bed = Bed::shared("by-appliers").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.apply_replicas("first", 2).await;
+    let changed_by = bed.changed_by("it", "2").await.unwrap();
+    assert_eq!(changed_by.to_string(), "first");
+
+    operator.kill();
+    bed.apply_replicas("first", 3).await;
+    // Times have whole seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    bed.apply_replicas("second", 3).await;
+    let shared = bed.api::<Deployment>().get("web").await.unwrap();
+    let managers = shared.metadata.managed_fields.unwrap();
+    let of_replicas = managers
+        .iter()
+        .filter(|it| json!(it)["fieldsV1"]["f:spec"]["f:replicas"].is_object());
+    let names: Vec<_> = of_replicas.filter_map(|it| it.manager.clone()).collect();
+    assert_eq!(names, ["first", "second"]);
+    operator.restart();
+    let changed_by = bed.changed_by("it", "3").await.unwrap();
+    assert_eq!(changed_by.to_string(), "second");
+}
