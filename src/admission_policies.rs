@@ -70,7 +70,7 @@ pub fn shipped() -> Vec<Shipped> {
 
 /// State of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PolicyState {
+pub(crate) enum PolicyState {
     /// Policy and binding match the shipped ones, the younger of them since this time.
     InForce(Option<Timestamp>),
     /// Policy or binding is missing or differs from the shipped one.
@@ -81,7 +81,7 @@ pub enum PolicyState {
 
 /// Compares a policy and its binding, which have these names, with the shipped ones. `operator_namespace`: namespace of
 /// the `ServiceAccount` that the operator's policy binds, if known.
-pub fn judge(
+pub(crate) fn judge(
     shipped: &Shipped,
     name: &str,
     policy: Option<&ValidatingAdmissionPolicy>,

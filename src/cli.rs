@@ -18,7 +18,8 @@ mod parse;
 mod timings;
 
 pub use commands::ClusterCommand;
-pub use lease::{LEASE, LeaseArgs, OPERATOR_NAMESPACE};
+pub(crate) use lease::OPERATOR_NAMESPACE;
+pub use lease::{LEASE, LeaseArgs};
 pub use parse::ListenAddresses;
 pub use timings::Timings;
 
@@ -32,7 +33,7 @@ pub const TRACKER_ROLE: &str = "quartermaster-tracker-role";
 pub const POLICY_PREFIX: &str = "quartermaster";
 
 /// The flag that rejects references to other namespaces.
-pub const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
+pub(crate) const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -351,7 +352,7 @@ pub struct RunArgs {
 
 /// Contact points that may use a Secret of the operator's namespace if their own namespace has none with that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SharedSecrets {
+pub(crate) enum SharedSecrets {
     /// Telegram contact points, because their token goes to the configured Bot API only
     Telegram,
     /// Webhook contact points too, if the Secret has the label quartermaster.dev/shared: "true"
@@ -381,42 +382,42 @@ pub struct RunConfig {
     /// Addresses of `/livez` and `/readyz`; empty if they are off.
     pub probes: ListenAddresses,
     /// Prefix of the names of the admission policies; `None` disables the check.
-    pub policy_prefix: Option<String>,
+    pub(crate) policy_prefix: Option<String>,
     /// Whether to reject references to other namespaces.
-    pub no_cross_namespace_refs: bool,
+    pub(crate) no_cross_namespace_refs: bool,
     /// Name of the `ClusterRole` that grants trackable resources.
     pub tracker_role: String,
     /// Name of the cluster, a line in every message.
-    pub cluster_name: Option<String>,
+    pub(crate) cluster_name: Option<String>,
     /// Whether copies may go to the namespaces of Kubernetes itself.
-    pub allow_protected_destinations: bool,
+    pub(crate) allow_protected_destinations: bool,
     /// Settings of notifications.
     pub notifications: NotificationConfig,
     /// Settings of logs.
     pub log: LogSettings,
     /// Intervals and limits.
-    pub timings: Timings,
+    pub(crate) timings: Timings,
 }
 
 /// Settings of notifications.
 #[derive(Clone, Debug)]
 pub struct NotificationConfig {
     /// Base URL of the Bot API, without a trailing slash.
-    pub telegram_api_url: String,
+    pub(crate) telegram_api_url: String,
     /// Contact points that may use a Secret of the operator's namespace.
-    pub shared_secrets: SharedSecrets,
+    pub(crate) shared_secrets: SharedSecrets,
     /// Whether webhooks may go to loopback addresses.
-    pub allow_loopback: bool,
+    pub(crate) allow_loopback: bool,
     /// Networks that webhooks must not go to.
     pub deny: Vec<IpNet>,
     /// Ports that webhooks may go to; empty allows every port.
-    pub allow_ports: Vec<u16>,
+    pub(crate) allow_ports: Vec<u16>,
     /// The operator's own addresses, which no webhook may go to.
-    pub own_addresses: Vec<IpAddr>,
+    pub(crate) own_addresses: Vec<IpAddr>,
     /// Whether messages may quote answers of private addresses.
-    pub quote_private: bool,
+    pub(crate) quote_private: bool,
     /// Proxy of webhooks; its URL may contain a password.
-    pub webhook_proxy: Option<SecretString>,
+    pub(crate) webhook_proxy: Option<SecretString>,
     /// DNS settings for webhook names.
     pub dns: Dns,
 }

@@ -18,7 +18,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 /// Returns the kinds in the order in which `quartermaster uninstall` deletes their objects.
-pub fn uninstall_order() -> Vec<&'static KindInfo> {
+pub(crate) fn uninstall_order() -> Vec<&'static KindInfo> {
     let mut kinds: Vec<_> = KINDS.iter().collect();
     kinds.sort_by_key(|kind| kind.uninstall_rank);
     kinds

@@ -12,9 +12,9 @@ pub mod kinds;
 pub mod permissions;
 
 /// Command that installs this version's CRDs.
-pub const INSTALL_CRDS: &str = "quartermaster crds | kubectl apply --server-side -f -";
+pub(crate) const INSTALL_CRDS: &str = "quartermaster crds | kubectl apply --server-side -f -";
 /// Command that replaces existing CRDs with this version's.
-pub const REPLACE_CRDS: &str =
+pub(crate) const REPLACE_CRDS: &str =
     "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
 
 /// Description of the program for the runtime.

@@ -29,7 +29,7 @@ pub const METRICS_PERMISSIONS: &[Permission] = &[
 pub const TRACKER_ROLE_VERBS: &[&str] = &["list", "watch"];
 
 /// Verbs on targets: the operator watches, lists and reads them.
-pub const TARGET_VERBS: &[&str] = &["get", "list", "watch"];
+pub(crate) const TARGET_VERBS: &[&str] = &["get", "list", "watch"];
 
 /// Permissions on the targets that a `TrackedField` may name without `apiVersion`. Any `ClusterRole` with
 /// [`AGGREGATE_TO_TRACKER`] grants others.

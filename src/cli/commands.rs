@@ -173,7 +173,7 @@ pub enum ClusterCommand {
 
 /// The cluster, by kubectl's flags.
 #[derive(Debug, Default, Args)]
-pub struct ClusterArgs {
+pub(crate) struct ClusterArgs {
     /// Use this kubeconfig instead of $KUBECONFIG and ~/.kube/config
     #[arg(long, value_name = "FILE", help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
@@ -187,7 +187,7 @@ pub struct ClusterArgs {
 
 /// The command that runs this program: `quartermaster`, or `kubectl quartermaster` for a plugin of kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Invocation(pub(crate) &'static str);
+pub(crate) struct Invocation(pub(crate) &'static str);
 
 impl Invocation {
     const ALONE: &str = "quartermaster ";
@@ -246,7 +246,7 @@ impl ClusterArgs {
 
 /// The whole cluster, or one namespace of it.
 #[derive(Debug, Default, Args)]
-pub struct ScopeArgs {
+pub(crate) struct ScopeArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Limit the command to this namespace
@@ -411,7 +411,7 @@ pub struct UninstallArgs {
 
 /// A resource that the user names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResourceArg {
+pub(crate) struct ResourceArg {
     /// Kind as the API spells it.
     pub(crate) kind: String,
     pub(crate) name: String,

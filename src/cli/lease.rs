@@ -7,7 +7,7 @@ use qm_runtime::ObjectKey;
 use super::parse;
 
 /// Default of `--operator-namespace`.
-pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
+pub(crate) const OPERATOR_NAMESPACE: &str = "quartermaster-system";
 /// Default name of the operator's Lease.
 pub const LEASE: &str = "quartermaster";
 
@@ -34,13 +34,13 @@ struct LeaseFlags {
 impl LeaseArgs {
     /// Returns the namespace if the user gave the flag. The environment variable does not count: in a Pod it names the
     /// Pod's own namespace.
-    pub fn explicit_namespace(&self) -> Option<&str> {
+    pub(crate) fn explicit_namespace(&self) -> Option<&str> {
         Some(self.flags.operator_namespace.as_str())
             .filter(|name| self.explicit_namespace && !name.is_empty())
     }
 
     /// Returns the name if the user gave the flag.
-    pub fn explicit_name(&self) -> Option<&str> {
+    pub(crate) fn explicit_name(&self) -> Option<&str> {
         Some(self.flags.leader_election_id.as_str()).filter(|_| self.explicit_name)
     }
 
@@ -55,7 +55,7 @@ impl LeaseArgs {
         namespace_flag + &self.name_flag()
     }
 
-    pub fn name_flag(&self) -> String {
+    pub(crate) fn name_flag(&self) -> String {
         let name = &self.flags.leader_election_id;
         if name == LEASE {
             String::new()

@@ -10,7 +10,7 @@ const USER_ID: i64 = 65_532;
 
 /// Returns the security context of a Pod under the restricted profile
 /// (<https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>).
-pub fn restricted_pod() -> PodSecurityContext {
+pub(crate) fn restricted_pod() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER_ID),
@@ -24,7 +24,7 @@ pub fn restricted_pod() -> PodSecurityContext {
 }
 
 /// Returns the security context of each container under the restricted profile.
-pub fn restricted_container() -> SecurityContext {
+pub(crate) fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         capabilities: Some(Capabilities {
@@ -48,7 +48,7 @@ pub const CRASH_LOOP: &str = "CrashLoopBackOff";
 
 /// Reason that a Pod does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodProblem {
+pub(crate) struct PodProblem {
     /// Reason from the kubelet or the scheduler.
     pub reason: String,
     /// Message from the kubelet or the scheduler.
@@ -56,7 +56,7 @@ pub struct PodProblem {
 }
 
 /// Returns the problem of a Pod with this status; `None` while it starts normally, or runs.
-pub fn problem(status: &PodStatus) -> Option<PodProblem> {
+pub(crate) fn problem(status: &PodStatus) -> Option<PodProblem> {
     let unscheduled = status.conditions.iter().flatten().find(|condition| {
         condition.type_ == "PodScheduled"
             && condition.status == "False"

@@ -16,23 +16,23 @@ pub const NOT_PERMITTED: &str = "OperationNotPermitted";
 /// No target group has that name or ARN.
 pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
 /// No listener has that ARN.
-pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
+pub(crate) const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
 /// Some targets cannot be registered.
 pub const INVALID_TARGET: &str = "InvalidTarget";
 /// Another resource refers to the resource.
 pub const IN_USE: &str = "ResourceInUse";
 
 /// Reason while the credentials are missing, expired or rejected.
-pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
+pub(crate) const CREDENTIALS_MISSING: &str = "CredentialsMissing";
 /// Reason of a load balancer in an account other than the operator's.
 pub const ACCOUNT_MISMATCH: &str = "AccountMismatch";
 /// Reason of a load balancer in a region other than the operator's.
 pub const REGION_MISMATCH: &str = "RegionMismatch";
 /// Reason while no region is known.
-pub const REGION_MISSING: &str = "RegionMissing";
+pub(crate) const REGION_MISSING: &str = "RegionMissing";
 
 /// Reason while `HTTPS_PROXY` names no usable proxy.
-pub const PROXY_INVALID: &str = "ProxyInvalid";
+pub(crate) const PROXY_INVALID: &str = "ProxyInvalid";
 
 const ACCESS_DENIED: &str = "AccessDenied";
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";

@@ -20,9 +20,9 @@ pub struct Rate {
 /// Half of AWS's bucket for `Describe*` calls of an account and region, which has 40 tokens and gains 10 a second
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-throttling.html>): other clients use the
 /// account too.
-pub const READ_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
+pub(crate) const READ_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// Changing calls have a smaller bucket.
-pub const WRITE_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
+pub(crate) const WRITE_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// Delays calls so that AWS throttles none of them, however many `MyIngress` there are.
 pub(super) struct AwsRateLimiter {

@@ -13,11 +13,11 @@ use super::resolve::{Names, RequestContext};
 /// Address that the policy denies, with the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct AddressDenied(String);
+pub(crate) struct AddressDenied(String);
 
 /// Policy of webhook addresses, in addition to the addresses that are always denied.
 #[derive(Clone, Debug, Default)]
-pub struct AddressPolicy {
+pub(crate) struct AddressPolicy {
     /// `--webhook-allow-loopback`.
     pub allow_loopback: bool,
     /// `--webhook-deny-cidr`.
@@ -88,7 +88,7 @@ impl AddressPolicy {
     ///
     /// # Errors
     /// Returns the rule that denies the URL.
-    pub fn check_url(&self, url: &reqwest::Url) -> Result<(), AddressDenied> {
+    pub(crate) fn check_url(&self, url: &reqwest::Url) -> Result<(), AddressDenied> {
         if let Some(port) = url
             .port_or_known_default()
             .filter(|port| !self.allows_port(*port))
@@ -150,7 +150,7 @@ pub fn literal(url: &reqwest::Url) -> Option<IpAddr> {
 
 /// Returns whether `address`, or an IPv4 address that it embeds, is loopback or private. A message quotes no response
 /// from there: a webhook must not read services that only the cluster can reach.
-pub fn is_private(address: IpAddr) -> bool {
+pub(crate) fn is_private(address: IpAddr) -> bool {
     let private =
         |address: &IpAddr| address.is_loopback() || PRIVATE.iter().any(|net| net.contains(address));
     with_embedded(address).iter().any(private)
@@ -201,7 +201,7 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
 
 /// Resolver that returns only addresses that the policy allows, so that a client never connects to others.
 #[derive(Clone)]
-pub struct FilteringResolver {
+pub(crate) struct FilteringResolver {
     pub policy: Arc<AddressPolicy>,
     /// Cached lookups of webhook names.
     pub names: Names,

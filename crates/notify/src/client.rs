@@ -19,7 +19,7 @@ use super::webhook::{self, Quote, Tls, WebhookEndpoint};
 use super::{Endpoint, MessageContent, Refusal, SendError, SendFailure, SendReceipt, Transport};
 
 /// Check, before each request, whether this process still holds the lease.
-pub type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Configuration of an [`HttpSender`].
 #[derive(Clone)]

@@ -203,7 +203,7 @@ impl DeliveryMetrics {
     }
 
     /// Adds `by` to the number of pending entries; a negative number subtracts.
-    pub fn pending_changed(&self, by: i64) {
+    pub(crate) fn pending_changed(&self, by: i64) {
         self.pending.inc_by(by);
     }
 

@@ -70,7 +70,7 @@ impl ChatKey {
 
 /// Log of the last requests of all tokens and chats.
 #[derive(Debug, Default)]
-pub struct TokenLog {
+pub(crate) struct TokenLog {
     limits: TelegramLimits,
     chats: HashMap<ChatKey, ChatLog>,
     tokens: HashMap<[u8; 32], VecDeque<Instant>>,
@@ -93,7 +93,7 @@ impl TokenLog {
     }
 
     /// Returns the earliest instant, `now` or later, at which a request to `key` respects all limits.
-    pub fn next_allowed(&self, key: &ChatKey, now: Instant) -> Instant {
+    pub(crate) fn next_allowed(&self, key: &ChatKey, now: Instant) -> Instant {
         let mut at = now;
         if let Some(chat) = self.chats.get(key) {
             at = at
@@ -173,7 +173,7 @@ fn push(sent: &mut VecDeque<Instant>, now: Instant, kept: usize) {
 
 /// Rate limiter of all tokens.
 #[derive(Debug, Default)]
-pub struct TelegramRateLimiter(Mutex<TokenLog>);
+pub(crate) struct TelegramRateLimiter(Mutex<TokenLog>);
 
 impl TelegramRateLimiter {
     /// Creates a rate limiter without any request.

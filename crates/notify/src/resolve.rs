@@ -25,7 +25,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 /// Function that looks up the addresses of a name; tests replace it.
-pub type AddressLookup = Arc<
+pub(crate) type AddressLookup = Arc<
     dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
         + Send
         + Sync,
@@ -215,7 +215,7 @@ tokio::task_local! {
 /// Context of one request: the namespace of its contact point, and whether the receiver's addresses are public. HTTP
 /// clients are shared and look up names only when they connect, in the task of the request. Clones share the context.
 #[derive(Clone, Default)]
-pub struct RequestContext {
+pub(crate) struct RequestContext {
     namespace: Arc<str>,
     public: Arc<AtomicBool>,
 }
@@ -240,12 +240,12 @@ impl RequestContext {
     }
 
     /// Records whether the request reaches public addresses only.
-    pub fn set_public(&self, public: bool) {
+    pub(crate) fn set_public(&self, public: bool) {
         self.public.store(public, Ordering::Relaxed);
     }
 
     /// Returns whether the request is known to reach public addresses only.
-    pub fn is_public(&self) -> bool {
+    pub(crate) fn is_public(&self) -> bool {
         self.public.load(Ordering::Relaxed)
     }
 }
@@ -279,7 +279,7 @@ impl Names {
     }
 
     /// Records whether `name` has public addresses only.
-    pub fn set_public(&self, name: &str, public: bool) {
+    pub(crate) fn set_public(&self, name: &str, public: bool) {
         let known = &mut self.state().public;
         if known.len() >= MAX_PUBLIC_NAMES {
             known.clear();
@@ -289,7 +289,7 @@ impl Names {
 
     /// Returns whether `name` had public addresses only at its last lookup: a request over an open connection looks up
     /// nothing.
-    pub fn is_public(&self, name: &str) -> bool {
+    pub(crate) fn is_public(&self, name: &str) -> bool {
         self.state().public.get(name).copied().unwrap_or_default()
     }
 

@@ -100,12 +100,12 @@ impl Refusal {
     }
 
     /// Returns whether the answer suggests that the receiver would accept another message.
-    pub fn suggests_message(self) -> bool {
+    pub(crate) fn suggests_message(self) -> bool {
         self == Self::Rejected
     }
 
     /// Returns whether the message can be the cause.
-    pub fn may_be_message(self) -> bool {
+    pub(crate) fn may_be_message(self) -> bool {
         self != Self::AddressNotAllowed
     }
 }

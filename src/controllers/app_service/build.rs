@@ -161,7 +161,7 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
 }
 
 /// Returns the container's ports as the original program builds them: one for each port, by number.
-pub fn original_container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
+pub(crate) fn original_container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     let number = |port: &ServicePort| match &port.target_port {
         Some(IntOrString::Int(number)) => *number,
         Some(IntOrString::String(_)) | None => 0,
@@ -226,7 +226,7 @@ pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
 }
 
 /// Returns the number of Pods within an autoscaler's bounds that is nearest to `size`.
-pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
+pub(crate) fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
     let bounds = autoscaler.spec.as_ref();
     let least = bounds.and_then(|spec| spec.min_replicas).unwrap_or(1);
     size.max(least)

@@ -70,7 +70,7 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
 /// Verbs on children that the operator creates and deletes.
 const CHILD_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/appservice";
+pub(crate) const MANAGER: &str = "quartermaster/appservice";
 /// Maximum number of Pods of an app that the operator reads to find out why they do not run.
 const MAX_PODS: u32 = 200;
 
@@ -371,7 +371,7 @@ impl AppServices {
 
 /// Summary of a Deployment, as the cache keeps it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct DeploymentState {
+pub(crate) struct DeploymentState {
     pub rollout: Rollout,
     /// Image of a container that has a port twice, and its ports in order of their numbers.
     duplicate_ports: Option<(String, Vec<i32>)>,

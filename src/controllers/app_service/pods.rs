@@ -11,7 +11,7 @@ use crate::controllers::pod::{self, PodProblem};
 pub type Pod = Object<NotUsed, PodStatus>;
 
 /// Returns the problem of the app's first Pod that reports one.
-pub fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
+pub(crate) fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
     let mut problems: Vec<_> = pods
         .iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_none() && belongs_to(app, pod))

@@ -22,9 +22,9 @@ use crate::controllers::pod::PodProblem;
 /// Reason of an app whose Pods are being rolled out.
 pub const PROGRESSING: &str = "Progressing";
 /// Reason of an app whose Service asks for a node port that is in use.
-pub const NODE_PORT_TAKEN: &str = "NodePortTaken";
+pub(crate) const NODE_PORT_TAKEN: &str = "NodePortTaken";
 /// Reason of an app whose autoscaler has been inactive for the grace period.
-pub const SCALING_INACTIVE: &str = "ScalingInactive";
+pub(crate) const SCALING_INACTIVE: &str = "ScalingInactive";
 /// The Deployment controller's reason for a paused rollout.
 const PAUSED: &str = "DeploymentPaused";
 /// The operator's own reasons; any other comes from the Deployment or a Pod.
@@ -48,7 +48,7 @@ pub const REASONS: [&str; 15] = [
 
 /// Fields of a Deployment that the status repeats.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rollout {
+pub(crate) struct Rollout {
     /// `spec.replicas`.
     pub desired: i64,
     /// Whether the Deployment controller has observed the spec.
@@ -58,21 +58,21 @@ pub struct Rollout {
 
 /// Fields of a Service that the status repeats.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceSummary {
+pub(crate) struct ServiceSummary {
     cluster_ip: Option<String>,
     ports: Vec<ServedPort>,
 }
 
 /// Autoscaler whose condition `ScalingActive` is False.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InactiveScaling {
+pub(crate) struct InactiveScaling {
     since: Option<Timestamp>,
     message: String,
 }
 
 /// Adds the state of the autoscaler. A ready app stays ready until its autoscaler has been inactive for `grace`,
 /// counted from the time at which the Pods became `available`: before that there are no metrics.
-pub fn with_scaling(
+pub(crate) fn with_scaling(
     outcome: Outcome,
     inactive: Option<&InactiveScaling>,
     available: Option<Timestamp>,
@@ -193,7 +193,7 @@ impl Rollout {
     }
 
     /// Returns the time at which the Deployment became available.
-    pub fn available_since(&self) -> Option<Timestamp> {
+    pub(crate) fn available_since(&self) -> Option<Timestamp> {
         let available = self
             .status
             .condition("Available")
@@ -249,7 +249,7 @@ fn mirrored(condition: &DeploymentCondition) -> AppCondition {
 }
 
 /// Fills the draft of a status with the state of the Deployment and of the Service of the app `name`.
-pub fn observe(
+pub(crate) fn observe(
     status: &mut AppServiceStatus,
     name: &str,
     rollout: Option<Rollout>,

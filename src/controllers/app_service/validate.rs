@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::overrides;
 
 /// Label that selects the Pods, as in the original program.
-pub const APP_LABEL: &str = "app";
+pub(crate) const APP_LABEL: &str = "app";
 /// Default type of the Service.
 const NODE_PORT: &str = "NodePort";
 /// Type of a Service without ports on the nodes.
@@ -33,13 +33,13 @@ pub struct App<'a> {
     pub size: i32,
     pub ports: Vec<ServicePort>,
     /// Type of the Service.
-    pub service_type: &'a str,
+    pub(crate) service_type: &'a str,
     pub env: Vec<EnvVar>,
     /// Environment from `ConfigMaps` and Secrets.
     pub env_from: Vec<EnvFromSource>,
-    pub liveness: Option<Probe>,
+    pub(crate) liveness: Option<Probe>,
     pub readiness: Option<Probe>,
-    pub startup: Option<Probe>,
+    pub(crate) startup: Option<Probe>,
     /// Changes of the Pod template.
     pub overrides: Option<Box<PodTemplateSpec>>,
 }

@@ -20,13 +20,13 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 use super::plan::{CopyPlan, Destinations};
 
 /// Index of copies, syncs and namespaces.
-pub struct SyncIndex {
+pub(crate) struct SyncIndex {
     /// Copies: all `ConfigMap`s with the ownership label.
     pub copies: Arc<ChildCache<()>>,
     /// State of the lists of `ConfigMap`s.
-    pub maps_sync: SyncState,
+    pub(crate) maps_sync: SyncState,
     /// State of the list of namespaces; `None` if the operator does not watch them.
-    pub namespaces_sync: Option<SyncState>,
+    pub(crate) namespaces_sync: Option<SyncState>,
     state: Mutex<SyncIndexState>,
     trigger: Trigger<ConfigMapSync>,
 }
@@ -56,7 +56,7 @@ struct NamespaceInfo {
 
 /// State of a destination's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamespacePresence {
+pub(crate) enum NamespacePresence {
     /// The namespace exists, or may exist if that is unknown.
     Exists,
     /// The namespace does not exist.
@@ -95,7 +95,7 @@ impl SyncIndex {
     }
 
     /// Returns why the namespaces are unknown.
-    pub fn namespaces_unknown(&self) -> Option<String> {
+    pub(crate) fn namespaces_unknown(&self) -> Option<String> {
         match &self.namespaces_sync {
             Some(namespaces) => namespaces.denied(),
             None => Some("the operator does not watch namespaces".into()),
@@ -165,7 +165,7 @@ impl SyncIndex {
     }
 
     /// Returns whether the namespace of the source is known not to exist.
-    pub fn lacks_source_namespace(&self, plan: &CopyPlan) -> bool {
+    pub(crate) fn lacks_source_namespace(&self, plan: &CopyPlan) -> bool {
         self.presence(&self.state(), &plan.source.namespace) == NamespacePresence::Missing
     }
 
@@ -181,7 +181,7 @@ impl SyncIndex {
 
     /// Returns the older syncs through which the copies of this one would overwrite its source, in the order of the
     /// copies. The sync is woken when the result may change.
-    pub fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
+    pub(crate) fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let mut state = self.state();
         let found = state.closes_loop(key);
         if found.is_some() {

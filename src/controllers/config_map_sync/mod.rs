@@ -67,7 +67,7 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 .with_uninstall_rank(60);
 
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/configmapsync";
+pub(crate) const MANAGER: &str = "quartermaster/configmapsync";
 /// Changes to make instead of editing a copy, by field.
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Concurrent writes of the copies of one sync.

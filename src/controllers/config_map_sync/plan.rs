@@ -22,7 +22,7 @@ const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-s
 
 /// Why a spec has no plan, or a destination gets no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
+pub(crate) enum PlanError {
     /// The spec breaks a rule of the CRD that was added after the object was stored.
     #[error("{0}")]
     SpecInvalid(String),
@@ -46,7 +46,7 @@ impl PlanError {
 
 /// The source and the copies of a `ConfigMapSync`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CopyPlan {
+pub(crate) struct CopyPlan {
     pub source: ObjectKey,
     pub name: String,
     /// Namespaces of the copies.
@@ -57,7 +57,7 @@ pub struct CopyPlan {
 
 /// The namespaces of copies.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Destinations {
+pub(crate) enum Destinations {
     /// Namespaces by name.
     Named(BTreeSet<String>),
     /// Namespaces with these labels, except those of Kubernetes and that of the source.
@@ -261,7 +261,7 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
 
 /// Returns whether an `old` copy that is not `desired` any more has to stay: its replacement, in its own namespace or
 /// else in any, is not among the `existing` ones yet.
-pub fn must_stay(
+pub(crate) fn must_stay(
     old: &ObjectKey,
     desired: &BTreeSet<ObjectKey>,
     existing: &BTreeSet<ObjectKey>,

@@ -14,15 +14,15 @@ use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";
 /// Reason of a sync with a namespace that the operator does not watch.
-pub const OUT_OF_SCOPE: &str = "OutOfScope";
+pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
 /// Reason of a sync with a destination to which the operator copies nothing.
-pub const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
+pub(crate) const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
 /// Reason of a sync whose copies would overwrite its source through other syncs.
-pub const LOOP: &str = "Loop";
+pub(crate) const LOOP: &str = "Loop";
 /// Reason of a sync without a source.
-pub const SOURCE_NOT_FOUND: &str = "SourceNotFound";
+pub(crate) const SOURCE_NOT_FOUND: &str = "SourceNotFound";
 /// Reason of a sync with a destination that does not exist.
-pub const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
+pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
 
 pub const REASONS: [&str; 15] = [
     SYNCED,
@@ -46,13 +46,13 @@ pub const REASONS: [&str; 15] = [
 const MAX_NAMED: usize = 5;
 
 /// Returns whether a sync with this reason must poll, because no watch shows the end of its problem.
-pub fn is_polled(reason: &str) -> bool {
+pub(crate) fn is_polled(reason: &str) -> bool {
     [FORBIDDEN, QUOTA_EXCEEDED, WRITE_REJECTED].contains(&reason)
 }
 
 /// Why one copy does not match its source, or could not be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyProblem {
+pub(crate) struct CopyProblem {
     pub namespace: String,
     pub reason: Cow<'static, str>,
     /// The problem, and what to do.
@@ -61,7 +61,7 @@ pub struct CopyProblem {
 
 /// Results of the copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CopySummary {
+pub(crate) struct CopySummary {
     /// Number of copies that the spec asks for.
     pub destinations: usize,
     /// Number of copies that match the source.
@@ -83,7 +83,11 @@ pub fn blocked(
 }
 
 /// Fills the draft of the status, and returns the outcome of these results.
-pub fn outcome(status: &mut ConfigMapSyncStatus, summary: &CopySummary, now: Time) -> Outcome {
+pub(crate) fn outcome(
+    status: &mut ConfigMapSyncStatus,
+    summary: &CopySummary,
+    now: Time,
+) -> Outcome {
     // A process that was killed before it wrote the status has written the copies.
     if summary.matching > 0 {
         status.last_sync_time.get_or_insert(now);
@@ -136,7 +140,7 @@ fn incomplete(summary: &CopySummary) -> String {
 
 /// Returns the message of [`LOOP`] about `sync`. The message names only the `links` of its own namespace: readers of
 /// its status must not learn about other tenants.
-pub fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
+pub(crate) fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
     let (own, others): (Vec<_>, Vec<_>) = links
         .iter()
         .partition(|link| link.namespace == sync.namespace);

@@ -24,15 +24,15 @@ use crate::cli::SharedSecrets;
 
 /// Source of Secrets.
 #[derive(Clone)]
-pub struct SecretSource {
-    pub client: Client,
-    pub operator_namespace: String,
+pub(crate) struct SecretSource {
+    pub(crate) client: Client,
+    pub(crate) operator_namespace: String,
     /// Contact points that may use a Secret of the operator's namespace.
-    pub shared: SharedSecrets,
+    pub(crate) shared: SharedSecrets,
 }
 
 /// An endpoint and the versions of its Secrets.
-pub struct ResolvedEndpoint {
+pub(crate) struct ResolvedEndpoint {
     pub endpoint: Endpoint,
     /// Digest of each Secret's UID and resourceVersion.
     pub secrets: Vec<String>,
@@ -101,7 +101,7 @@ fn key_of(key: Option<&str>) -> String {
 }
 
 /// Reason of a body that cannot be rendered with its token.
-pub const BODY_INVALID: &str = "BodyInvalid";
+pub(crate) const BODY_INVALID: &str = "BodyInvalid";
 
 impl EndpointError {
     /// Returns the condition's reason.
@@ -122,7 +122,7 @@ impl EndpointError {
 ///
 /// # Errors
 /// Returns the reason that there is no endpoint, without any secret value.
-pub async fn resolve(
+pub(crate) async fn resolve(
     source: &SecretSource,
     point: &ContactPoint,
     cluster: Option<&str>,

@@ -44,30 +44,30 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 /// Maximum of `digestSeconds`, as in the CRD.
 const MAX_DIGEST: u64 = 300;
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/contactpoint";
+pub(crate) const MANAGER: &str = "quartermaster/contactpoint";
 
 pub struct ContactPoints<T> {
-    pub source: SecretSource,
+    pub(super) source: SecretSource,
     /// `--cluster-name`.
-    pub cluster: Option<String>,
+    pub(super) cluster: Option<String>,
     /// Queues of all contact points.
-    pub outbox: Arc<Outbox<T>>,
+    pub(super) outbox: Arc<Outbox<T>>,
     /// Time after which a Secret in use is read again.
-    pub reread: Duration,
+    pub(super) reread: Duration,
     /// All contact points.
-    pub points: Objects<ContactPoint>,
+    pub(super) points: Objects<ContactPoint>,
     /// All `TrackedField`s, some of which wait for a contact point.
-    pub fields: Objects<TrackedField>,
-    pub field_trigger: Trigger<TrackedField>,
+    pub(super) fields: Objects<TrackedField>,
+    pub(super) field_trigger: Trigger<TrackedField>,
     /// All `TrackedFieldSet`s, which report the contact point of their children.
-    pub sets: Objects<TrackedFieldSet>,
-    pub set_trigger: Trigger<TrackedFieldSet>,
+    pub(super) sets: Objects<TrackedFieldSet>,
+    pub(super) set_trigger: Trigger<TrackedFieldSet>,
     /// Configuration of each contact point's queue.
-    pub configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
+    pub(super) configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
 
 /// Configuration of a queue.
-pub struct QueueConfig {
+pub(crate) struct QueueConfig {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
     tested: LastTest,

@@ -27,7 +27,7 @@ pub fn digest(spec: &ContactPointSpec) -> String {
 }
 
 /// Returns the supergroup that replaced the chat of the spec with this digest. The chat of another spec does not count.
-pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
+pub(crate) fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
     let status = status?;
     status.migrated_to_chat_id.filter(|_| {
         status
@@ -43,7 +43,7 @@ fn was_ready(status: &ContactPointStatus) -> bool {
 }
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
-pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
+pub(crate) fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
     // The original program, which stored no test, sent a test message too.
     was_ready(status)
         && status
@@ -53,7 +53,7 @@ pub fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
 }
 
 /// Returns whether the last test message was for the endpoint of `tested`.
-pub fn was_tested(status: &ContactPointStatus, tested: &LastTest) -> bool {
+pub(crate) fn was_tested(status: &ContactPointStatus, tested: &LastTest) -> bool {
     status
         .last_test
         .as_ref()
@@ -61,7 +61,7 @@ pub fn was_tested(status: &ContactPointStatus, tested: &LastTest) -> bool {
 }
 
 /// Returns whether the status has no readiness yet.
-pub fn has_no_readiness(status: &ContactPointStatus) -> bool {
+pub(crate) fn has_no_readiness(status: &ContactPointStatus) -> bool {
     !status.ready && conditions::get(&status.conditions, READY).is_none()
 }
 
@@ -112,7 +112,7 @@ pub fn answered(
 
 /// Records the answer to a requested test message. An attempt that failed for a transient cause is recorded, too, but
 /// is no test of the endpoint.
-pub fn set_requested_test(status: &mut ContactPointStatus, test: RequestedTest) {
+pub(crate) fn set_requested_test(status: &mut ContactPointStatus, test: RequestedTest) {
     let Some(answer) = test.answer else { return };
     let last_test = status.last_test.get_or_insert_default();
     last_test.requested_at = Some(test.requested_at);
@@ -157,7 +157,7 @@ fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
 }
 
 /// Sets the condition that lists the `TrackedField`s whose status the apiserver rejects, with the cause.
-pub fn set_outcomes_recorded(
+pub(crate) fn set_outcomes_recorded(
     status: &mut ContactPointStatus,
     left_out: &[(ObjectKey, String)],
     generation: i64,

@@ -23,7 +23,7 @@ pub const SPEC_DIGEST: &str = "quartermaster.dev/spec-digest";
 pub const APP: &str = "app";
 
 /// Reason of an app without an image.
-pub const IMAGE_MISSING: &str = "ImageMissing";
+pub(crate) const IMAGE_MISSING: &str = "ImageMissing";
 
 /// Script that the Pod runs by `/bin/sh -c`, in POSIX for dash, bash and busybox. No shell parses the banner in its
 /// variable, and `printf '%s'` interprets no backslashes, unlike dash's `echo`. Process 1 ignores signals without a
@@ -108,12 +108,12 @@ pub fn pod_name(app: &str) -> String {
 }
 
 /// Returns namespace and name of the Pod of a `MyApp`.
-pub fn pod_key(namespace: &str, app: &str) -> ObjectKey {
+pub(crate) fn pod_key(namespace: &str, app: &str) -> ObjectKey {
     ObjectKey::new(namespace, &pod_name(app))
 }
 
 /// Returns the name of the `MyApp` of a Pod.
-pub fn app_name(pod: &str) -> &str {
+pub(crate) fn app_name(pod: &str) -> &str {
     pod.strip_suffix("-pod").unwrap_or(pod)
 }
 
@@ -173,7 +173,7 @@ impl DesiredPod<'_> {
 
     /// Returns whether the variable's `value` represents this banner. Document 003's program, whose Pods may be
     /// adopted, did not escape `$`.
-    pub fn has_banner(&self, value: &Digested) -> bool {
+    pub(crate) fn has_banner(&self, value: &Digested) -> bool {
         [self.banner, &unexpanded(self.banner)]
             .iter()
             .any(|banner| Digested::of(banner) == *value)
@@ -182,7 +182,7 @@ impl DesiredPod<'_> {
 
 /// Digest of a text of any length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Digested(String);
+pub(crate) struct Digested(String);
 
 impl Digested {
     /// Computes the digest of `text`.

@@ -25,13 +25,13 @@ use qm_runtime::outcome::{Outcome, Requeue};
 use tokio::time::Instant;
 use tracing::debug;
 
-pub use self::pod_state::MANAGER;
+pub(crate) use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
 use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodPlan, outcome_of};
 use crate::cli::RunConfig;
 
 pub mod build;
-pub mod pod_state;
+pub(crate) mod pod_state;
 pub mod step;
 
 /// Name of the controller in logs, metrics and `--controllers`.

@@ -14,7 +14,7 @@ use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
 use crate::controllers::pod::{self, PodProblem};
 
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/myapp";
+pub(crate) const MANAGER: &str = "quartermaster/myapp";
 /// Reasons of a Pod that is starting.
 const STARTING: [&str; 4] = [
     PENDING,
@@ -25,15 +25,15 @@ const STARTING: [&str; 4] = [
 /// Reason of a Pod that is starting without a more specific reason.
 pub const PENDING: &str = "PodPending";
 /// Reason of a Pod that runs and is not ready, whose container gives no reason.
-pub const NOT_READY: &str = "PodNotReady";
+pub(crate) const NOT_READY: &str = "PodNotReady";
 /// Reason of a Pod that failed or was evicted.
-pub const FAILED: &str = "PodFailed";
+pub(crate) const FAILED: &str = "PodFailed";
 /// Reason of a Pod whose container exited with code 0 and is not restarted.
-pub const SUCCEEDED: &str = "PodSucceeded";
+pub(crate) const SUCCEEDED: &str = "PodSucceeded";
 
 /// Cached summary of a Pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PodState {
+pub(crate) struct PodState {
     /// Identity, ownership and deletion of the Pod.
     pub metadata: ObjectMeta,
     image: String,
@@ -45,7 +45,7 @@ pub struct PodState {
     is_edited: bool,
     /// The Pod's phase; may be empty.
     pub phase: String,
-    pub lifecycle: PodLifecycle,
+    pub(crate) lifecycle: PodLifecycle,
     /// The node that the scheduler chose.
     pub node: Option<String>,
     pub created: Option<Timestamp>,
@@ -55,7 +55,7 @@ pub struct PodState {
 
 /// Stage of a Pod's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodLifecycle {
+pub(crate) enum PodLifecycle {
     NotReady,
     /// The Pod runs and is ready.
     Ready,
@@ -65,7 +65,7 @@ pub enum PodLifecycle {
 
 /// A condition's reason and message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodReason {
+pub(crate) struct PodReason {
     pub reason: String,
     /// May be empty.
     pub message: String,
@@ -80,7 +80,7 @@ impl PodReason {
     }
 
     /// Returns whether the reason is transient: the Pod is starting.
-    pub fn is_transient(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         STARTING.contains(&self.reason.as_str())
     }
 }
@@ -163,7 +163,7 @@ impl PodState {
     }
 
     /// Returns whether a Pod that the operator created lacks the label that Services select by.
-    pub fn lacks_label(&self) -> bool {
+    pub(crate) fn lacks_label(&self) -> bool {
         let label = self
             .metadata
             .labels

@@ -18,9 +18,9 @@ use super::build::{self, APP, DesiredPod, IMAGE_MISSING};
 use super::pod_state::{FAILED, NOT_READY, PENDING, PodLifecycle, PodState, SUCCEEDED};
 
 /// Reason of an app whose Pod is on a node that no longer exists.
-pub const NODE_NOT_FOUND: &str = "NodeNotFound";
+pub(crate) const NODE_NOT_FOUND: &str = "NodeNotFound";
 /// Reason of an app whose Pod is on a node that is not ready.
-pub const NODE_NOT_READY: &str = "NodeNotReady";
+pub(crate) const NODE_NOT_READY: &str = "NodeNotReady";
 
 /// The operator's own reasons; any other comes from a container.
 pub const REASONS: [&str; 17] = [
@@ -45,7 +45,7 @@ pub const REASONS: [&str; 17] = [
 
 /// The Pod that a `MyApp` needs. A Pod is never applied: most of its fields are immutable, and admission plugins and
 /// the kubelet write others.
-pub struct PodPlan<'a> {
+pub(crate) struct PodPlan<'a> {
     pub owner: &'a Owner,
     pub desired: DesiredPod<'a>,
 }
@@ -104,7 +104,7 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
 }
 
 /// Reports a Pod that matches the desired state.
-pub fn outcome_of(pod: &PodState) -> Outcome {
+pub(crate) fn outcome_of(pod: &PodState) -> Outcome {
     if pod.lifecycle == PodLifecycle::Ready {
         return Outcome::ready(format!("{} runs", pod.name())).event(EventPolicy::OnRecovery);
     }
@@ -117,7 +117,7 @@ pub fn outcome_of(pod: &PodState) -> Outcome {
 }
 
 /// Reports a Pod that is being deleted.
-pub fn terminating(pod: &PodState) -> Outcome {
+pub(crate) fn terminating(pod: &PodState) -> Outcome {
     let message = format!(
         "{} is being deleted; the operator recreates it afterwards",
         pod.name()
@@ -126,7 +126,7 @@ pub fn terminating(pod: &PodState) -> Outcome {
 }
 
 /// Reports a Pod whose node no longer exists.
-pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
+pub(crate) fn node_not_found(pod: &PodState, node: &str) -> Outcome {
     let message = format!(
         "node {node} of {} no longer exists; the operator recreates the Pod once Kubernetes has deleted it",
         pod.name()
@@ -135,7 +135,7 @@ pub fn node_not_found(pod: &PodState, node: &str) -> Outcome {
 }
 
 /// Reports a Pod whose node is not ready.
-pub fn node_not_ready(pod: &PodState, node: &str, why: &str) -> Outcome {
+pub(crate) fn node_not_ready(pod: &PodState, node: &str, why: &str) -> Outcome {
     let message = format!(
         "node {node} of {} is not ready ({why}); the Pod waits for the node. If the node is gone for good: \
          kubectl delete node {node}",

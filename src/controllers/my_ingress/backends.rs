@@ -25,9 +25,9 @@ const LISTED_WITHIN: Duration = Duration::from_secs(10);
 /// The nodes, and the Services that listeners name.
 pub(crate) struct Backends {
     /// Set once a `MyIngress` has listeners.
-    pub watch_needed: Arc<SetOnce<()>>,
+    pub(crate) watch_needed: Arc<SetOnce<()>>,
     /// State of the list of nodes.
-    pub nodes_sync: SyncState,
+    pub(crate) nodes_sync: SyncState,
     state: Mutex<BackendState>,
     trigger: Trigger<MyIngress>,
 }

@@ -59,7 +59,7 @@ pub(super) fn read_error(what: String, error: kube::Error) -> Error {
 pub(crate) struct Executor<A> {
     pub scope: WatchScope,
     pub aws: A,
-    pub backends: Arc<Backends>,
+    pub(crate) backends: Arc<Backends>,
 }
 
 impl<A: Aws> Executor<A> {

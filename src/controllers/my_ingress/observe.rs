@@ -32,7 +32,7 @@ impl Draft {
     }
 
     /// Returns the time of the last request to create something for the port.
-    pub fn creation_requested_at(&self, port: u16) -> Option<&Time> {
+    pub(crate) fn creation_requested_at(&self, port: u16) -> Option<&Time> {
         self.listener(port)?.creation_requested_at.as_ref()
     }
 
@@ -51,7 +51,7 @@ pub(crate) struct Observed {
     /// The time, renewed before each step.
     pub now: Timestamp,
     /// Time within which AWS shows a new resource.
-    pub consistency_window: Duration,
+    pub(crate) consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
     recorded: Draft,
@@ -64,17 +64,17 @@ pub(crate) struct Observed {
     /// `None` if AWS does not show the load balancer.
     pub ownership: Option<TagOwnership>,
     /// The other `MyIngress` that owns the load balancer, unless that `MyIngress` does not exist.
-    pub sibling: Option<String>,
+    pub(crate) sibling: Option<String>,
     /// The load balancer of the desired name after the deletion.
     pub remaining: Option<LoadBalancer>,
     pub listeners: Vec<Listener>,
     pub target_groups: Vec<TargetGroup>,
     pub owners: OwnershipMap,
     /// The groups that were found by name.
-    pub found_groups: BTreeMap<String, TargetGroup>,
+    pub(crate) found_groups: BTreeMap<String, TargetGroup>,
     /// The group that was created for each port.
-    pub created_groups: BTreeMap<u16, TargetGroup>,
-    pub listed_groups: Vec<TargetGroup>,
+    pub(crate) created_groups: BTreeMap<u16, TargetGroup>,
+    pub(crate) listed_groups: Vec<TargetGroup>,
     /// The health of the targets of each group.
     pub health: BTreeMap<String, Vec<TargetHealth>>,
     /// Instance IDs of the nodes that take traffic, or the reason that the nodes are unknown.
@@ -124,17 +124,17 @@ impl Observed {
     }
 
     /// Returns the load balancer of the desired name, as AWS shows or created it.
-    pub fn visible(&self) -> Option<&LoadBalancer> {
+    pub(crate) fn visible(&self) -> Option<&LoadBalancer> {
         self.created.as_ref().or(self.load_balancer.as_ref())
     }
 
     /// Returns whether the status does not mention an existing load balancer: the status is new or was lost.
-    pub fn is_status_lost(&self) -> bool {
+    pub(crate) fn is_status_lost(&self) -> bool {
         self.recorded.alb.is_none() && self.created.is_none()
     }
 
     /// Returns whether AWS may yet show a load balancer that was requested a moment ago.
-    pub fn may_yet_appear(&self) -> bool {
+    pub(crate) fn may_yet_appear(&self) -> bool {
         let alb = self.draft.alb.as_ref();
         self.is_within(
             self.consistency_window,
@@ -143,7 +143,7 @@ impl Observed {
     }
 
     /// Returns whether AWS may yet show a resource that was requested for the port a moment ago.
-    pub fn may_yet_show(&self, port: u16) -> bool {
+    pub(crate) fn may_yet_show(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window,
             self.draft.creation_requested_at(port),
@@ -151,7 +151,7 @@ impl Observed {
     }
 
     /// Returns whether the status records a request for the port that is recent enough for another creation.
-    pub fn was_just_requested(&self, port: u16) -> bool {
+    pub(crate) fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window / 2,
             self.draft.creation_requested_at(port),
@@ -164,7 +164,7 @@ impl Observed {
     }
 
     /// Returns the ports of owned listeners and target groups.
-    pub fn owned_ports(&self, group_prefix: &str) -> BTreeSet<u16> {
+    pub(crate) fn owned_ports(&self, group_prefix: &str) -> BTreeSet<u16> {
         let listeners = self.listeners.iter();
         let listeners = listeners.filter(|it| self.owners.is_owned(&it.arn));
         let groups = self.target_groups.iter();
@@ -197,7 +197,7 @@ impl Observed {
     }
 
     /// Returns the draft that records `intent`.
-    pub fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
+    pub(crate) fn draft_with(&self, desired: &Desired<'_>, intent: &Intent) -> Draft {
         let recorded = self.draft.alb.clone().unwrap_or_default().managed_tag_keys;
         let keys: BTreeSet<_> = recorded
             .iter()

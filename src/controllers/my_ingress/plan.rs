@@ -79,7 +79,7 @@ pub(crate) struct ListenerResults {
     pub others: Vec<ListenerStatus>,
     pub rejected: Vec<AwsError>,
     /// AWS is still working: the next reconcile will observe another state.
-    pub in_progress: bool,
+    pub(crate) in_progress: bool,
 }
 
 /// Goes through the rules until a step is to be taken or the reconcile ends.

@@ -87,7 +87,7 @@ pub(crate) struct MyIngressReadiness {
     pub reason: &'static str,
     pub message: String,
     /// True if no listener gets traffic, whatever its own status says.
-    pub without_traffic: bool,
+    pub(crate) without_traffic: bool,
 }
 
 impl MyIngressReadiness {
@@ -187,12 +187,12 @@ pub(crate) struct ListenerResult {
     /// Message of `reason`; empty if an [`AwsError`] has it.
     pub message: String,
     /// AWS is still working: the next reconcile will observe another state.
-    pub in_progress: bool,
+    pub(crate) in_progress: bool,
 }
 
 impl ListenerResult {
     /// Returns the result of a listener for which AWS shows a resource late.
-    pub fn not_visible(port: u16) -> Self {
+    pub(crate) fn not_visible(port: u16) -> Self {
         Self {
             port,
             reason: TARGETS_INITIAL,

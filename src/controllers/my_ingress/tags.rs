@@ -61,7 +61,7 @@ impl OwnershipTags<'_> {
     }
 
     /// Returns whether an editor consents to the adoption. Consent for another `MyIngress` does not count.
-    pub fn has_consent(&self, tags: &Tags) -> bool {
+    pub(crate) fn has_consent(&self, tags: &Tags) -> bool {
         tags.get(ADOPT_BY) == Some(&self.owner.path())
     }
 
@@ -84,13 +84,13 @@ impl OwnershipTags<'_> {
     }
 
     /// Returns the error about a load balancer in a region other than the operator's.
-    pub fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
+    pub(crate) fn in_another_region(&self, arn: &str, region: &str, called: &str) -> AwsError {
         let called = format!("{called}, the region that the operator is configured for");
         self.elsewhere(REGION_MISMATCH, arn, &called, &format!("region {region}"))
     }
 
     /// Returns the error about a load balancer in an account other than the operator's.
-    pub fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
+    pub(crate) fn in_another_account(&self, arn: &str, account: &str, called: &str) -> AwsError {
         let called = format!("{called}, the account of the operator's credentials");
         let needs = format!("credentials of account {account}");
         self.elsewhere(ACCOUNT_MISMATCH, arn, &called, &needs)
@@ -108,18 +108,18 @@ impl OwnershipTags<'_> {
 
     /// Returns the prefix of the names of the owner's target groups, which are unique in an account and region. A
     /// restore from a backup does not change the prefix.
-    pub fn group_prefix(&self) -> String {
+    pub(crate) fn group_prefix(&self) -> String {
         let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
         format!("{GROUP_PREFIX}{digest}-")
     }
 
     /// Returns the name of the target group of a listener.
-    pub fn group_name(&self, port: u16) -> String {
+    pub(crate) fn group_name(&self, port: u16) -> String {
         format!("{}{port}", self.group_prefix())
     }
 
     /// Returns the command with which an editor of a resource in AWS consents to its adoption.
-    pub fn adopt_command(&self, arn: &str) -> String {
+    pub(crate) fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to adopt it: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
             qm_aws::command(arn),
@@ -129,7 +129,7 @@ impl OwnershipTags<'_> {
     }
 
     /// Returns the command that triggers a reconcile.
-    pub fn reconcile_command(&self) -> String {
+    pub(crate) fn reconcile_command(&self) -> String {
         let (name, namespace) = (self.owner.name(), self.owner.namespace());
         format!(
             "kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite"
@@ -146,24 +146,24 @@ fn short(text: &str) -> &str {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TagOwnership {
     /// Relation of the resource to the `MyIngress`.
-    pub relation: Ownership,
+    pub(crate) relation: Ownership,
     pub tags: Tags,
 }
 
 impl TagOwnership {
     /// Returns whether the `MyIngress` may change and delete the resource.
-    pub fn is_owned(&self) -> bool {
+    pub(crate) fn is_owned(&self) -> bool {
         matches!(self.relation, Ownership::Owned | Ownership::Restored)
     }
 
     /// Returns whether the `MyIngress` owns or may adopt the resource.
-    pub fn is_adoptable(&self) -> bool {
+    pub(crate) fn is_adoptable(&self) -> bool {
         !matches!(self.relation, Ownership::Foreign(_))
     }
 
     /// Returns the other `MyIngress` that owns the resource, if `may_exist` accepts its UID and namespace: nobody may
     /// adopt the resource then.
-    pub fn sibling(&self, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
+    pub(crate) fn sibling(&self, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
         let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &self.relation else {
             return None;
         };
@@ -177,16 +177,16 @@ impl TagOwnership {
 pub(crate) struct OwnershipMap(pub BTreeMap<String, TagOwnership>);
 
 impl OwnershipMap {
-    pub fn is_owned(&self, arn: &str) -> bool {
+    pub(crate) fn is_owned(&self, arn: &str) -> bool {
         self.0.get(arn).is_some_and(TagOwnership::is_owned)
     }
 
-    pub fn is_adoptable(&self, arn: &str) -> bool {
+    pub(crate) fn is_adoptable(&self, arn: &str) -> bool {
         self.0.get(arn).is_some_and(TagOwnership::is_adoptable)
     }
 
     /// Returns whether AWS shows no tags yet: tags may appear late.
-    pub fn is_untagged(&self, arn: &str) -> bool {
+    pub(crate) fn is_untagged(&self, arn: &str) -> bool {
         self.0.get(arn).is_none_or(|it| it.tags.is_empty())
     }
 }

@@ -8,7 +8,7 @@ use qm_notify::when::When;
 use qm_runtime::ObjectKey;
 
 /// A `spec.when`.
-pub struct Filter {
+pub(crate) struct Filter {
     text: Arc<str>,
     when: Result<When, String>,
 }
@@ -21,7 +21,7 @@ impl Filter {
 }
 
 #[derive(Default)]
-pub struct Filters(Mutex<FiltersState>);
+pub(crate) struct Filters(Mutex<FiltersState>);
 
 #[derive(Default)]
 struct FiltersState {

@@ -52,18 +52,18 @@ pub struct Targets {
     /// The cluster or the namespaces that the operator watches.
     pub scope: WatchScope,
     /// Whether a target has to lie in the namespace of its `TrackedField`.
-    pub no_cross_namespace_refs: bool,
+    pub(crate) no_cross_namespace_refs: bool,
     /// State that the watches show.
-    pub tracker: Arc<Tracker>,
+    pub(crate) tracker: Arc<Tracker>,
     /// Resources that sets select.
-    pub sets: Arc<SetIndex>,
-    pub hub: WatchHub,
+    pub(crate) sets: Arc<SetIndex>,
+    pub(crate) hub: WatchHub,
     /// The resources that may be tracked.
     pub grants: Arc<Grants>,
     /// Discovered resources.
-    pub resolver: Resolver,
+    pub(crate) resolver: Resolver,
     /// Requests that run outside reconciles.
-    pub requests: TargetRequests,
+    pub(crate) requests: TargetRequests,
     /// Wakes the `TrackedField` that gets an answer.
     pub trigger: Trigger<TrackedField>,
     /// Time without confirmation after which a target is read.
@@ -84,14 +84,14 @@ pub(super) struct FollowedTarget {
 
 impl Targets {
     /// Stops following for `key`.
-    pub fn unfollow(&self, key: &ObjectKey) {
+    pub(crate) fn unfollow(&self, key: &ObjectKey) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
         }
     }
 
     /// Stops the watches of resources that no target has and no set selects.
-    pub fn end_idle_watches(&self) {
+    pub(crate) fn end_idle_watches(&self) {
         let is_needed =
             |resource: &ResourceName| self.tracker.follows(resource) || self.sets.selects(resource);
         self.hub.retain(is_needed, |resource| {
@@ -175,7 +175,7 @@ impl Targets {
     }
 
     /// Ensures a watch of the resource.
-    pub fn ensure_watch(&self, resolved: &Resolved) {
+    pub(crate) fn ensure_watch(&self, resolved: &Resolved) {
         let name = ResourceName::from(&resolved.resource);
         let metadata_only = is_watched_by_metadata(&name);
         let namespaced = resolved.namespaced;

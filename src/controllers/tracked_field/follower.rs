@@ -19,12 +19,12 @@ use super::lookup::Unreadable;
 use super::target::TargetKey;
 
 /// Time without watch events after which a read that contradicts the watch is accepted.
-pub const CONTRADICTION_GRACE: Duration = Duration::from_secs(5);
+pub(crate) const CONTRADICTION_GRACE: Duration = Duration::from_secs(5);
 
 /// Identity of a followed field. A reconcile of another spec, or of an earlier object with the same name, must neither
 /// add nor remove observations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FollowIdentity {
+pub(crate) struct FollowIdentity {
     /// UID of the `TrackedField`.
     pub uid: Option<Arc<str>>,
     /// Target and field of the spec.
@@ -85,7 +85,7 @@ pub(super) enum Certainty {
 
 /// State of a follower at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ReadTicket {
+pub(crate) struct ReadTicket {
     follower: u64,
     newer_events: u64,
     outranks: Option<u64>,

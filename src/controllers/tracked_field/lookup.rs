@@ -38,7 +38,7 @@ pub(super) enum Lookup<V = ObservedValue> {
 
 /// Approximate number of nodes that a rejected lookup would visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Estimate(Option<u64>);
+pub(crate) struct Estimate(Option<u64>);
 
 impl Estimate {
     /// The object has too many fields to estimate all of them.
@@ -92,7 +92,7 @@ fn grouped(number: u64) -> String {
 
 /// Why the field of an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub(crate) enum Unreadable {
     /// The object has more levels than the operator keeps.
     #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
     TooDeep,

@@ -68,33 +68,33 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 // TrackedFields are deleted first, so that nobody is notified of the other deletions.
 .with_uninstall_rank(10);
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/trackedfield";
+pub(crate) const MANAGER: &str = "quartermaster/trackedfield";
 
 #[derive(Clone, Copy, Debug)]
-pub struct EntryTimings {
+pub(crate) struct EntryTimings {
     /// Time after which the Event that reports an obstacle is published again.
-    pub renew_event: Duration,
+    pub(crate) renew_event: Duration,
     /// Time without confirmation after which a target is read.
     pub sync_period: Duration,
 }
 
 pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
-    pub targets: Arc<Targets>,
+    pub(super) targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
-    pub sets: Objects<TrackedFieldSet>,
-    pub set_index: Arc<SetIndex>,
-    pub receivers: Arc<Receivers<T>>,
+    pub(super) sets: Objects<TrackedFieldSet>,
+    pub(super) set_index: Arc<SetIndex>,
+    pub(super) receivers: Arc<Receivers<T>>,
     /// Entries that wait to be sent.
-    pub outbox: Arc<Outbox<T>>,
+    pub(super) outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
-    pub filters: Filters,
-    pub metrics: DeliveryMetrics,
-    pub timings: EntryTimings,
+    pub(super) filters: Filters,
+    pub(super) metrics: DeliveryMetrics,
+    pub(super) timings: EntryTimings,
     /// Name of the cluster in messages.
-    pub cluster: Option<String>,
+    pub(super) cluster: Option<String>,
     /// Whether the apiserver answers.
-    pub availability: Availability,
+    pub(super) availability: Availability,
 }
 
 /// Results of a reconcile that decide whether the object waits.

@@ -20,7 +20,7 @@ use super::waiting::{TARGET_UNREADABLE, WaitingReason};
 
 /// Why a `TrackedField` tracks nothing.
 #[derive(Debug)]
-pub struct TrackError {
+pub(crate) struct TrackError {
     pub waiting: WaitingReason,
     /// The failure of the reconcile, if retrying helps.
     pub error: Option<Box<Error>>,
@@ -82,7 +82,7 @@ const OBJECTS: usize = 4;
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Number of objects of a resource that are read by themselves; more are read by one list.
-pub const MAX_SINGLE_READS: usize = 32;
+pub(crate) const MAX_SINGLE_READS: usize = 32;
 
 /// Maximum time for which reads of new `TrackedField`s are gathered for one list.
 const GATHER_MAX: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ const ALL_GROUPS: usize = 64;
 
 /// A group of requests that are likely to hang together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum RequestGroup {
+pub(crate) enum RequestGroup {
     /// Discovery of an API version.
     Discovery(String),
     /// Reads of a resource's objects.
@@ -149,7 +149,7 @@ pub(super) enum Answer {
 pub(super) type Answered = Result<Result<Answer, TrackError>, Box<dyn Any + Send>>;
 
 /// Requests about targets, at most one for each `TrackedField`.
-pub struct TargetRequests {
+pub(crate) struct TargetRequests {
     state: Mutex<TargetRequestsState>,
     all: Arc<Semaphore>,
     objects: Arc<Semaphore>,
@@ -301,7 +301,7 @@ impl TargetRequests {
     }
 
     /// Gathers the reads of many new `TrackedField`s of a resource, whose creation takes longer than their reads.
-    pub fn gather(&self, resource: &ResourceName) {
+    pub(crate) fn gather(&self, resource: &ResourceName) {
         let now = Instant::now();
         let mut state = self.state();
         let before = state.gathering.get(resource);

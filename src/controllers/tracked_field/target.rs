@@ -16,7 +16,7 @@ use qm_runtime::watch::ResourceName;
 
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TargetKey {
+pub(crate) struct TargetKey {
     pub resource: ResourceName,
     /// The object's namespace; empty for a cluster-scoped one.
     pub namespace: Arc<str>,
@@ -47,7 +47,7 @@ pub(super) fn is_watched_by_metadata(resource: &ResourceName) -> bool {
 
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Resolved {
+pub(crate) struct Resolved {
     pub resource: ApiResource,
     /// True if the resource is namespaced.
     pub namespaced: bool,
@@ -55,7 +55,7 @@ pub struct Resolved {
 
 impl Resolved {
     /// Returns the namespace of `target`; empty for a cluster-scoped one.
-    pub fn namespace_of<'a>(&self, target: &'a TargetReference) -> &'a str {
+    pub(crate) fn namespace_of<'a>(&self, target: &'a TargetReference) -> &'a str {
         if self.namespaced {
             &target.namespace
         } else {
@@ -66,7 +66,7 @@ impl Resolved {
 
 /// Why a target cannot be resolved.
 #[derive(Debug, thiserror::Error)]
-pub enum TargetError {
+pub(crate) enum TargetError {
     /// The apiserver does not serve the resource that the spec names.
     #[error("{0}")]
     ResourceMismatch(String),
@@ -80,7 +80,7 @@ pub enum TargetError {
 
 /// Discovered resources. The built-in kinds need no discovery.
 #[derive(Default)]
-pub struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
+pub(crate) struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
 
 struct Discovered {
     /// Epoch of the resource's watch at the time of the answer.
@@ -120,7 +120,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If no answer could make `target` trackable.
-    pub fn resolved(
+    pub(crate) fn resolved(
         &self,
         target: &TargetReference,
         epoch: u64,
@@ -156,7 +156,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If `target` cannot be tracked, or the apiserver does not answer.
-    pub async fn resolve(
+    pub(crate) async fn resolve(
         &self,
         client: &Client,
         target: &TargetReference,

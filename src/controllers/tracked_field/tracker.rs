@@ -35,7 +35,7 @@ use super::watch_event::{WatchEvent, WatchEventQueue};
 pub(super) const MAX_INLINE_BYTES: usize = 64 * 1024;
 
 /// Follows the targets of all `TrackedField`s.
-pub struct Tracker {
+pub(crate) struct Tracker {
     state: Mutex<TrackerState>,
     trigger: Trigger<TrackedField>,
     /// Decodes large objects and does expensive lookups.
@@ -63,7 +63,7 @@ struct TrackerState {
 }
 
 /// The followers that a read is for, as they were before the read began.
-pub struct ReadTickets(HashMap<ObjectKey, ReadTicket>);
+pub(crate) struct ReadTickets(HashMap<ObjectKey, ReadTicket>);
 
 impl ReadTickets {
     /// Returns the number of followers.
@@ -113,7 +113,7 @@ impl Tracker {
     }
 
     /// Returns the function that creates the index of a resource's targets.
-    pub fn new_index(self: &Arc<Self>) -> NewIndex {
+    pub(crate) fn new_index(self: &Arc<Self>) -> NewIndex {
         let tracker = Arc::clone(self);
         Box::new(move |resource| {
             Arc::new(TargetIndex {
@@ -209,7 +209,7 @@ impl Tracker {
     }
 
     /// Forgets the watch of `resource`, which has stopped.
-    pub fn forget_watch(&self, resource: &ResourceName) {
+    pub(crate) fn forget_watch(&self, resource: &ResourceName) {
         self.state().watches.retain(|(of, _), _| of != resource);
     }
 
@@ -236,7 +236,7 @@ impl Tracker {
     }
 
     /// Returns whether the target needs a read, see [`Tracker::unread`].
-    pub fn needs_read(&self, key: &ObjectKey, trusted: Duration) -> bool {
+    pub(crate) fn needs_read(&self, key: &ObjectKey, trusted: Duration) -> bool {
         let state = self.state();
         let follower = state.leads_since.and_then(|_| state.followers.get(key));
         follower.is_some_and(|follower| follower.has_to_be_read(trusted))
@@ -244,7 +244,7 @@ impl Tracker {
 
     /// Returns the tickets for reads of the targets of `resource` in `watched_namespace` that need one, `limit` at most.
     /// An object whose lookups are too expensive for a thread with other work is read alone.
-    pub fn unread_of(
+    pub(crate) fn unread_of(
         &self,
         resource: &ResourceName,
         watched_namespace: Option<&str>,
@@ -284,7 +284,7 @@ impl Tracker {
 
     /// Accepts an object of a list that began after `tickets` were taken, and removes the tickets for it. An object that
     /// is large, or whose lookups panic, must be read alone.
-    pub fn read_listed(
+    pub(crate) fn read_listed(
         &self,
         resource: &ResourceName,
         tickets: &mut ReadTickets,
@@ -309,7 +309,7 @@ impl Tracker {
     }
 
     /// Accepts that the list showed no object for these tickets.
-    pub fn read_unlisted(&self, tickets: &ReadTickets) {
+    pub(crate) fn read_unlisted(&self, tickets: &ReadTickets) {
         let mut state = self.state();
         for key in tickets.0.keys() {
             if let Some(follower) = state.followers.get_mut(key)
@@ -324,7 +324,7 @@ impl Tracker {
     ///
     /// # Errors
     /// See [`Permit::run`].
-    pub async fn read_in_background(
+    pub(crate) async fn read_in_background(
         &self,
         target: &TargetKey,
         tickets: &ReadTickets,
@@ -399,7 +399,7 @@ impl Tracker {
     }
 
     /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
-    pub fn is_deferred(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn is_deferred(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let of_target = state
             .followers
@@ -419,7 +419,7 @@ impl Tracker {
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
-    pub fn is_outdated(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn is_outdated(&self, key: &ObjectKey) -> bool {
         self.state()
             .followers
             .get(key)
@@ -447,7 +447,7 @@ impl Tracker {
     }
 
     /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
-    pub fn contradict(&self, key: &ObjectKey, identity: &FollowIdentity, outranks: u64) {
+    pub(crate) fn contradict(&self, key: &ObjectKey, identity: &FollowIdentity, outranks: u64) {
         if let Some(follower) = self.state().follower(key, identity) {
             follower.contradict(outranks);
         }
@@ -477,7 +477,7 @@ impl Tracker {
     }
 
     /// Returns whether a change of the target of `key` may not be recorded yet.
-    pub fn has_unrecorded(&self, key: &ObjectKey, identity: &FollowIdentity) -> bool {
+    pub(crate) fn has_unrecorded(&self, key: &ObjectKey, identity: &FollowIdentity) -> bool {
         let mut state = self.state();
         let Some(follower) = state.follower(key, identity) else {
             return false;
@@ -488,7 +488,7 @@ impl Tracker {
     }
 
     /// Returns whether the buffer of `key` has a change that is not recorded yet.
-    pub fn has_buffered_changes(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn has_buffered_changes(&self, key: &ObjectKey) -> bool {
         let state = self.state();
         let follower = state.followers.get(key);
         follower.is_some_and(|follower| !follower.buffer.is_empty())
@@ -506,7 +506,7 @@ impl Tracker {
     }
 
     /// Returns the problem of the watch of `resource` in `watched_namespace`.
-    pub fn watch_problem(
+    pub(crate) fn watch_problem(
         &self,
         resource: &ResourceName,
         watched_namespace: Option<&str>,
@@ -597,7 +597,7 @@ impl Tracker {
     }
 
     /// Inspects the objects of the queue for as long as the process runs.
-    pub async fn inspect_queue(&self) {
+    pub(crate) async fn inspect_queue(&self) {
         loop {
             while self.inspect_next().await {}
             self.queued.notified().await;

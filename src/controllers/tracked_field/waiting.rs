@@ -25,7 +25,7 @@ use crate::controllers::contact_point::endpoint::BODY_INVALID;
 use crate::permissions::{AGGREGATE_TO_TRACKER, TARGET_VERBS};
 
 /// Reason of a target that cannot be read.
-pub const TARGET_UNREADABLE: &str = "TargetUnreadable";
+pub(crate) const TARGET_UNREADABLE: &str = "TargetUnreadable";
 
 /// Obstacle to recording or sending changes. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub enum WaitingReason {
 
 impl WaitingReason {
     /// Returns whether the former target is no longer followed.
-    pub fn ends_tracking(&self) -> bool {
+    pub(crate) fn ends_tracking(&self) -> bool {
         matches!(
             self,
             Self::ResourceMismatch(_)
@@ -134,7 +134,7 @@ impl WaitingReason {
     }
 
     /// Returns whether no watch shows the end of the obstacle: neither a new CRD nor a new permission wakes the object.
-    pub fn needs_poll(&self) -> bool {
+    pub(crate) fn needs_poll(&self) -> bool {
         match self {
             Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
             // The kind may be recreated with the other scope.
@@ -146,7 +146,7 @@ impl WaitingReason {
     }
 
     /// Returns the obstacle of a watch of `resource` with a problem.
-    pub fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Self {
+    pub(crate) fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Self {
         match problem {
             WatchProblem::Forbidden(message) => Self::Forbidden {
                 resource: resource.clone(),
@@ -167,7 +167,7 @@ impl WaitingReason {
 
     /// Returns whether a `TrackedField` of a set does not report the obstacle. All others of the set have it too, and the set
     /// alone reports it: thousands of patches and Events would say the same.
-    pub fn is_of_whole_set(&self) -> bool {
+    pub(crate) fn is_of_whole_set(&self) -> bool {
         match self {
             Self::Forbidden { .. }
             | Self::NotGranted(_)
@@ -196,7 +196,7 @@ impl WaitingReason {
     }
 
     /// Returns the end of the message of a `TrackedField` that `set` owns: where to correct a field that the set writes.
-    pub fn advice_of(&self, set: Option<&TrackedFieldSet>) -> String {
+    pub(crate) fn advice_of(&self, set: Option<&TrackedFieldSet>) -> String {
         let Some(set) = set else {
             return String::new();
         };
@@ -309,7 +309,7 @@ impl WaitingReason {
 }
 
 /// Returns what to write so that `resource` may be tracked.
-pub fn how_to_grant(resource: &ResourceName) -> String {
+pub(crate) fn how_to_grant(resource: &ResourceName) -> String {
     format!(
         "grant it with a ClusterRole labelled {AGGREGATE_TO_TRACKER}: \"true\" whose rule is apiGroups: \
          [{:?}], resources: [{:?}], verbs: [{}]",
@@ -323,12 +323,12 @@ pub fn how_to_grant(resource: &ResourceName) -> String {
 }
 
 /// Returns up to 512 bytes of a message of the apiserver.
-pub fn brief(message: &str) -> &str {
+pub(crate) fn brief(message: &str) -> &str {
     &message[..message.floor_char_boundary(512)]
 }
 
 /// Returns the obstacle to tracking a target.
-pub fn of_target(
+pub(crate) fn of_target(
     tracker: &Tracker,
     key: &ObjectKey,
     watched_namespace: Option<&str>,
@@ -359,7 +359,7 @@ pub fn of_target(
     (tracker.exists(key) == Some(false)).then(|| WaitingReason::TargetNotFound { target: name() })
 }
 
-pub fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<WaitingReason> {
+pub(crate) fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<WaitingReason> {
     let problem = match when {
         Err(error) => {
             format!("{error}; until the expression is fixed, a message is sent for every change")
@@ -374,7 +374,7 @@ pub fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<Waiting
     Some(WaitingReason::WhenInvalid(problem))
 }
 
-pub fn of_template(
+pub(crate) fn of_template(
     object: &TrackedField,
     history: &[Entry],
     cluster: Option<&str>,
@@ -470,7 +470,7 @@ impl<T: Transport> Receivers<T> {
 }
 
 /// Returns the obstacle to sending messages to a contact point.
-pub fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
+pub(crate) fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     let name = point.metadata.name.clone().unwrap_or_default();
     let status = point.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));

@@ -35,10 +35,10 @@ const MAX_WAIT: Duration = Duration::from_hours(24);
 pub type Identity = u64;
 
 /// Creation time and UID of a set; the smaller sorts first.
-pub type Seniority = (Option<Time>, Option<String>);
+pub(crate) type Seniority = (Option<Time>, Option<String>);
 
 /// Returns the seniority of the set with this metadata.
-pub fn seniority(metadata: &ObjectMeta) -> Seniority {
+pub(crate) fn seniority(metadata: &ObjectMeta) -> Seniority {
     (metadata.creation_timestamp.clone(), metadata.uid.clone())
 }
 
@@ -49,7 +49,7 @@ pub fn identity(field: &TrackedField) -> Identity {
 }
 
 /// Returns the identity of a `TrackedField` in `namespace` with this spec.
-pub fn identity_of(namespace: &str, target: &TargetReference, field: &str) -> Identity {
+pub(crate) fn identity_of(namespace: &str, target: &TargetReference, field: &str) -> Identity {
     let built_in = BUILT_IN_KINDS.iter().find(|it| it.kind == target.kind);
     // A built-in kind may be written with its API version and resource as well.
     let resource = match (&target.api_version, &target.resource) {
@@ -161,7 +161,7 @@ pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> 
 
 /// Summary of a live child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LiveChild {
+pub(crate) struct LiveChild {
     pub initial: Initial,
     /// Digest of what the set writes.
     pub content: u64,
@@ -179,7 +179,7 @@ impl LiveChild {
 }
 
 /// Returns a digest of what `owner` writes: a live child with the same one needs no read.
-pub fn content_of(child: &TrackedField, owner: &Owner) -> u64 {
+pub(crate) fn content_of(child: &TrackedField, owner: &Owner) -> u64 {
     content(child, Some(&owner.path()), &[owner.uid()])
 }
 
@@ -194,7 +194,7 @@ fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64
 
 /// Why a child leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DepartureReason {
+pub(crate) enum DepartureReason {
     /// Another `TrackedField` tracks the field with the same contact point, or the set no longer asks for it.
     Unneeded,
     /// The set selects no target of that name.
@@ -207,7 +207,7 @@ pub enum DepartureReason {
 
 /// When a child may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
+pub(crate) enum Departure {
     Now,
     /// After this time, unless it changes before.
     After(Duration),
@@ -227,7 +227,7 @@ impl Departure {
 
 /// Returns when a child with this history may be deleted. `keep` is the time for which the child of a deleted target
 /// stays; `age` returns the age of a Pending entry.
-pub fn departure(
+pub(crate) fn departure(
     history: &[Entry],
     reason: DepartureReason,
     keep: Duration,

@@ -27,10 +27,10 @@ const MAX_CHANGES: usize = 1000;
 const MAX_SEEN: usize = 10_000;
 
 /// Index of the resources that sets select.
-pub struct SetIndex {
+pub(crate) struct SetIndex {
     scope: WatchScope,
     /// State of the list of namespaces; `None` if the operator does not watch them.
-    pub namespaces_sync: Option<SyncState>,
+    pub(crate) namespaces_sync: Option<SyncState>,
     state: Mutex<IndexState>,
     trigger: Trigger<TrackedFieldSet>,
 }
@@ -61,7 +61,7 @@ struct Selected {
 
 /// Resources that the watch may have shown before the set selected them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unlisted {
+pub(crate) struct Unlisted {
     /// True if everything has to be listed.
     pub all: bool,
     /// Namespaces that begin to match.
@@ -83,9 +83,9 @@ pub struct Target {
     version: u64,
     pub created: Option<Timestamp>,
     /// True if the resource was selected because its namespace began to match.
-    pub from_namespace_change: bool,
+    pub(crate) from_namespace_change: bool,
     /// Identities of the fields for which the set has had a child.
-    pub had_children: Vec<Identity>,
+    pub(crate) had_children: Vec<Identity>,
 }
 
 #[derive(Default)]
@@ -111,7 +111,7 @@ impl SetIndex {
 
     /// Returns the function that creates the index of a resource's selected objects, which passes each object on to the
     /// index that `then` creates.
-    pub fn new_index(self: &Arc<Self>, then: NewIndex) -> NewIndex {
+    pub(crate) fn new_index(self: &Arc<Self>, then: NewIndex) -> NewIndex {
         let sets = Arc::clone(self);
         Box::new(move |resource| {
             Arc::new(SelectedIndex {
@@ -169,12 +169,12 @@ impl SetIndex {
     }
 
     /// Forgets the watch of `resource`, which has stopped.
-    pub fn forget_watch(&self, resource: &ResourceName) {
+    pub(crate) fn forget_watch(&self, resource: &ResourceName) {
         self.state().watches.retain(|(of, _), _| of != resource);
     }
 
     /// Returns the problem of a watch that shows resources of the set.
-    pub fn watch_problem(&self, set: &ObjectKey) -> Option<WatchProblem> {
+    pub(crate) fn watch_problem(&self, set: &ObjectKey) -> Option<WatchProblem> {
         let state = self.state();
         let watches = self.watches_of(&state, set).into_iter().flatten();
         watches.flatten().find_map(|watch| watch.problem.clone())
@@ -209,7 +209,7 @@ impl SetIndex {
     }
 
     /// Returns what the set's reconcile has to list, and collects from now on what the watch shows meanwhile.
-    pub fn unlisted(&self, set: &ObjectKey) -> Unlisted {
+    pub(crate) fn unlisted(&self, set: &ObjectKey) -> Unlisted {
         let mut state = self.state();
         let is_listed = self.is_listed_in(&state, set);
         let Some(selected) = state.sets.get_mut(set) else {
@@ -223,21 +223,21 @@ impl SetIndex {
 
     /// Returns whether the set selects an object with this metadata. A namespace whose labels are unknown counts as not
     /// selected, except by a selector of all.
-    pub fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
+    pub(crate) fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
         let state = self.state();
         let selected = state.sets.get(set);
         selected.is_some_and(|selected| state.is_selected(&selected.selection, metadata))
     }
 
     /// Returns whether the namespace of a target is known to exist, so that its labels are known.
-    pub fn knows_namespace(&self, name: &str) -> bool {
+    pub(crate) fn knows_namespace(&self, name: &str) -> bool {
         self.namespaces_sync.is_none()
             || name.is_empty()
             || self.state().namespaces.contains_key(name)
     }
 
     /// Ends a list, unless it is complete.
-    pub fn end_list(&self, set: &ObjectKey) {
+    pub(crate) fn end_list(&self, set: &ObjectKey) {
         if let Some(selected) = self.state().sets.get_mut(set) {
             selected.seen_since_list = None;
         }
@@ -290,13 +290,13 @@ impl SetIndex {
     }
 
     /// Returns the number of selected resources.
-    pub fn target_count(&self, set: &ObjectKey) -> usize {
+    pub(crate) fn target_count(&self, set: &ObjectKey) -> usize {
         let state = self.state();
         state.sets.get(set).map_or(0, |it| it.targets.len())
     }
 
     /// Returns what has changed since the last call.
-    pub fn take_changes(&self, set: &ObjectKey) -> Changes {
+    pub(crate) fn take_changes(&self, set: &ObjectKey) -> Changes {
         let mut state = self.state();
         let selected = state.sets.get_mut(set);
         selected
@@ -305,7 +305,7 @@ impl SetIndex {
     }
 
     /// Records that the set has children for these fields of targets.
-    pub fn record_children<'a>(
+    pub(crate) fn record_children<'a>(
         &self,
         set: &ObjectKey,
         children: impl IntoIterator<Item = (&'a ObjectKey, Identity)>,
@@ -324,7 +324,7 @@ impl SetIndex {
     }
 
     /// Returns whether a namespace is known not to exist.
-    pub fn lacks_namespace(&self, name: &str) -> bool {
+    pub(crate) fn lacks_namespace(&self, name: &str) -> bool {
         let is_listed = self
             .namespaces_sync
             .as_ref()
@@ -333,7 +333,7 @@ impl SetIndex {
     }
 
     /// Returns the `TrackedField`s with this identity.
-    pub fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
+    pub(crate) fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
         let state = self.state();
         let keys = state.identities.range((identity, first_key())..);
         keys.take_while(|(of, _)| *of == identity)
@@ -342,7 +342,7 @@ impl SetIndex {
     }
 
     /// Returns whether there is a `TrackedField` of this key.
-    pub fn has_field(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn has_field(&self, key: &ObjectKey) -> bool {
         self.state().fields.contains_key(key)
     }
 
@@ -352,7 +352,7 @@ impl SetIndex {
     }
 
     /// Records a `TrackedField`, and wakes the sets of its namespace if it tracks something else now.
-    pub fn field_changed(&self, field: &TrackedField) {
+    pub(crate) fn field_changed(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
         let tracking = Tracking::of(field);
         let mut state = self.state();
@@ -371,7 +371,7 @@ impl SetIndex {
     }
 
     /// Forgets a deleted `TrackedField`.
-    pub fn field_deleted(&self, key: &ObjectKey) {
+    pub(crate) fn field_deleted(&self, key: &ObjectKey) {
         let mut state = self.state();
         if state.forget_field(key) {
             self.trigger.wake_all(state.sets_in(&key.namespace));

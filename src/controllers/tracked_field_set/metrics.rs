@@ -17,7 +17,7 @@ pub struct SetMetrics {
 
 /// Numbers of children of a set, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChildCounts {
+pub(crate) struct ChildCounts {
     /// Children that the set needs.
     pub current: usize,
     /// Children that are deleted once their entries are sent.
@@ -58,7 +58,7 @@ impl SetMetrics {
     }
 
     /// Records the numbers of a set.
-    pub fn set(&self, set: &ObjectKey, counts: ChildCounts) {
+    pub(crate) fn set(&self, set: &ObjectKey, counts: ChildCounts) {
         self.update(|sets| {
             sets.insert(set.clone(), counts);
         });

@@ -83,16 +83,16 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
 // The sets would create their TrackedFields again.
 .with_uninstall_rank(5);
 /// Field manager of the controller's writes.
-pub const MANAGER: &str = "quartermaster/trackedfieldset";
+pub(crate) const MANAGER: &str = "quartermaster/trackedfieldset";
 
 /// Reason of a set for which nothing matches.
-pub const NOTHING_MATCHES: &str = "NothingMatches";
+pub(crate) const NOTHING_MATCHES: &str = "NothingMatches";
 /// Reason of a set whose resources are not listed yet, or whose children are being created.
 pub const PROGRESSING: &str = "Progressing";
 /// Reason of a set that selects more resources than it may track.
-pub const TOO_MANY_TARGETS: &str = "TooManyTargets";
+pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
 /// Reason of a set that names a namespace that does not exist.
-pub const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
+pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
 const RESOURCE_MISMATCH: &str = "ResourceMismatch";
 const OUT_OF_SCOPE: &str = "OutOfScope";
 const TEMPLATE_INVALID: &str = "TemplateInvalid";
@@ -135,25 +135,25 @@ const REPORTED_AGE: Duration = Duration::from_hours(24);
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 
 pub struct TrackedFieldSets<T> {
-    pub index: Arc<SetIndex>,
-    pub children: Arc<Children<TrackedField, LiveChild>>,
+    pub(super) index: Arc<SetIndex>,
+    pub(super) children: Arc<Children<TrackedField, LiveChild>>,
     /// All sets.
-    pub sets: Objects<TrackedFieldSet>,
+    pub(super) sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
-    pub fields: Objects<TrackedField>,
-    pub targets: Arc<Targets>,
-    pub receivers: Arc<Receivers<T>>,
-    pub metrics: SetMetrics,
+    pub(super) fields: Objects<TrackedField>,
+    pub(super) targets: Arc<Targets>,
+    pub(super) receivers: Arc<Receivers<T>>,
+    pub(super) metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
-    pub sync_period: Duration,
+    pub(super) sync_period: Duration,
     /// Minimum time between two writes of a set's status: its numbers change with every child.
-    pub status_interval: Duration,
-    pub states: Mutex<HashMap<ObjectKey, SetState>>,
+    pub(super) status_interval: Duration,
+    pub(super) states: Mutex<HashMap<ObjectKey, SetState>>,
 }
 
 /// State of a set between two reconciles.
 #[derive(Default)]
-pub struct SetState {
+pub(crate) struct SetState {
     /// Desired children, as of the last reconcile; `None` if the next one has to compare everything.
     plan: Option<Plan>,
     rejected: Rejections,

@@ -13,7 +13,7 @@ use super::child::{self, Identity, Seniority};
 
 /// A `TrackedField`, as far as sets need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracking {
+pub(crate) struct Tracking {
     pub identity: Identity,
     pub target: ObjectKey,
     contact_point: Arc<str>,
@@ -41,11 +41,11 @@ impl Tracking {
 }
 
 /// A set, as far as precedence depends on it.
-pub struct Claimant<'a> {
+pub(crate) struct Claimant<'a> {
     pub key: &'a ObjectKey,
     pub contact_point: &'a str,
     /// `None` if the set is not stored yet: it is the youngest.
-    pub seniority: Option<Seniority>,
+    pub(crate) seniority: Option<Seniority>,
 }
 
 /// The `TrackedField` for a field of a target.
@@ -110,7 +110,7 @@ impl Claimant<'_> {
 
 /// Demand of a target for one of the set's places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
+pub(crate) enum Demand {
     /// Other `TrackedField`s track all fields.
     Nothing,
     /// The target has a child, and keeps it.
@@ -135,14 +135,14 @@ impl Demand {
 }
 
 /// Returns the number of places that no target of these keeps.
-pub fn free_places(demands: &[Demand], places: usize) -> usize {
+pub(crate) fn free_places(demands: &[Demand], places: usize) -> usize {
     let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
     places.saturating_sub(kept.count())
 }
 
 /// Returns for each target whether it is left out. `demands` are in the order of namespace and name, by which free places are
 /// filled.
-pub fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
+pub(crate) fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
     let mut free = free_places(demands, places);
     let mut is_left_out = |demand: &Demand| {
         let is_left_out = *demand == Demand::New && free == 0;

@@ -20,12 +20,12 @@ pub struct Selection {
     labels: Selector,
     include: Vec<WildMatch>,
     exclude: Vec<WildMatch>,
-    pub places: Places,
+    pub(crate) places: Places,
 }
 
 /// Why a selection matches nothing. Every message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SelectionError {
+pub(crate) enum SelectionError {
     /// The resources are cluster-scoped, and the spec names namespaces.
     #[error("{0} is cluster-scoped: write spec.target.namespaces: {{selector: {{}}}}")]
     ClusterScoped(String),
@@ -36,7 +36,7 @@ pub enum SelectionError {
 
 /// The namespaces of a selection.
 #[derive(Clone, Debug)]
-pub enum Places {
+pub(crate) enum Places {
     /// The resources are cluster-scoped.
     Cluster,
     Named(BTreeSet<String>),
@@ -48,7 +48,7 @@ impl Selection {
     ///
     /// # Errors
     /// If no resource can match.
-    pub fn new(
+    pub(crate) fn new(
         target: &TargetSelector,
         resource: ResourceName,
         namespaced: bool,
@@ -81,7 +81,7 @@ impl Selection {
     }
 
     /// Returns the parameters of a list of the resources with the selected labels.
-    pub fn list_params(&self) -> ListParams {
+    pub(crate) fn list_params(&self) -> ListParams {
         ListParams::default().labels_from(&self.labels)
     }
 

@@ -10,7 +10,7 @@ use qm_runtime::backoff::{Backoff, BackoffPolicy};
 use qm_runtime::outcome::Requeue;
 
 /// Maximum writes per reconcile, so that other sets proceed.
-pub const MAX_WRITES: usize = 256;
+pub(crate) const MAX_WRITES: usize = 256;
 /// Maximum reads of departing targets per reconcile, so that deletions follow before its timeout.
 const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Delay until a rejected write of a child is tried again, after the first and at most.
@@ -19,20 +19,20 @@ const REJECTED: BackoffPolicy = BackoffPolicy {
     max: Duration::from_mins(5),
 };
 /// Interval of the checks for what no event may announce, such as whether a leaving child may be deleted.
-pub const RECHECK: Duration = Duration::from_secs(5);
+pub(crate) const RECHECK: Duration = Duration::from_secs(5);
 /// Minimum delay after a reconcile that has no more to write, or could not write.
 const MIN_DELAY: Duration = Duration::from_secs(1);
 
 /// Rejected writes of a set: they must not delay the others.
 #[derive(Default)]
-pub struct Rejections {
+pub(crate) struct Rejections {
     children: BTreeMap<ObjectKey, Rejection>,
     /// A quota rejects every creation.
     quota: Option<Rejection>,
 }
 
 /// A write that the apiserver rejects.
-pub struct Rejection {
+pub(crate) struct Rejection {
     is_deletion: bool,
     pub reason: Cow<'static, str>,
     pub message: String,
@@ -56,11 +56,11 @@ impl Rejections {
     }
 
     /// Records that a quota has rejected creations.
-    pub fn reject_creations(&mut self, why: (Cow<'static, str>, String), now: Instant) {
+    pub(crate) fn reject_creations(&mut self, why: (Cow<'static, str>, String), now: Instant) {
         self.quota = Some(Rejection::after(self.quota.take(), false, why, now));
     }
 
-    pub fn allow_creations(&mut self) {
+    pub(crate) fn allow_creations(&mut self) {
         self.quota = None;
     }
 
@@ -90,7 +90,7 @@ impl Rejections {
     }
 
     /// Returns whether creations must wait for a quota.
-    pub fn creations_wait(&self, now: Instant) -> bool {
+    pub(crate) fn creations_wait(&self, now: Instant) -> bool {
         self.quota
             .as_ref()
             .is_some_and(|quota| now < quota.retry_at)

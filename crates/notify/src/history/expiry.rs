@@ -129,7 +129,7 @@ impl Ages {
 /// Stops (`suspended`) or resumes the clocks of Pending entries: time during which the object or its contact point is
 /// suspended does not count. `suspended_for` has measured durations; other entries use the wall clock. Returns whether
 /// anything changed; repeating a call changes nothing.
-pub fn set_suspended(
+pub(crate) fn set_suspended(
     history: &mut History,
     suspended: bool,
     suspended_for: &BTreeMap<String, Duration>,
@@ -161,7 +161,7 @@ pub fn set_suspended(
 
 /// Returns the wall-clock time since which the oldest unsuspended Pending entry has waited, without suspended time. For
 /// display only.
-pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
+pub(crate) fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
         let suspended = i64::try_from(entry.suspended_seconds.unwrap_or_default()).ok()?;
         Timestamp::from_second(entry.time.as_ref()?.0.as_second().checked_add(suspended)?).ok()

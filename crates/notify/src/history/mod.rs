@@ -13,10 +13,14 @@ mod size;
 mod value;
 
 pub use buffer::{ObservationBuffer, Observations};
-pub use expiry::{Ages, Now, expired, set_suspended, waited, waiting_since};
+#[cfg(test)]
+pub(crate) use expiry::set_suspended;
+pub(crate) use expiry::waiting_since;
+pub use expiry::{Ages, Now, expired, waited};
+#[cfg(test)]
+pub(crate) use next::apply_limits;
 pub use next::{
-    HistoryChanges, HistoryLimits, Inputs, ListLimits, NewestState, apply_limits, next,
-    observation, record, record_newest,
+    HistoryChanges, HistoryLimits, Inputs, ListLimits, NewestState, next, observation, record,
 };
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
 pub use previous::{newest, pending};

@@ -270,7 +270,7 @@ pub fn record(history: &mut History, subject: &Subject, observations: &[Entry]) 
 /// Appends the newest state if it is a change. Returns the version of the last entry if that entry differs and the
 /// newest state has no later version: the watch is stale, or versions restarted at lower numbers. Only a new read can
 /// decide.
-pub fn record_newest(
+pub(crate) fn record_newest(
     history: &mut History,
     newest: &NewestState,
     mut ids: impl FnMut() -> String,
@@ -482,7 +482,7 @@ impl HistoryLimits {
 /// The oldest finished entries are removed first. The entry before the oldest Pending one stays, because it has the
 /// previous value, and so does the newest entry, with which the next observation is compared. A skipped entry before
 /// another Pending one has its previous value, too: it stays while the size allows that.
-pub fn apply_limits(
+pub(crate) fn apply_limits(
     history: &mut History,
     limits: HistoryLimits,
     in_flight: impl Fn(&str) -> bool,

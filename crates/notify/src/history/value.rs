@@ -55,7 +55,7 @@ impl ObservedValue {
     }
 
     /// Creates a value of compact JSON. However large the value is, memory holds only its first [`KEPT_BYTES`].
-    pub fn of_json(value: &impl Serialize) -> Self {
+    pub(crate) fn of_json(value: &impl Serialize) -> Self {
         let mut kept = ValuePrefix::default();
         match serde_json::to_writer(&mut kept, value) {
             Ok(()) => kept.finish(),

@@ -13,7 +13,8 @@ pub use digest::{Rendered, render};
 pub use limits::{BODY, MAX_ENTRIES, TextLimit};
 pub use template::check_template;
 pub(crate) use view::breaks_line;
-pub use view::{DELETED, NOT_SET, View, entry_id};
+pub(crate) use view::entry_id;
+pub use view::{DELETED, View};
 
 /// Text of a test message.
 pub const READY: &str = "Contact point is ready";

@@ -22,7 +22,7 @@ pub(super) fn with_footer(mut text: String, footer: Option<&str>) -> String {
 }
 
 /// Text for a field that the resource does not have.
-pub const NOT_SET: &str = "(not set)";
+pub(crate) const NOT_SET: &str = "(not set)";
 
 /// Text for the value of a deleted resource.
 pub const DELETED: &str = "-1";
@@ -190,7 +190,7 @@ impl View {
 
 /// Returns the id of an entry. Entries of the original program have no id and are never sent; they still get a stable
 /// id.
-pub fn entry_id(item: &OutgoingEntry) -> String {
+pub(crate) fn entry_id(item: &OutgoingEntry) -> String {
     item.entry.id.clone().unwrap_or_else(|| {
         let time = item
             .entry

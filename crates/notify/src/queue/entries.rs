@@ -54,12 +54,12 @@ pub(super) struct BatchEntry {
 }
 
 /// Request to a receiver.
-pub struct DeliveryRequest {
+pub(crate) struct DeliveryRequest {
     pub endpoint: Endpoint,
     /// Entries of the request; none for the test message.
     pub(super) entries: Vec<BatchEntry>,
     /// Id of the test message.
-    pub test_id: String,
+    pub(crate) test_id: String,
     /// Start of the attempt.
     pub(super) started: Instant,
     /// True if the request uses the default text in place of each `TrackedField`'s template.
@@ -90,7 +90,7 @@ impl DeliveryRequest {
     ///
     /// # Errors
     /// Errors of [`TrackedField::history`].
-    pub fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
+    pub(crate) fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
         let (mut outgoing, mut opened) = (Vec::with_capacity(self.entries.len()), HashMap::new());
         for BatchEntry { key, object, .. } in &self.entries {
             let EntryKey { field, id } = key;

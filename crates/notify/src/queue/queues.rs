@@ -85,7 +85,7 @@ struct Batch {
 }
 
 /// Next step of a queue.
-pub enum QueueStep {
+pub(crate) enum QueueStep {
     /// Send a request.
     Send,
     /// Wait for a change, at most until this instant.
@@ -114,7 +114,7 @@ struct Failed<'a> {
 
 /// Objects whose status a response changes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct AffectedObjects {
+pub(crate) struct AffectedObjects {
     /// `TrackedField`s with a new outcome or message.
     pub fields: Vec<ObjectKey>,
     /// True if the contact point must be reconciled: its status changes, or its Secret must be read again.
@@ -251,7 +251,7 @@ impl Queues {
     }
 
     /// Returns whether the queue of `point` still has the configuration of that revision.
-    pub fn is_configured(&self, point: &ObjectKey, revision: u64) -> bool {
+    pub(crate) fn is_configured(&self, point: &ObjectKey, revision: u64) -> bool {
         self.receiver(point)
             .is_some_and(|receiver| receiver.revision == revision)
     }
@@ -384,12 +384,12 @@ impl Queues {
     }
 
     /// Returns the contact point whose queue holds entries of `field`.
-    pub fn queue_of(&self, field: &ObjectKey) -> Option<&ObjectKey> {
+    pub(crate) fn queue_of(&self, field: &ObjectKey) -> Option<&ObjectKey> {
         self.queue_by_field.get(field)
     }
 
     /// Returns the time since which the oldest unsuspended entry has been pending.
-    pub fn oldest_since(&self) -> Option<Timestamp> {
+    pub(crate) fn oldest_since(&self) -> Option<Timestamp> {
         self.by_contact_point
             .values()
             .flat_map(|queue| queue.waiting.values())
@@ -511,7 +511,7 @@ impl Queues {
 
     /// Forgets the rejected writes of `field`, whose status was written, or which was deleted. Returns the contact
     /// point whose queue continued without it.
-    pub fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
+    pub(crate) fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
         let writes = self.rejected.remove(field)?;
         writes.left_out().is_some().then_some(writes.point)
     }
@@ -557,7 +557,7 @@ impl Queues {
 /// The next request.
 impl Queues {
     /// Returns whether `changed` belongs to the current queue of `point`: a new queue of that name has another worker.
-    pub fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
+    pub(crate) fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
         let queue = self.by_contact_point.get(point);
         let worker = queue.and_then(|queue| queue.worker.as_ref());
         worker.is_some_and(|worker| Arc::ptr_eq(worker, changed))
@@ -799,7 +799,7 @@ fn oldest(
 /// The response.
 impl Queues {
     /// Handles the response to a request.
-    pub fn on_response(
+    pub(crate) fn on_response(
         &mut self,
         point: &ObjectKey,
         request: &DeliveryRequest,
@@ -1028,7 +1028,7 @@ impl Queues {
     }
 
     /// Ends the request of `point`, whose worker panicked: no response will come.
-    pub fn abort_request(&mut self, point: &ObjectKey) {
+    pub(crate) fn abort_request(&mut self, point: &ObjectKey) {
         let queue = self.by_contact_point.get(point);
         let retry = queue.and_then(ContactPointQueue::in_flight);
         self.end_request(point, retry);

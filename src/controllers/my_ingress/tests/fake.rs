@@ -56,12 +56,12 @@ pub(super) struct State {
     /// Resources that exist and are not shown yet.
     pub hidden: BTreeSet<String>,
     /// Resources that exist and are not found, although their tags are shown.
-    pub unlisted: BTreeSet<String>,
+    pub(crate) unlisted: BTreeSet<String>,
     /// Resources that are shown without their tags yet.
     pub untagged: BTreeSet<String>,
     /// New resources are hidden at first.
     pub is_late: bool,
-    pub is_late_with_tags: bool,
+    pub(crate) is_late_with_tags: bool,
     /// A deleted load balancer is shown for a while.
     pub lingers: bool,
     /// Instances that AWS rejects as targets; `some` rejects without naming one.
@@ -552,7 +552,7 @@ impl World {
         self.aws.health.insert(arn.into(), health.into());
     }
 
-    pub fn group_name(&self, port: u16) -> String {
+    pub(crate) fn group_name(&self, port: u16) -> String {
         let object: MyIngress = from_value(self.object.clone()).unwrap();
         let owner = &Owner::of(&object).unwrap();
         let cluster = "c1";
@@ -621,7 +621,7 @@ impl World {
     }
 
     /// Reconciles, and stores the status.
-    pub async fn reconcile_and_store(&mut self) -> Reconciled {
+    pub(crate) async fn reconcile_and_store(&mut self) -> Reconciled {
         let reconciled = self.reconcile().await;
         if let Some(report) = &reconciled.report {
             let object: MyIngress = from_value(self.object.clone()).unwrap();

@@ -60,7 +60,7 @@ pub struct Selectors {
 
 impl Selectors {
     /// Compiles the fields of a spec.
-    pub fn compile(spec: &TrackedFieldSpec) -> Result<Self, FieldError> {
+    pub(crate) fn compile(spec: &TrackedFieldSpec) -> Result<Self, FieldError> {
         let compile = |field: &str| FieldSelector::compile(&spec.target.kind, field);
         let context = spec.notification.context.iter();
         Ok(Self {
