@@ -1021,6 +1021,11 @@ async fn contest_does_not_outlive_its_child() {
         bed.until("web", "has its size again", sized).await;
     }
     not_ready(&bed, "web", "DriftContested").await;
+    // The next correction is not due for 20 minutes.
+    scale(&bed, "their-autoscaler", 5).await;
+    let is_reported = |app: &AppService| app.status.as_ref().unwrap().replicas == Some(5);
+    bed.until("web", "the drift is reported", is_reported).await;
+    assert!(!sized(&deployment(&bed, "web").await), "corrected at once");
     bed.delete::<Deployment>("web").await;
     ready(&bed, "web").await;
     scale(&bed, "their-autoscaler", 5).await;

@@ -8,7 +8,7 @@ use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::json;
 use testbed::bot_api::{Chat, Kind};
-use testbed::receiver::Receiver;
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::wait::until;
 
 use super::{is, status, tests, track_long};
@@ -179,7 +179,8 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
     bed.track("it", "Deployment", "web", "replicas", "hook")
         .await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
-    receiver.at_text(r#""13""#, status(422));
+    // The later values wait behind the poisonous one before the receiver rejects it.
+    receiver.always(status(503));
     for replicas in [13, 2, 3] {
         bed.scale("web", replicas).await;
         let recorded = replicas.to_string();
@@ -192,6 +193,8 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
         };
         bed.until("it", "the value is recorded", is_recorded).await;
     }
+    receiver.at_text(r#""13""#, status(422));
+    receiver.always(Reply::ok());
     let done = |field: &TrackedField| {
         let history = field.history().unwrap();
         history.len() == 4
@@ -211,6 +214,17 @@ async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered()
         .map(|change| change["previous"].clone())
         .collect();
     assert_eq!(previous, [json!(null), json!(null), json!("2")]);
+    let requests = receiver.requests();
+    let carries = |value: &str| {
+        let value = format!(r#""value":"{value}""#);
+        move |request: &Request| request.text().contains(&value)
+    };
+    let (is_poisonous, is_next) = (carries("13"), carries("2"));
+    let last = requests.iter().rposition(|it| is_poisonous(it));
+    let next = requests
+        .iter()
+        .position(|it| is_next(it) && !is_poisonous(it));
+    assert!(last < next, "no later value overtakes the poisonous one");
 }
 
 #[rstest]

@@ -207,13 +207,12 @@ async fn new_leader_never_records_a_stale_value() {
             "annotations": { "k8s.io/initial-events-end": "true" },
         },
     });
-    let events = [
-        json!({ "type": "ADDED", "object": past }),
-        json!({ "type": "BOOKMARK", "object": end }),
-    ];
+    // The operator cannot read an event whose type does not come first, as the apiserver writes it.
+    let events = [("ADDED", json!(past)), ("BOOKMARK", end)]
+        .map(|(kind, object)| format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"));
     let streamed =
         Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
-    let lagging = Fault::Say(events.map(|event| format!("{event}\n")).concat());
+    let lagging = Fault::Say(events.concat());
     let lagging = pair.proxy.inject(streamed, Times::First(1), lagging);
     // Events after that list are late, too.
     let late = pair.proxy.freeze(Match::watch("deployments"));
@@ -221,6 +220,7 @@ async fn new_leader_never_records_a_stale_value() {
     pair.bed.scale("web", 3).await;
     leads(&pair.standby).await;
     lagging.wait_for_hits(1, SOON).await.unwrap();
+    pair.standby_listed(2).await;
     // Only a read shows the value.
     expected.push(("Updated", Some("3")));
     pair.bed.delivered("web", &expected).await;

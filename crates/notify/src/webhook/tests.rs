@@ -189,3 +189,19 @@ fn key_of_another_certificate_is_rejected() {
     );
     assert!(tls(one.signing_key.serialize_pem()).is_ok());
 }
+
+/// A proxy may have a public address and pass on the answer of a private one.
+#[rstest]
+#[case::any_address(Quote::Every, true, true)]
+#[case::public_address(Quote::Public, true, false)]
+#[case::behind_a_proxy(Quote::None, false, false)]
+fn answer_is_quoted_by_setting_and_address(
+    #[case] quote: Quote,
+    #[case] from_public: bool,
+    #[case] from_private: bool,
+) {
+    assert_eq!(
+        (quote.allows(true), quote.allows(false)),
+        (from_public, from_private)
+    );
+}
