@@ -44,6 +44,7 @@ mod secure_metrics;
 mod served;
 mod stored;
 mod support;
+mod torture;
 mod traces;
 mod tracked_field_sets;
 mod tracker_role;
