@@ -21,6 +21,7 @@ mod delivery;
 mod demo;
 mod dns;
 mod docs;
+mod every_write;
 mod example;
 mod expensive_paths;
 mod faults;

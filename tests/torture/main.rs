@@ -128,6 +128,7 @@ impl Campaign {
         Setting {
             active: &self.active,
             rest: self.rest,
+            counted: |_| true,
             failure_log: Some(log),
         }
     }

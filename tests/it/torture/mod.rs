@@ -10,6 +10,8 @@ mod snapshot;
 mod strike;
 mod workloads;
 
+#[allow(unused_imports)] // as above
 pub use self::case::{Case, Fault, Step};
+#[allow(unused_imports)] // as above
 pub use self::scene::{Reference, Report, Setting, keep_panics, observe, run};
 pub use self::workloads::Kind;

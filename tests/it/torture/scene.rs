@@ -35,9 +35,10 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// Maximum time until a state is reached although faults delay it.
 const REACHED: Duration = Duration::from_mins(2);
 
-/// Maximum number of repetitions of a write that the apiserver rejects for [`super::strike::LASTING`]: backoffs of 50 ms
-/// that double up to a second, and as many again for changes that trigger a reconcile meanwhile.
-const REPETITIONS: u64 = 20;
+/// Maximum number of repetitions of a write that the apiserver rejects for [`super::strike::LASTING`]: seven reconciles
+/// with backoffs of 50 ms that double up to a second, as many again for changes that trigger a reconcile meanwhile, and
+/// three attempts of each after a conflict.
+const REPETITIONS: u64 = 42;
 
 /// How cases run.
 pub struct Setting<'a> {
@@ -45,6 +46,8 @@ pub struct Setting<'a> {
     pub active: &'a Semaphore,
     /// Time in which nothing may be written after a fault.
     pub rest: Duration,
+    /// Selects the writes that count for a case's number.
+    pub counted: fn(&ApiRequest) -> bool,
     /// File that gets the operator's log if a case fails.
     pub failure_log: Option<PathBuf>,
 }
@@ -105,8 +108,7 @@ impl Scene<'_> {
     pub async fn checkpoint(&self, name: &'static str) {
         match &self.checkpoints {
             Checkpoints::Record(states) => {
-                self.rests_for(SETTLED).await;
-                let state = self.state().await.unwrap();
+                let state = self.settles().await;
                 let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
                 states.push((name, state));
             }
@@ -121,6 +123,18 @@ impl Scene<'_> {
                 self.becomes(name, expected).await;
             }
         }
+    }
+
+    /// Waits until the operator has settled; returns the state.
+    async fn settles(&self) -> Value {
+        let mut last = Value::Null;
+        let settled = until("a settled state", REACHED, async || {
+            self.rests_for(SETTLED).await;
+            last = self.state().await?;
+            Ok(self.kind.has_settled(&last).then(|| last.clone()))
+        })
+        .await;
+        settled.unwrap_or_else(|error| panic!("{error:#}: {last:#}"))
     }
 
     /// Asserts that the state still equals that of the last checkpoint.
@@ -305,7 +319,7 @@ async fn play<'a>(
     };
     let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
     prepared.map_err(|_| last_panic())?;
-    let strike = Strike::prepare(case, &scene.proxy, scene.aws.as_ref());
+    let strike = Strike::prepare(case, setting.counted, &scene.proxy, scene.aws.as_ref());
     let settings = FLAGS
         .into_iter()
         .fold(kind.settings(&scene), Settings::flag)
@@ -377,6 +391,7 @@ fn is_sound(operator: &mut Operator) -> Result<(), String> {
         return Err(format!("the operator ended: {status}"));
     }
     let logs = operator.logs();
+    // The runtime catches panics, and continues.
     let panicked = logs.lines().find(|line| line.contains("panicked"));
     panicked.map_or(Ok(()), |line| Err(format!("the operator panicked: {line}")))
 }
@@ -387,7 +402,12 @@ thread_local! {
 
 /// Returns the message of the panic that this thread caught last.
 fn last_panic() -> String {
-    LAST_PANIC.with_borrow_mut(std::mem::take)
+    let text = LAST_PANIC.with_borrow_mut(std::mem::take);
+    if text.is_empty() {
+        "a panic, see above".into()
+    } else {
+        text
+    }
 }
 
 /// Keeps the messages of panics for the reports, instead of printing them among the progress.

@@ -109,6 +109,12 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
             }
         }
     }
+    // A deletion that the operator missed has no version.
+    for entry in state["status"].as_array_mut().into_iter().flatten() {
+        if entry["action"] == "Deleted" {
+            entry["resourceVersion"].take();
+        }
+    }
     if is_own {
         state["generation"] = json!(meta.generation);
     }

@@ -51,14 +51,19 @@ enum Means {
 
 impl Strike {
     /// Prepares the fault of a case; none without one.
-    pub fn prepare(case: Option<Case>, proxy: &Proxy, aws: Option<&Aws>) -> Self {
+    pub fn prepare(
+        case: Option<Case>,
+        counted: fn(&ApiRequest) -> bool,
+        proxy: &Proxy,
+        aws: Option<&Aws>,
+    ) -> Self {
         let means = match (case, aws) {
             (None, _) => Means::None,
             (Some(case), None) if case.step == Step::Call => {
                 panic!("{case}: the kind calls no AWS")
             }
             (Some(case), Some(aws)) if case.step == Step::Call => of_call(case, aws),
-            (Some(case), _) => of_write(case, proxy),
+            (Some(case), _) => of_write(case, counted, proxy),
         };
         Self {
             means,
@@ -151,8 +156,9 @@ fn take_back(order: &Mutex<Option<Order>>) {
     }
 }
 
-fn of_write(case: Case, proxy: &Proxy) -> Means {
+fn of_write(case: Case, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Means {
     let nth = Times::Nth(case.number);
+    let writes = || Match::writes().and(move |request| is_write(request) && counted(request));
     if let Some(point) = case.fault.kills_at() {
         return Means::Kill(Trap::set(proxy, writes(), point, case.number));
     }

@@ -150,6 +150,17 @@ impl Kind {
         }
     }
 
+    /// Returns whether a state of a run without faults is no intermediate one: nothing waits for Pods, AWS or receivers.
+    pub fn has_settled(self, state: &Value) -> bool {
+        let text = state.to_string();
+        let waits = match self {
+            Self::ContactPoint | Self::TrackedFieldSet => r#""delivery":"Pending""#,
+            Self::ConfigMapSync => return true,
+            Self::AppService | Self::MyApp | Self::MyIngress => r#""type":"Reconciling""#,
+        };
+        !text.contains(waits)
+    }
+
     /// Returns the state outside the cluster.
     pub async fn outside(self, scene: &Scene<'_>) -> anyhow::Result<Value> {
         match self {

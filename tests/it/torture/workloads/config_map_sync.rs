@@ -99,8 +99,12 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("copy recreated").await;
     bed.delete::<ConfigMap>("settings").await;
     scene.checkpoint("source deleted").await;
+    let rest = json!({ "data": { "a": "2" }, "immutable": true });
+    bed.create::<ConfigMap>("settings", rest).await;
+    scene.checkpoint("source recreated, immutable").await;
+    bed.delete::<ConfigMap>("settings").await;
     source(scene).await;
-    scene.checkpoint("source recreated").await;
+    scene.checkpoint("immutable copies replaced").await;
 }
 
 pub async fn end(scene: &Scene<'_>) {
