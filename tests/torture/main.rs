@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use testbed::process::Folder;
 use tokio::sync::Semaphore;
 
 use self::progress::Progress;
@@ -30,7 +31,7 @@ use self::state::{Outcome, State};
 use self::torture::{Case, Fault, Kind, Reference, Setting, Step, keep_panics, observe, run};
 
 /// Number of cases that exist for each one that acts. The others rest.
-const EXISTING: usize = 8;
+const EXISTING: usize = 5;
 
 /// Kills the operator at each of its requests, loses the answer of each, and rejects each; compares the end state with
 /// that of a run without faults.
@@ -49,6 +50,9 @@ struct Arguments {
     /// Seconds after a fault in which nothing may be written
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     rest: u64,
+    /// Operator to strike instead of the one that cargo builds
+    #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
+    program: PathBuf,
     /// Forget the cases that an earlier run finished
     #[arg(long)]
     fresh: bool,
@@ -60,6 +64,7 @@ struct Campaign {
     side_by_side: usize,
     active: Semaphore,
     progress: Progress,
+    program: PathBuf,
     failed: PathBuf,
 }
 
@@ -70,12 +75,19 @@ fn main() -> ExitCode {
     std::fs::create_dir_all(&failed).unwrap();
     keep_panics();
     let replays = !arguments.cases.is_empty();
-    let state = State::open(&folder.join("state"), arguments.fresh).unwrap();
+    let harness = std::env::current_exe().unwrap();
+    let build = state::digest(&[&arguments.program, &harness]).unwrap();
+    // A copy, because a campaign lasts longer than cargo leaves the program as it is.
+    let program = Folder::new().unwrap();
+    let copy = program.path().join("quartermaster");
+    std::fs::copy(&arguments.program, &copy).unwrap();
+    let state = State::open(&folder.join("state"), build, arguments.fresh).unwrap();
     let campaign = Campaign {
         rest: Duration::from_secs(arguments.rest),
         side_by_side: arguments.side_by_side,
         active: Semaphore::new(arguments.side_by_side),
         progress: Progress::new(state),
+        program: copy,
         failed,
     };
     let kinds: Vec<_> = Kind::ALL
@@ -129,6 +141,7 @@ impl Campaign {
             active: &self.active,
             rest: self.rest,
             counted: |_| true,
+            program: Some(self.program.clone()),
             failure_log: Some(log),
         }
     }

@@ -10,6 +10,15 @@ use sha2::{Digest as _, Sha256};
 
 use crate::torture::Case;
 
+/// Returns the digest of these files.
+pub fn digest(files: &[&Path]) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    for file in files {
+        digest.update(std::fs::read(file)?);
+    }
+    Ok(data_encoding::HEXLOWER.encode(&digest.finalize()[..8]))
+}
+
 /// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -30,15 +39,7 @@ pub struct State {
 
 impl State {
     /// Reads the cases of this build; with `fresh`, none.
-    pub fn open(path: &Path, fresh: bool) -> io::Result<Self> {
-        let mut digest = Sha256::new();
-        for program in [
-            env!("CARGO_BIN_EXE_quartermaster").into(),
-            std::env::current_exe()?,
-        ] {
-            digest.update(std::fs::read(program)?);
-        }
-        let build = data_encoding::HEXLOWER.encode(&digest.finalize()[..8]);
+    pub fn open(path: &Path, build: String, fresh: bool) -> io::Result<Self> {
         let mut file = File::options();
         let file = file.create(true).append(true);
         let file = if fresh {

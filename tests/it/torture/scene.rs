@@ -48,6 +48,8 @@ pub struct Setting<'a> {
     pub rest: Duration,
     /// Selects the writes that count for a case's number.
     pub counted: fn(&ApiRequest) -> bool,
+    /// The operator; `None` for the build of these tests.
+    pub program: Option<PathBuf>,
     /// File that gets the operator's log if a case fails.
     pub failure_log: Option<PathBuf>,
 }
@@ -320,10 +322,11 @@ async fn play<'a>(
     let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
     prepared.map_err(|_| last_panic())?;
     let strike = Strike::prepare(case, setting.counted, &scene.proxy, scene.aws.as_ref());
-    let settings = FLAGS
+    let mut settings = FLAGS
         .into_iter()
         .fold(kind.settings(&scene), Settings::flag)
         .kubeconfig(file);
+    settings.program.clone_from(&setting.program);
     let mut operator = Operator::launch(&scene.bed, settings).await;
     let played = {
         let whole = whole(&scene, &strike, setting, &mut permit);

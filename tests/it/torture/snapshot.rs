@@ -15,6 +15,9 @@ use crate::support::mask::Mask;
 /// Label of an object with its owner's UID.
 const OWNER: &str = "quartermaster.dev/owner-uid";
 
+/// Start of the message of an autoscaler without metrics, which the cluster writes some time after its creation.
+const NO_METRICS: &str = "; the HorizontalPodAutoscaler does not scale";
+
 /// Minimum length of a digest in a name.
 const DIGEST: usize = 16;
 
@@ -56,7 +59,7 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
     let meta = object.meta();
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.retain(|name, _| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)));
-    // Without times: which manager last wrote how, not when.
+    // How a manager wrote depends on what it had to write: a creation is an update, and a later change an apply.
     let managers: BTreeSet<_> = meta
         .managed_fields
         .iter()
@@ -64,10 +67,9 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
         .filter_map(|entry| {
             let manager = entry.manager.as_deref()?;
             let subresource = entry.subresource.as_deref().unwrap_or_default();
-            let operation = entry.operation.as_deref().unwrap_or_default();
             manager
                 .starts_with("quartermaster")
-                .then(|| format!("{manager} {operation} {subresource}"))
+                .then(|| format!("{manager} {subresource}"))
         })
         .collect();
     let owners = meta.owner_references.iter().flatten();
@@ -106,6 +108,10 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
         for condition in conditions.into_iter().flatten() {
             if condition["type"] != "Ready" {
                 condition["message"].take();
+            } else if let Some(text) = condition["message"].as_str()
+                && let Some((text, _)) = text.split_once(NO_METRICS)
+            {
+                condition["message"] = text.into();
             }
         }
     }

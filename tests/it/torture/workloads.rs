@@ -153,12 +153,13 @@ impl Kind {
     /// Returns whether a state of a run without faults is no intermediate one: nothing waits for Pods, AWS or receivers.
     pub fn has_settled(self, state: &Value) -> bool {
         let text = state.to_string();
-        let waits = match self {
-            Self::ContactPoint | Self::TrackedFieldSet => r#""delivery":"Pending""#,
-            Self::ConfigMapSync => return true,
-            Self::AppService | Self::MyApp | Self::MyIngress => r#""type":"Reconciling""#,
+        let waits: &[_] = match self {
+            Self::ContactPoint => &[r#""delivery":"Pending""#],
+            Self::TrackedFieldSet => &[r#""delivery":"Pending""#, r#""leaving":1"#],
+            Self::ConfigMapSync => &[],
+            Self::AppService | Self::MyApp | Self::MyIngress => &[r#""type":"Reconciling""#],
         };
-        !text.contains(waits)
+        !waits.iter().any(|it| text.contains(it))
     }
 
     /// Returns the state outside the cluster.

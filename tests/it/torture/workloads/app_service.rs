@@ -80,24 +80,18 @@ pub async fn live(scene: &Scene<'_>) {
     let container = json!([{ "name": "web", "image": "evil" }]);
     let template = json!({ "spec": { "template": { "spec": { "containers": container } } } });
     harm::<Deployment>(scene, "web", template).await;
-    scene.checkpoint("Deployment corrected").await;
     let port = json!({ "spec": { "ports": [{ "name": "http", "port": 80, "targetPort": 666 }] } });
     harm::<Service>(scene, "web", port).await;
-    scene.checkpoint("Service corrected").await;
     let rules = json!({ "spec": { "rules": [{ "host": "evil.example.com" }] } });
     harm::<Ingress>(scene, "web", rules).await;
-    scene.checkpoint("Ingress corrected").await;
     harm::<HorizontalPodAutoscaler>(scene, "web", json!({ "spec": { "maxReplicas": 9 } })).await;
-    scene.checkpoint("autoscaler corrected").await;
+    scene.checkpoint("children corrected").await;
 
     bed.delete::<Deployment>("web").await;
-    scene.checkpoint("Deployment recreated").await;
     bed.delete::<Service>("web").await;
-    scene.checkpoint("Service recreated").await;
     bed.delete::<Ingress>("web").await;
-    scene.checkpoint("Ingress recreated").await;
     bed.delete::<HorizontalPodAutoscaler>("web").await;
-    scene.checkpoint("autoscaler recreated").await;
+    scene.checkpoint("children recreated").await;
 }
 
 pub async fn end(scene: &Scene<'_>) {
