@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help prerequisites control-plane moto tools docs cluster build run manifests install uninstall deploy undeploy build-installer \
-  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo pictures pages clean
+  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test torture test-binaries test-image bench demo pictures pages clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: the
 # default is a placeholder, which config/ and deploy/ name.
@@ -44,6 +44,13 @@ test: prerequisites ## Run the lints and every test, on a real control plane
 	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=10 2>&1 | tee target/test.log; ended=$$?; \
 	  echo "The ten slowest tests:"; sort -rn target/times | head; \
 	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 9 "panicked at" target/test.log; }; exit $$ended
+
+# What `make torture` passes on: CASE=app_service/write-7/lost-answer replays one case, TORTURE="--kind my_app --help" is anything else.
+TORTURE ?=
+torture: prerequisites ## Strike every write of the operator with every fault, for hours; an interrupted run continues (CASE=...: replay one)
+	@$(MAKE) --no-print-directory -j2 moto control-plane
+	@# The audit logs of hours go with the control plane.
+	TESTBED_AUDIT_LOGS=$(CURDIR)/target/torture/audit cargo test --workspace --test torture -- $(addprefix --case ,$(CASE)) $(TORTURE)
 
 test-binaries:
 	cargo test --workspace --no-run
@@ -158,6 +165,7 @@ fmt: ## Format the code
 lint: prerequisites ## Check format, code, workflows and dependencies; a warning is a failure
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --test torture -- -D warnings
 	$$(bash hack/tools/build.sh actionlint)
 	$$(bash hack/tools/build.sh cargo-deny) check bans licenses sources
 

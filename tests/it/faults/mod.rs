@@ -18,7 +18,6 @@ mod answers;
 mod apiserver;
 mod campaign;
 mod deliveries;
-mod each_write;
 mod flood;
 mod hanging;
 mod kills;

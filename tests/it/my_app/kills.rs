@@ -1,62 +1,18 @@
-//! The operator is killed at each of its writes, loses answers, and its watches stall: the one desired Pod exists, and
-//! the status says so.
+//! The operator loses answers, and its watches stall: the one desired Pod exists, and the status says so. Faults at each
+//! write: `crate::every_write`.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use qm_api::MyApp;
-use serde_json::{Value, json};
-use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
+use serde_json::json;
+use testbed::proxy::{Fault, Lost, Match, Times, Verb};
 
-use super::{by_hand, reason_and_message, running};
-use crate::support::{Bed, Operator, SOON, Settings, kill_at_each_write, kill_at_write};
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_at_any_write_keeps_the_end_state() {
-    // A kill before a write equals a kill after the previous write.
-    let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = kill_at_each_write(&points, run).await;
-    // At least: the Pod's creation and its status, its deletion, the other Pod's creation and its status.
-    assert!(
-        writes.iter().all(|writes| *writes >= 5),
-        "{writes:?} writes"
-    );
-    tokio::join!(run_with_lost_answers(), run_with_a_silent_watch());
-}
-
-/// A `MyApp` is created, and gets another image, while the operator is killed at this write. Returns whether the write
-/// happened, and the end state.
-async fn run(point: Point, write: u64) -> (bool, Value) {
-    let bed = by_hand("kills").await;
-    let changes = async {
-        bed.app("web", json!({ "image": "nginx:1" })).await;
-        bed.app_has_reason("web", "PodPending").await;
-        bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } }))
-            .await;
-        bed.app_has_reason("web", "PodPending").await;
-    };
-    // Events are best effort.
-    let writes = Match::writes().except_resource("events");
-    let settings = Settings::default().flag("--controllers=myapp");
-    let (killed, ()) = kill_at_write(&bed, settings, writes, point, write, changes).await;
-    (killed, end_state(&bed).await)
-}
-
-/// Returns the end state without names, times and versions.
-async fn end_state(bed: &Bed) -> Value {
-    let pods = bed
-        .api::<Pod>()
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items;
-    let app = bed.api::<MyApp>().get("web").await.unwrap();
-    let specs: Vec<_> = pods.iter().map(|pod| json!(pod.spec)).collect();
-    let status = app.status.as_ref().unwrap();
-    json!({ "pods": specs, "says": reason_and_message(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
-}
+use super::{by_hand, running};
+use crate::support::{Operator, SOON, Settings};
 
 /// The Pod is created and the answer is lost: the operator finds the Pod, and does not create it again.
-async fn run_with_lost_answers() {
+#[tokio::test]
+async fn pod_with_lost_answer_is_found() {
     let bed = by_hand("lost").await;
     let (proxy, file) = bed.through_proxy().await;
     let lost = proxy.inject(
@@ -78,7 +34,8 @@ async fn run_with_lost_answers() {
 }
 
 /// The operator does not trust its cache for ever, and repeats no write because of a stalled watch.
-async fn run_with_a_silent_watch() {
+#[tokio::test]
+async fn silent_watch_hides_nothing_for_ever() {
     let bed = by_hand("silent").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(

@@ -8,8 +8,8 @@ use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply, Request};
 
-use super::mask::Mask;
 use super::{assert_pinned, bed};
+use crate::support::mask::Mask;
 use crate::support::{Bed, CHAT, Operator, Settings, TOKEN};
 
 /// Returns a request for the snapshot. The length depends on masked values.

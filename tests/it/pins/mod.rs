@@ -24,14 +24,13 @@ use testbed::wait::until;
 use testbed::{ControlPlane, Options};
 use tokio::sync::Mutex;
 
-use self::mask::Mask;
+use crate::support::mask::{self, Mask};
 use crate::support::{ACCOUNT, Bed, Operator, Plane, SOON, SYSTEM, Settings, install};
 
 mod app_service;
 mod config_map_sync;
 mod contact_point;
 mod exit_codes;
-mod mask;
 mod messages;
 mod metrics;
 mod my_app;

@@ -61,6 +61,11 @@ impl Trap {
         }
     }
 
+    /// Returns whether the request came.
+    pub fn was_reached(&self) -> bool {
+        self.order.hits() > 0
+    }
+
     /// Kills the operator once it sends that request.
     pub async fn spring(&self, operator: &mut Operator) {
         self.reached.notified().await;
@@ -88,7 +93,7 @@ pub async fn kill_at_write<T>(
         scene,
     )
     .await;
-    (trap.order.hits() > 0, result)
+    (trap.was_reached(), result)
 }
 
 /// Plays `scene` with an operator that `kill` kills and the function restarts. Returns the scene's result.

@@ -4,6 +4,7 @@
 
 mod bed;
 mod kills;
+pub mod mask;
 mod observe;
 mod operator;
 mod secret_search;

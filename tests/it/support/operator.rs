@@ -46,6 +46,8 @@ pub struct Settings {
     pub whole_cluster: bool,
     /// Program in place of the tests' own build, with the delays and the log level that users have.
     pub as_shipped: Option<PathBuf>,
+    /// Program in place of the tests' own build, with the tests' delays.
+    pub program: Option<PathBuf>,
     /// Further environment variables.
     pub env: Vec<(String, String)>,
 }
@@ -160,6 +162,7 @@ impl Operator {
         let folder = Folder::new().unwrap();
         let program = settings
             .as_shipped
+            .or(settings.program)
             .unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
         let child = spawn(&program, &kubeconfig, &flags, &settings.env, &folder, 1);
         Self {

@@ -1,0 +1,96 @@
+//! A fault at each write of the operator, for every kind: the part of `make torture` that `make test` runs.
+//!
+//! Every second write takes one fault, in turn: the operator is killed once the write is applied, or once it has the
+//! answer, or the answer is lost. `make torture` adds the other writes and faults, every combination, Events and the
+//! status of `AppService`s.
+
+use futures::{StreamExt as _, stream};
+use testbed::proxy::ApiRequest;
+use tokio::sync::Semaphore;
+
+use crate::torture::{Case, Fault, Kind, Setting, Step, observe, run};
+
+/// Number of cases that run side by side for each kind.
+const SIDE_BY_SIDE: usize = 2;
+
+/// Distance of two requests that take a fault.
+const STRIDE: usize = 2;
+
+/// Time in which nothing may be written after a fault. A slow machine only waits longer for such a time.
+const REST: std::time::Duration = std::time::Duration::from_secs(1);
+
+const FAULTS: [Fault; 3] = [Fault::KillApplied, Fault::KillAnswered, Fault::LostAnswer];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contact_point_survives_faults_at_writes() {
+    survives(Kind::ContactPoint, Step::Write, 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tracked_field_set_survives_faults_at_writes() {
+    survives(Kind::TrackedFieldSet, Step::Write, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn config_map_sync_survives_faults_at_writes() {
+    survives(Kind::ConfigMapSync, Step::Write, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn app_service_survives_faults_at_writes_of_children() {
+    survives(Kind::AppService, Step::Write, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_app_survives_faults_at_writes() {
+    survives(Kind::MyApp, Step::Write, 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_ingress_survives_faults_at_writes() {
+    survives(Kind::MyIngress, Step::Write, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_ingress_survives_faults_at_calls_of_aws() {
+    survives(Kind::MyIngress, Step::Call, 15).await;
+}
+
+/// Returns whether the fixed part counts a write.
+fn is_counted(request: &ApiRequest) -> bool {
+    request.resource != "events" && request.resource != "appservices"
+}
+
+/// Plays the workload with a fault at every second request, until a run has fewer requests. There are at least this many faults.
+async fn survives(kind: Kind, step: Step, at_least: usize) {
+    let active = Semaphore::new(SIDE_BY_SIDE);
+    let setting = Setting {
+        active: &active,
+        rest: REST,
+        counted: is_counted,
+        program: None,
+        failure_log: None,
+    };
+    let reference = Box::pin(observe(kind, &setting)).await.unwrap();
+    let cases = (1..)
+        .zip(FAULTS.into_iter().cycle())
+        .map(|(number, fault)| Case {
+            kind,
+            step,
+            number,
+            fault,
+        });
+    let runs = cases.map(|case| {
+        let (reference, setting) = (&reference, &setting);
+        Box::pin(async move {
+            let result = run(case, reference, setting).await;
+            result.unwrap_or_else(|error| panic!("{case}: {error}"))
+        })
+    });
+    let runs = stream::iter(runs).buffered(SIDE_BY_SIDE);
+    let restart_during = runs
+        .take_while(|report| std::future::ready(report.restart_during))
+        .count();
+    let restart_during = Box::pin(restart_during).await;
+    assert!(restart_during >= at_least, "{restart_during} faults");
+}

@@ -1,0 +1,17 @@
+//! Campaigns of faults: a workload for each kind, faults at each request of the operator, and an oracle.
+//!
+//! The program `tests/torture` runs every case, and `tests/it/every_write.rs` a fixed part.
+#![allow(dead_code)] // each of them uses some parts only
+
+mod case;
+mod differences;
+mod scene;
+mod snapshot;
+mod strike;
+mod workloads;
+
+#[allow(unused_imports)] // as above
+pub use self::case::{Case, Fault, Step};
+#[allow(unused_imports)] // as above
+pub use self::scene::{Reference, Report, Setting, keep_panics, observe, run};
+pub use self::workloads::Kind;

@@ -1,0 +1,428 @@
+//! One run of a workload, and the oracle.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt as _;
+use serde_json::{Value, json};
+use testbed::aws::Aws;
+use testbed::proxy::{ApiRequest, Proxy};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::case::Case;
+use super::differences::differences;
+use super::strike::{Strike, is_write, writes};
+use super::{Kind, snapshot};
+use crate::support::{Bed, Operator, Settings};
+
+/// Flags of the operators under test, whose longest backoff is a second.
+const FLAGS: [&str; 4] = [
+    "--log-level=info,quartermaster=debug,qm_=debug",
+    "--drift-backoff-min=100ms",
+    "--drift-backoff-max=1s",
+    "--slow-backoff-max=1s",
+];
+
+/// Time without a write after which a run without faults has settled. The reference is recorded once, so the time may be
+/// long.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// Maximum time until a state is reached although faults delay it.
+const REACHED: Duration = Duration::from_mins(2);
+
+/// Maximum number of repetitions of a write that the apiserver rejects for [`super::strike::LASTING`]: seven reconciles
+/// with backoffs of 50 ms that double up to a second, as many again for changes that trigger a reconcile meanwhile, and
+/// three attempts of each after a conflict.
+const REPETITIONS: u64 = 42;
+
+/// How cases run.
+pub struct Setting<'a> {
+    /// Permits for cases that act. A case at rest holds none.
+    pub active: &'a Semaphore,
+    /// Time in which nothing may be written after a fault.
+    pub rest: Duration,
+    /// Selects the writes that count for a case's number.
+    pub counted: fn(&ApiRequest) -> bool,
+    /// The operator; `None` for the build of these tests.
+    pub program: Option<PathBuf>,
+    /// File that gets the operator's log if a case fails.
+    pub failure_log: Option<PathBuf>,
+}
+
+/// What a run without faults shows.
+#[derive(Debug, Default)]
+pub struct Reference {
+    /// The states at the checkpoints, by name.
+    states: Vec<(&'static str, Value)>,
+    /// Number of writes.
+    pub writes: usize,
+    /// Number of calls to AWS.
+    pub calls: usize,
+    /// Numbers of writes by verb and resource.
+    pub by_resource: BTreeMap<String, usize>,
+}
+
+/// Result of a case that holds.
+#[derive(Debug)]
+pub struct Report {
+    /// Whether the request came that the case is about.
+    pub restart_during: bool,
+    /// Number of the operator's writes.
+    pub writes: usize,
+    /// Number of calls to AWS.
+    pub calls: usize,
+    /// Number of requests that a lasting fault rejected.
+    pub rejected: u64,
+}
+
+enum Checkpoints<'a> {
+    Record(Mutex<Vec<(&'static str, Value)>>),
+    Compare(&'a Reference, Mutex<usize>),
+}
+
+/// A running workload.
+pub struct Scene<'a> {
+    pub kind: Kind,
+    pub case: Option<Case>,
+    pub bed: Bed,
+    /// The receiver of notifications.
+    pub receiver: Receiver,
+    /// AWS, for the kind that needs it.
+    pub aws: Option<Aws>,
+    proxy: Proxy,
+    checkpoints: Checkpoints<'a>,
+}
+
+impl Scene<'_> {
+    /// Returns whether the operator is killed in this run.
+    pub fn has_kill(&self) -> bool {
+        self.case
+            .is_some_and(|case| case.fault.kills_at().is_some())
+    }
+
+    /// Waits until the state equals that of the run without faults. In that run, waits until the operator has settled,
+    /// and records the state.
+    pub async fn checkpoint(&self, name: &'static str) {
+        match &self.checkpoints {
+            Checkpoints::Record(states) => {
+                let state = self.settles().await;
+                let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+                states.push((name, state));
+            }
+            Checkpoints::Compare(reference, next) => {
+                let number = {
+                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                    *next += 1;
+                    *next - 1
+                };
+                let (recorded, expected) = &reference.states[number];
+                assert_eq!(*recorded, name, "the order of checkpoints");
+                self.becomes(name, expected).await;
+            }
+        }
+    }
+
+    /// Waits until the operator has settled; returns the state.
+    async fn settles(&self) -> Value {
+        let mut last = Value::Null;
+        let settled = until("a settled state", REACHED, async || {
+            self.rests_for(SETTLED).await;
+            last = self.state().await?;
+            Ok(self.kind.has_settled(&last).then(|| last.clone()))
+        })
+        .await;
+        settled.unwrap_or_else(|error| panic!("{error:#}: {last:#}"))
+    }
+
+    /// Asserts that the state still equals that of the last checkpoint.
+    async fn still_equals_checkpoint(&self) {
+        if let Checkpoints::Compare(reference, next) = &self.checkpoints {
+            let next = *next.lock().unwrap_or_else(PoisonError::into_inner);
+            let (name, expected) = &reference.states[next - 1];
+            let state = self.state().await.unwrap();
+            let found = differences(expected, &state);
+            assert!(
+                found.is_empty(),
+                "at rest, the state differs from \"{name}\":\n{}",
+                found.join("\n")
+            );
+        }
+    }
+
+    async fn becomes(&self, name: &str, expected: &Value) {
+        let mut last = Vec::new();
+        let reached = until(format!("the state \"{name}\""), REACHED, async || {
+            last = differences(expected, &self.state().await?);
+            Ok(last.is_empty().then_some(()))
+        })
+        .await;
+        if let Err(error) = reached {
+            panic!("{error:#}; it differs:\n{}", last.join("\n"));
+        }
+    }
+
+    async fn state(&self) -> anyhow::Result<Value> {
+        let namespaces = self.kind.namespaces(&self.bed);
+        let mut state = snapshot::take(&self.bed, &namespaces, &self.kind.resources()).await?;
+        state["outside"] = self.kind.outside(self).await?;
+        Ok(state)
+    }
+
+    /// Waits until the operator has written nothing for this time.
+    async fn rests_for(&self, time: Duration) {
+        let began = Instant::now();
+        let what = format!("no write for {time:?}");
+        let rested = until(what, REACHED + time, async || {
+            let last = self.last_write().unwrap_or(began).max(began);
+            Ok((last.elapsed() >= time).then_some(()))
+        });
+        if let Err(error) = rested.await {
+            let requests = self.proxy.requests();
+            let last = requests.iter().rev().filter(|it| is_write(&it.request));
+            let last: Vec<_> = last.take(5).map(|it| shown(&it.request)).collect();
+            panic!("{error:#}; the last writes are {last:?}");
+        }
+    }
+
+    fn last_write(&self) -> Option<Instant> {
+        let requests = self.proxy.requests();
+        let mut writes = requests.iter().rev().filter(|it| is_write(&it.request));
+        let written = writes.next().map(|it| it.at);
+        let calls = self.aws.iter().flat_map(Aws::calls);
+        let called = calls.filter(|call| !call.is_read()).map(|call| call.at);
+        written.into_iter().chain(called).max()
+    }
+
+    /// Asserts that the operator wrote to no object that is not the workload's, and not without limit.
+    fn assert_writes(&self, strike: &Strike, reference: Option<&Reference>) {
+        let foreign: Vec<_> = self
+            .proxy
+            .requests()
+            .iter()
+            .map(|it| &it.request)
+            .filter(|it| is_write(it) && !self.owns(it))
+            .map(shown)
+            .collect();
+        assert!(foreign.is_empty(), "writes to foreign objects: {foreign:?}");
+        let rejected = strike.rejected();
+        assert!(
+            rejected <= REPETITIONS,
+            "{rejected} requests while all were rejected"
+        );
+        if let Some(reference) = reference {
+            let writes = self.proxy.count(&writes());
+            let limit = 2 * reference.writes + 20;
+            assert!(
+                writes <= limit,
+                "{writes} writes; {} without faults",
+                reference.writes
+            );
+        }
+    }
+
+    fn owns(&self, request: &ApiRequest) -> bool {
+        let namespaces = self.kind.namespaces(&self.bed);
+        let is_inside = request
+            .namespace
+            .as_ref()
+            .is_some_and(|it| namespaces.contains(it));
+        is_inside && (request.resource == "events" || self.kind.owns(request))
+    }
+
+    /// Asserts that each object with an owner of our kinds has that owner.
+    async fn assert_no_orphan(&self) {
+        let namespaces = self.kind.namespaces(&self.bed);
+        let orphans = until("no orphan", REACHED, async || {
+            let orphans = snapshot::orphans(&self.bed, &namespaces, &self.kind.resources()).await?;
+            anyhow::ensure!(orphans.is_empty(), "orphans: {orphans:?}");
+            Ok(Some(()))
+        });
+        orphans.await.unwrap();
+    }
+}
+
+fn shown(request: &ApiRequest) -> String {
+    let ApiRequest {
+        verb,
+        resource,
+        subresource,
+        namespace,
+        name,
+        ..
+    } = request;
+    format!(
+        "{verb:?} {resource}/{subresource} {}/{}",
+        namespace.as_deref().unwrap_or_default(),
+        name.as_deref().unwrap_or_default()
+    )
+}
+
+/// Runs a workload without faults.
+pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, String> {
+    let states = Checkpoints::Record(Mutex::default());
+    let (scene, report) = play(kind, None, states, setting).await?;
+    let Checkpoints::Record(states) = scene.checkpoints else {
+        unreachable!("the run recorded");
+    };
+    let mut by_resource = BTreeMap::new();
+    for ((verb, resource), count) in scene.proxy.counts() {
+        if verb.is_write() {
+            by_resource.insert(format!("{verb:?} {resource}"), count);
+        }
+    }
+    Ok(Reference {
+        by_resource,
+        states: states.into_inner().unwrap_or_else(PoisonError::into_inner),
+        writes: report.writes,
+        calls: report.calls,
+    })
+}
+
+/// Runs a case. The result is an error if the oracle finds a fault of the operator.
+pub async fn run(
+    case: Case,
+    reference: &Reference,
+    setting: &Setting<'_>,
+) -> Result<Report, String> {
+    let compare = Checkpoints::Compare(reference, Mutex::new(0));
+    let (scene, report) = play(case.kind, Some(case), compare, setting).await?;
+    drop(scene);
+    Ok(report)
+}
+
+async fn play<'a>(
+    kind: Kind,
+    case: Option<Case>,
+    checkpoints: Checkpoints<'a>,
+    setting: &Setting<'_>,
+) -> Result<(Scene<'a>, Report), String> {
+    let mut permit = Some(setting.active.acquire().await.unwrap());
+    let bed = Bed::shared(&format!("torture-{}", kind.short())).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let receiver = Receiver::start().unwrap();
+    let aws = if kind.calls_aws() {
+        Some(super::workloads::lease_aws().await)
+    } else {
+        None
+    };
+    let scene = Scene {
+        kind,
+        case,
+        bed,
+        receiver,
+        aws,
+        proxy,
+        checkpoints,
+    };
+    let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
+    prepared.map_err(|_| last_panic())?;
+    let strike = Strike::prepare(case, setting.counted, &scene.proxy, scene.aws.as_ref());
+    let mut settings = FLAGS
+        .into_iter()
+        .fold(kind.settings(&scene), Settings::flag)
+        .kubeconfig(file);
+    settings.program.clone_from(&setting.program);
+    let mut operator = Operator::launch(&scene.bed, settings).await;
+    let played = {
+        let whole = whole(&scene, &strike, setting, &mut permit);
+        let whole = AssertUnwindSafe(whole).catch_unwind();
+        tokio::select! {
+            played = whole => played.map_err(|_| last_panic()),
+            () = strike.act(&mut operator) => unreachable!("does not return"),
+        }
+    };
+    let played = played.and_then(|()| is_sound(&mut operator));
+    if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
+        let _ = std::fs::write(file, operator.logs());
+    }
+    // The hooks hold the proxy.
+    scene.proxy.behave();
+    drop(operator);
+    drop(permit);
+    let report = Report {
+        restart_during: strike.has_struck(),
+        writes: scene.proxy.count(&writes()),
+        calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
+        rejected: strike.rejected(),
+    };
+    kind.clean(&scene, played.is_ok()).await;
+    played.map(|()| (scene, report))
+}
+
+/// Plays the workload and asserts what must hold. The operator rests while its objects exist, unless the fault strikes
+/// at their end.
+async fn whole<'p>(
+    scene: &Scene<'_>,
+    strike: &Strike,
+    setting: &'p Setting<'_>,
+    permit: &mut Option<SemaphorePermit<'p>>,
+) {
+    let rest = async |permit: &mut Option<SemaphorePermit<'p>>| {
+        strike.is_over().await;
+        permit.take();
+        scene.rests_for(setting.rest).await;
+        *permit = Some(setting.active.acquire().await.unwrap());
+        scene.still_equals_checkpoint().await;
+    };
+    scene.kind.live(scene).await;
+    let restart_during = strike.has_struck();
+    if restart_during {
+        rest(permit).await;
+    }
+    scene.kind.end(scene).await;
+    scene.checkpoint("deleted").await;
+    if strike.has_struck() && !restart_during {
+        rest(permit).await;
+    }
+    scene.assert_no_orphan().await;
+    let reference = match &scene.checkpoints {
+        Checkpoints::Compare(reference, _) => Some(*reference),
+        Checkpoints::Record(_) => None,
+    };
+    scene.assert_writes(strike, reference);
+    scene.kind.assert_outside(scene);
+}
+
+/// Returns an error if the operator ended by itself or caught a panic.
+fn is_sound(operator: &mut Operator) -> Result<(), String> {
+    if let Some(status) = operator.child().ended().unwrap() {
+        return Err(format!("the operator ended: {status}"));
+    }
+    let logs = operator.logs();
+    // The runtime catches panics, and continues.
+    let panicked = logs.lines().find(|line| line.contains("panicked"));
+    panicked.map_or(Ok(()), |line| Err(format!("the operator panicked: {line}")))
+}
+
+thread_local! {
+    static LAST_PANIC: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
+/// Returns the message of the panic that this thread caught last.
+fn last_panic() -> String {
+    let text = LAST_PANIC.with_borrow_mut(std::mem::take);
+    if text.is_empty() {
+        "a panic, see above".into()
+    } else {
+        text
+    }
+}
+
+/// Keeps the messages of panics for the reports, instead of printing them among the progress.
+pub fn keep_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = format!("{panic}");
+        LAST_PANIC.with_borrow_mut(|last| *last = text);
+    }));
+}
+
+/// Returns a marker that differs from all earlier ones.
+pub fn requested_now() -> Value {
+    let now = uuid::Uuid::new_v4().to_string();
+    json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } })
+}

@@ -1,0 +1,219 @@
+//! The strike of a case: the fault at its request.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use testbed::aws::{self, Aws, Gate};
+use testbed::proxy::{self, ApiRequest, Match, Order, Point, Proxy, Then, Times};
+use tokio::sync::watch;
+
+use super::case::{Answer, Case, Fault, Step};
+use crate::support::{Operator, SOON, Trap};
+
+/// Duration of a lasting fault: three times the longest backoff of the operators under test.
+pub const LASTING: Duration = Duration::from_secs(3);
+
+/// Returns the operator's writes. Reviews are created but change nothing.
+pub fn writes() -> Match {
+    Match::writes().and(|request| is_write(request))
+}
+
+/// Returns whether a request may change something.
+pub fn is_write(request: &ApiRequest) -> bool {
+    request.verb.is_write()
+        && !request.group.ends_with("authorization.k8s.io")
+        && !request.group.ends_with("authentication.k8s.io")
+}
+
+/// A fault in wait.
+pub struct Strike {
+    means: Means,
+    /// Whether the fault is over. It is not before it began.
+    over: watch::Sender<bool>,
+}
+
+enum Means {
+    None,
+    Kill(Trap),
+    KillCall(Gate),
+    Once(Order),
+    Lasting {
+        first: Order,
+        others: Arc<Mutex<Option<Order>>>,
+    },
+    LastingCalls {
+        first: Order,
+        others: Arc<Mutex<Option<Order>>>,
+        aws: Aws,
+        fault: aws::Fault,
+    },
+}
+
+impl Strike {
+    /// Prepares the fault of a case; none without one.
+    pub fn prepare(
+        case: Option<Case>,
+        counted: fn(&ApiRequest) -> bool,
+        proxy: &Proxy,
+        aws: Option<&Aws>,
+    ) -> Self {
+        let means = match (case, aws) {
+            (None, _) => Means::None,
+            (Some(case), None) if case.step == Step::Call => {
+                panic!("{case}: the kind calls no AWS")
+            }
+            (Some(case), Some(aws)) if case.step == Step::Call => of_call(case, aws),
+            (Some(case), _) => of_write(case, counted, proxy),
+        };
+        Self {
+            means,
+            over: watch::Sender::new(false),
+        }
+    }
+
+    /// Strikes when the operator sends the request. Does not return.
+    pub async fn act(&self, operator: &mut Operator) {
+        match &self.means {
+            Means::None => {}
+            Means::Kill(trap) => {
+                trap.spring(operator).await;
+                operator.restart();
+            }
+            Means::KillCall(gate) => {
+                // The deadline must not end the wait for a call that never comes.
+                if gate.reached(SOON * 60).await.is_ok() {
+                    operator.kill();
+                    gate.cut();
+                    operator.restart();
+                }
+            }
+            Means::Once(order) => hit(order).await,
+            Means::Lasting { first, others } => {
+                hit(first).await;
+                tokio::time::sleep(LASTING).await;
+                take_back(others);
+            }
+            Means::LastingCalls {
+                first,
+                others,
+                aws,
+                fault,
+            } => {
+                hit(first).await;
+                let order = aws.fault(aws::On::all(), Times::Always, fault.clone());
+                *others.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+                tokio::time::sleep(LASTING).await;
+                take_back(others);
+            }
+        }
+        self.over.send_replace(true);
+        std::future::pending().await
+    }
+
+    /// Returns whether the request came.
+    pub fn has_struck(&self) -> bool {
+        match &self.means {
+            Means::None => false,
+            Means::Kill(trap) => trap.was_reached(),
+            Means::KillCall(gate) => gate.was_reached(),
+            Means::Once(order)
+            | Means::Lasting { first: order, .. }
+            | Means::LastingCalls { first: order, .. } => order.hits() > 0,
+        }
+    }
+
+    /// Waits until a fault that has restart_during is over.
+    pub async fn is_over(&self) {
+        if self.has_struck() {
+            let mut over = self.over.subscribe();
+            over.wait_for(|over| *over).await.unwrap();
+        }
+    }
+
+    /// Returns the number of requests that a lasting fault rejected.
+    pub fn rejected(&self) -> u64 {
+        let more = |others: &Mutex<Option<Order>>| {
+            let others = others.lock().unwrap_or_else(PoisonError::into_inner);
+            others.as_ref().map_or(0, Order::hits)
+        };
+        match &self.means {
+            Means::Lasting { first, others } | Means::LastingCalls { first, others, .. } => {
+                first.hits() + more(others)
+            }
+            _ => 0,
+        }
+    }
+}
+
+async fn hit(order: &Order) {
+    // A request that never comes ends the wait with the case.
+    while order.wait_for_hits(1, SOON).await.is_err() {}
+}
+
+fn take_back(order: &Mutex<Option<Order>>) {
+    if let Some(order) = &*order.lock().unwrap_or_else(PoisonError::into_inner) {
+        order.take_back();
+    }
+}
+
+fn of_write(case: Case, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Means {
+    let nth = Times::Nth(case.number);
+    let writes = || Match::writes().and(move |request| is_write(request) && counted(request));
+    if let Some(point) = case.fault.kills_at() {
+        return Means::Kill(Trap::set(proxy, writes(), point, case.number));
+    }
+    match case.fault {
+        Fault::Once(answer) => Means::Once(proxy.inject(writes(), nth, answer.of_apiserver())),
+        Fault::Lasting(answer) => {
+            let others = Arc::<Mutex<Option<Order>>>::default();
+            let hook = {
+                let (proxy, others) = (proxy.clone(), Arc::clone(&others));
+                proxy::Fault::hook(Point::Before, move |request| {
+                    let order =
+                        proxy.inject(repetitions(request), Times::Always, answer.of_apiserver());
+                    *others.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+                    async { Then::GoOn }
+                })
+            };
+            proxy.inject(writes(), nth, hook);
+            let first = proxy.inject(writes(), nth, answer.of_apiserver());
+            Means::Lasting { first, others }
+        }
+        _ => Means::Once(proxy.inject(writes(), nth, proxy::Fault::LoseAnswer(proxy::Lost::Cut))),
+    }
+}
+
+/// Matches the writes that do the same as this one.
+fn repetitions(of: ApiRequest) -> Match {
+    Match::writes().and(move |request| {
+        (
+            request.verb,
+            &request.group,
+            &request.resource,
+            &request.subresource,
+        ) == (of.verb, &of.group, &of.resource, &of.subresource)
+            && (&request.namespace, &request.name) == (&of.namespace, &of.name)
+    })
+}
+
+fn of_call(case: Case, aws: &Aws) -> Means {
+    let once = |fault| Means::Once(aws.fault(aws::On::all(), Times::Nth(case.number), fault));
+    let gate = |point| Means::KillCall(aws.gate(aws::On::all(), case.number, point));
+    match case.fault {
+        Fault::KillBefore => gate(aws::Point::Before),
+        Fault::KillApplied | Fault::KillAnswered => gate(aws::Point::After),
+        Fault::LostAnswer => once(aws::Fault::CutAfter),
+        Fault::Once(answer) => once(answer.of_aws()),
+        Fault::Lasting(answer) => lasting_calls(case, aws, answer),
+    }
+}
+
+fn lasting_calls(case: Case, aws: &Aws, answer: Answer) -> Means {
+    let fault = answer.of_aws();
+    Means::LastingCalls {
+        first: aws.fault(aws::On::all(), Times::Nth(case.number), fault.clone()),
+        others: Arc::default(),
+        aws: aws.clone(),
+        fault,
+    }
+}

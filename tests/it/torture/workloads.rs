@@ -1,0 +1,299 @@
+//! A workload for each kind: create, change, change back, drift of each child, delete.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::Resource;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use testbed::aws::Aws;
+use testbed::proxy::ApiRequest;
+use testbed::wait::until;
+
+use super::scene::Scene;
+use crate::support::{Bed, SOON, Settings};
+
+mod app_service;
+mod config_map_sync;
+mod contact_point;
+mod messages;
+mod my_app;
+mod my_ingress;
+mod tracked_field_set;
+
+/// A kind with its workload. The contact point's workload has a `TrackedField`, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    ContactPoint,
+    TrackedFieldSet,
+    ConfigMapSync,
+    AppService,
+    MyApp,
+    MyIngress,
+}
+
+impl Kind {
+    pub const ALL: [Self; 6] = [
+        Self::ContactPoint,
+        Self::TrackedFieldSet,
+        Self::ConfigMapSync,
+        Self::AppService,
+        Self::MyApp,
+        Self::MyIngress,
+    ];
+
+    /// Returns a short name for namespaces.
+    pub fn short(self) -> &'static str {
+        match self {
+            Self::ContactPoint => "point",
+            Self::TrackedFieldSet => "set",
+            Self::ConfigMapSync => "sync",
+            Self::AppService => "service",
+            Self::MyApp => "app",
+            Self::MyIngress => "ingress",
+        }
+    }
+
+    pub fn calls_aws(self) -> bool {
+        self == Self::MyIngress
+    }
+
+    /// Returns the operator's settings.
+    pub fn settings(self, scene: &Scene<'_>) -> Settings {
+        let controllers = match self {
+            Self::ContactPoint => "contactpoint,trackedfield",
+            Self::TrackedFieldSet => "contactpoint,trackedfield,trackedfieldset",
+            Self::ConfigMapSync => "configmapsync",
+            Self::AppService => "appservice",
+            Self::MyApp => "myapp",
+            Self::MyIngress => "myingress",
+        };
+        let namespaces = self.namespaces(&scene.bed).join(",");
+        let settings = Settings::default()
+            .flag(&format!("--controllers={controllers}"))
+            .flag(&format!("--watch-namespace={namespaces}"));
+        match &scene.aws {
+            Some(aws) => settings.aws(aws).flag("--aws-consistency-window=1s"),
+            None => settings,
+        }
+    }
+
+    /// Returns the namespaces of the workload's objects.
+    pub fn namespaces(self, bed: &Bed) -> Vec<String> {
+        let mut namespaces = vec![bed.namespace.clone()];
+        if self == Self::ConfigMapSync {
+            namespaces.extend(config_map_sync::destinations(bed));
+        }
+        namespaces
+    }
+
+    /// Returns the kinds of the workload's objects.
+    pub fn resources(self) -> Vec<ApiResource> {
+        match self {
+            Self::ContactPoint => contact_point::resources(),
+            Self::TrackedFieldSet => tracked_field_set::resources(),
+            Self::ConfigMapSync => config_map_sync::resources(),
+            Self::AppService => app_service::resources(),
+            Self::MyApp => my_app::resources(),
+            Self::MyIngress => my_ingress::resources(),
+        }
+    }
+
+    /// Returns whether the operator may write to the object of this request, in one of the workload's namespaces.
+    pub fn owns(self, request: &ApiRequest) -> bool {
+        match self {
+            Self::ContactPoint => contact_point::owns(request),
+            Self::TrackedFieldSet => tracked_field_set::owns(request),
+            Self::ConfigMapSync => config_map_sync::owns(request),
+            Self::AppService => app_service::owns(request),
+            Self::MyApp => my_app::owns(request),
+            Self::MyIngress => my_ingress::owns(request),
+        }
+    }
+
+    /// Creates what exists before the operator starts.
+    pub async fn prepare(self, scene: &Scene<'_>) {
+        match self {
+            Self::ConfigMapSync => config_map_sync::prepare(scene).await,
+            Self::AppService => app_service::prepare(scene).await,
+            Self::MyApp => my_app::prepare(scene).await,
+            Self::MyIngress => my_ingress::prepare(scene),
+            Self::ContactPoint | Self::TrackedFieldSet => {}
+        }
+    }
+
+    /// Plays the workload up to the deletion.
+    pub async fn live(self, scene: &Scene<'_>) {
+        match self {
+            Self::ContactPoint => contact_point::live(scene).await,
+            Self::TrackedFieldSet => tracked_field_set::live(scene).await,
+            Self::ConfigMapSync => config_map_sync::live(scene).await,
+            Self::AppService => app_service::live(scene).await,
+            Self::MyApp => my_app::live(scene).await,
+            Self::MyIngress => my_ingress::live(scene).await,
+        }
+    }
+
+    /// Deletes the objects.
+    pub async fn end(self, scene: &Scene<'_>) {
+        match self {
+            Self::ContactPoint => contact_point::end(scene).await,
+            Self::TrackedFieldSet => tracked_field_set::end(scene).await,
+            Self::ConfigMapSync => config_map_sync::end(scene).await,
+            Self::AppService => app_service::end(scene).await,
+            Self::MyApp => my_app::end(scene).await,
+            Self::MyIngress => my_ingress::end(scene).await,
+        }
+    }
+
+    /// Returns whether a state of a run without faults is no intermediate one: nothing waits for Pods, AWS or receivers.
+    pub fn has_settled(self, state: &Value) -> bool {
+        let text = state.to_string();
+        let waits: &[_] = match self {
+            Self::ContactPoint => &[r#""delivery":"Pending""#],
+            Self::TrackedFieldSet => &[r#""delivery":"Pending""#, r#""leaving":1"#],
+            Self::ConfigMapSync => &[],
+            Self::AppService | Self::MyApp | Self::MyIngress => &[r#""type":"Reconciling""#],
+        };
+        !waits.iter().any(|it| text.contains(it))
+    }
+
+    /// Returns the state outside the cluster.
+    pub async fn outside(self, scene: &Scene<'_>) -> anyhow::Result<Value> {
+        match self {
+            Self::ContactPoint | Self::TrackedFieldSet => Ok(messages::sent(scene)),
+            Self::MyIngress => my_ingress::outside(scene).await,
+            _ => Ok(Value::Null),
+        }
+    }
+
+    /// Asserts what must hold outside the cluster at the end.
+    pub fn assert_outside(self, scene: &Scene<'_>) {
+        match self {
+            Self::ContactPoint => messages::assert_repeats_bounded(scene, 2),
+            Self::TrackedFieldSet => messages::assert_repeats_bounded(scene, 1),
+            _ => {}
+        }
+    }
+
+    /// Removes the workload's namespaces. AWS goes to the next case if this one `holds`.
+    pub async fn clean(self, scene: &Scene<'_>, holds: bool) {
+        let namespaces: Api<Namespace> = Api::all(scene.bed.client.clone());
+        for namespace in self.namespaces(&scene.bed) {
+            // A namespace that is left costs memory only.
+            let _ = namespaces
+                .delete(&namespace, &DeleteParams::default())
+                .await;
+        }
+        if let (Some(aws), true) = (&scene.aws, holds) {
+            aws.behave();
+            aws.clear();
+            free_aws().push(aws.clone());
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::ContactPoint => "contact_point",
+            Self::TrackedFieldSet => "tracked_field_set",
+            Self::ConfigMapSync => "config_map_sync",
+            Self::AppService => "app_service",
+            Self::MyApp => "my_app",
+            Self::MyIngress => "my_ingress",
+        })
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|kind| kind.to_string() == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
+            format!("{name} is no workload; write one of {}", names.join(", "))
+        })
+    }
+}
+
+/// The servers that no case uses.
+fn free_aws() -> std::sync::MutexGuard<'static, Vec<Aws>> {
+    static FREE: Mutex<Vec<Aws>> = Mutex::new(Vec::new());
+    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a server that no other case uses, without load balancers. Each takes seconds to start, so cases pass them on.
+pub async fn lease_aws() -> Aws {
+    let free = free_aws().pop();
+    match free {
+        Some(aws) => aws,
+        None => Aws::start().await.unwrap(),
+    }
+}
+
+fn resource<K: Resource<DynamicType = ()>>() -> ApiResource {
+    ApiResource::erase::<K>(&())
+}
+
+/// Changes an object as a user who does not know the operator.
+async fn harm<K>(scene: &Scene<'_>, name: &str, patch: Value)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + fmt::Debug
+        + DeserializeOwned,
+{
+    harm_in::<K>(scene, &scene.bed.namespace, name, patch).await;
+}
+
+async fn harm_in<K>(scene: &Scene<'_>, namespace: &str, name: &str, patch: Value)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + fmt::Debug
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(scene.bed.client.clone(), namespace);
+    let params = PatchParams {
+        field_manager: Some("somebody".into()),
+        ..PatchParams::default()
+    };
+    api.patch(name, &params, &Patch::Merge(patch))
+        .await
+        .unwrap();
+}
+
+/// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
+async fn accepts_pods(bed: &Bed) {
+    let accounts: Api<ServiceAccount> = bed.api();
+    until("the default ServiceAccount", SOON, async || {
+        Ok(accounts.get_opt("default").await?)
+    })
+    .await
+    .unwrap();
+}
+
+/// Deletes an object and waits until it is gone.
+async fn delete<K>(scene: &Scene<'_>, name: &str)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + fmt::Debug
+        + DeserializeOwned,
+{
+    scene.bed.delete::<K>(name).await;
+    let kind = resource::<K>();
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(scene.bed.client.clone(), &scene.bed.namespace, &kind);
+    until(format!("{name} is deleted"), SOON * 2, async || {
+        Ok(api.get_opt(name).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+}

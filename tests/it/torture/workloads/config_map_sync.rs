@@ -1,0 +1,138 @@
+//! A sync with copies in two namespaces.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::core::ApiResource;
+use qm_api::ConfigMapSync;
+use qm_core::conditions;
+use serde_json::{Value, json};
+use testbed::proxy::ApiRequest;
+
+use super::{Scene, delete, harm, harm_in, resource};
+use crate::support::Bed;
+
+pub fn resources() -> Vec<ApiResource> {
+    vec![resource::<ConfigMapSync>(), resource::<ConfigMap>()]
+}
+
+pub fn owns(request: &ApiRequest) -> bool {
+    let is_destination = ["-one", "-two"].iter().any(|suffix| {
+        let namespace = request.namespace.as_deref();
+        namespace.is_some_and(|it| it.ends_with(suffix))
+    });
+    match (request.resource.as_str(), request.name.as_deref()) {
+        ("configmapsyncs", Some("sync")) => !is_destination,
+        ("configmaps", Some("settings")) => is_destination,
+        _ => false,
+    }
+}
+
+/// Returns the namespaces of the copies.
+pub fn destinations(bed: &Bed) -> [String; 2] {
+    ["one", "two"].map(|name| format!("{}-{name}", bed.namespace))
+}
+
+pub async fn prepare(scene: &Scene<'_>) {
+    let namespaces: Api<Namespace> = Api::all(scene.bed.client.clone());
+    for name in destinations(&scene.bed) {
+        let object = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
+        namespaces
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+        // Is no copy.
+        let other = json!({ "metadata": { "name": "other" }, "data": { "a": "0" } });
+        maps(scene, &name)
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(other).unwrap(),
+            )
+            .await
+            .unwrap();
+    }
+    source(scene).await;
+}
+
+async fn source(scene: &Scene<'_>) {
+    let rest = json!({ "data": { "a": "1" }, "binaryData": { "b": "AAE=" } });
+    scene.bed.create::<ConfigMap>("settings", rest).await;
+}
+
+pub async fn live(scene: &Scene<'_>) {
+    let bed = &scene.bed;
+    let [one, two] = destinations(bed);
+    let spec = json!({
+        "sourceNamespace": bed.namespace,
+        "configMapName": "settings",
+        "destinationNamespaces": [one, two],
+    });
+    bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
+        .await;
+    is_synced(scene, &one, "1").await;
+    scene.checkpoint("created").await;
+    edit_source(scene, "2").await;
+    scene.checkpoint("source changed").await;
+    edit_source(scene, "1").await;
+    scene.checkpoint("source changed back").await;
+    let destinations = |names: Value| json!({ "spec": { "destinationNamespaces": names } });
+    bed.patch::<ConfigMapSync>("sync", destinations(json!([one])))
+        .await;
+    is_synced(scene, &one, "1").await;
+    scene.checkpoint("destination removed").await;
+    bed.patch::<ConfigMapSync>("sync", destinations(json!([one, two])))
+        .await;
+    is_synced(scene, &two, "1").await;
+    scene.checkpoint("destination added").await;
+
+    harm_in::<ConfigMap>(
+        scene,
+        &one,
+        "settings",
+        json!({ "data": { "a": "3", "more": "x" } }),
+    )
+    .await;
+    scene.checkpoint("copy corrected").await;
+    maps(scene, &two)
+        .delete("settings", &DeleteParams::default())
+        .await
+        .unwrap();
+    scene.checkpoint("copy recreated").await;
+    bed.delete::<ConfigMap>("settings").await;
+    scene.checkpoint("source deleted").await;
+    let rest = json!({ "data": { "a": "2" }, "immutable": true });
+    bed.create::<ConfigMap>("settings", rest).await;
+    scene.checkpoint("source recreated, immutable").await;
+    bed.delete::<ConfigMap>("settings").await;
+    source(scene).await;
+    scene.checkpoint("immutable copies replaced").await;
+}
+
+pub async fn end(scene: &Scene<'_>) {
+    delete::<ConfigMapSync>(scene, "sync").await;
+}
+
+fn maps(scene: &Scene<'_>, namespace: &str) -> Api<ConfigMap> {
+    Api::namespaced(scene.bed.client.clone(), namespace)
+}
+
+async fn edit_source(scene: &Scene<'_>, value: &str) {
+    harm::<ConfigMap>(scene, "settings", json!({ "data": { "a": value } })).await;
+}
+
+/// Waits until the status says that the current spec is synced. The copy must be so at that moment.
+async fn is_synced(scene: &Scene<'_>, namespace: &str, value: &str) {
+    let synced = |sync: &ConfigMapSync| {
+        let status = sync.status.as_ref();
+        status.is_some_and(|status| {
+            status.observed_generation == sync.metadata.generation
+                && conditions::ready(&status.conditions).is_some_and(|it| it.is_true())
+        })
+    };
+    scene.bed.until("sync", "is synced", synced).await;
+    let copy = maps(scene, namespace).get("settings").await.unwrap();
+    assert_eq!(
+        copy.data.unwrap()["a"],
+        value,
+        "the status says that the copies are synced"
+    );
+}

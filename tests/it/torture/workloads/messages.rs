@@ -1,0 +1,46 @@
+//! Notifications that the receiver got.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::Scene;
+use crate::support::{READY, accepted, changes};
+
+/// Returns the changes that the receiver accepted, by `TrackedField`, in order, and each once.
+pub fn sent(scene: &Scene<'_>) -> Value {
+    let (mut ids, mut fields) = (BTreeSet::new(), BTreeMap::<String, Vec<Value>>::new());
+    for change in changes(&scene.receiver) {
+        if ids.insert(change["id"].to_string()) {
+            let of = format!("{} {}", change["kind"], change["name"]).replace('"', "");
+            let shown = json!([change["action"], change["value"], change["previous"]]);
+            fields.entry(of).or_default().push(shown);
+        }
+    }
+    json!(fields)
+}
+
+/// Asserts that a message is repeated only by a kill, which repeats at most the request in flight: entries or a test
+/// message. Without a kill there are `tests` test messages.
+pub fn assert_repeats_bounded(scene: &Scene<'_>, tests: usize) {
+    let requests = accepted(&scene.receiver);
+    let is_test = |request: &&std::sync::Arc<testbed::receiver::Request>| {
+        request.header("ce-type") == Some(READY)
+    };
+    let more_tests = requests.iter().filter(is_test).count() - tests;
+    let (mut seen, mut repeated) = (BTreeSet::new(), 0);
+    for request in requests.iter().filter(|it| !is_test(it)) {
+        let data = request.json().unwrap();
+        let ids = match data["ids"].as_array() {
+            Some(ids) => ids.clone(),
+            None => vec![data["id"].clone()],
+        };
+        let new = ids.iter().filter(|id| seen.insert(id.to_string())).count();
+        repeated += usize::from(new < ids.len());
+    }
+    let allowed = usize::from(scene.has_kill());
+    assert!(
+        more_tests + repeated <= allowed,
+        "{more_tests} test messages and {repeated} requests with changes were repeated; {allowed} may be"
+    );
+}

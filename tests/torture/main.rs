@@ -1,0 +1,227 @@
+//! Every fault at every request of the operator, for every kind: `make torture`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// As in tests/it.
+#![allow(
+    clippy::too_many_lines,
+    clippy::default_trait_access,
+    clippy::wrong_self_convention
+)]
+
+#[path = "../it/support/mod.rs"]
+mod support;
+#[path = "../it/torture/mod.rs"]
+mod torture;
+
+mod progress;
+mod state;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use testbed::process::Folder;
+use tokio::sync::Semaphore;
+
+use self::progress::Progress;
+use self::state::{Outcome, State};
+use self::torture::{Case, Fault, Kind, Reference, Setting, Step, keep_panics, observe, run};
+
+/// Number of cases that exist for each one that acts. The others rest.
+const EXISTING: usize = 5;
+
+/// Kills the operator at each of its requests, loses the answer of each, and rejects each; compares the end state with
+/// that of a run without faults.
+#[derive(Parser)]
+#[command(name = "torture")]
+struct Arguments {
+    /// Replay this case, such as app_service/write-7/lost-answer; repeatable
+    #[arg(long = "case", value_name = "CASE")]
+    cases: Vec<Case>,
+    /// Run the cases of this kind only, such as app_service; repeatable
+    #[arg(long = "kind", value_name = "KIND")]
+    kinds: Vec<Kind>,
+    /// Number of cases that act side by side
+    #[arg(long, value_name = "NUMBER", default_value_t = 6)]
+    side_by_side: usize,
+    /// Seconds after a fault in which nothing may be written
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    rest: u64,
+    /// Operator to strike instead of the one that cargo builds
+    #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
+    program: PathBuf,
+    /// Forget the cases that an earlier run finished
+    #[arg(long)]
+    fresh: bool,
+}
+
+/// What the threads share.
+struct Campaign {
+    rest: Duration,
+    side_by_side: usize,
+    active: Semaphore,
+    progress: Progress,
+    program: PathBuf,
+    failed: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torture");
+    let failed = folder.join("failed");
+    std::fs::create_dir_all(&failed).unwrap();
+    keep_panics();
+    let replays = !arguments.cases.is_empty();
+    let harness = std::env::current_exe().unwrap();
+    let build = state::digest(&[&arguments.program, &harness]).unwrap();
+    // A copy, because a campaign lasts longer than cargo leaves the program as it is.
+    let program = Folder::new().unwrap();
+    let copy = program.path().join("quartermaster");
+    std::fs::copy(&arguments.program, &copy).unwrap();
+    let state = State::open(&folder.join("state"), build, arguments.fresh).unwrap();
+    let campaign = Campaign {
+        rest: Duration::from_secs(arguments.rest),
+        side_by_side: arguments.side_by_side,
+        active: Semaphore::new(arguments.side_by_side),
+        progress: Progress::new(state),
+        program: copy,
+        failed,
+    };
+    let kinds: Vec<_> = Kind::ALL
+        .into_iter()
+        .filter(|kind| {
+            if replays {
+                arguments.cases.iter().any(|case| case.kind == *kind)
+            } else {
+                arguments.kinds.is_empty() || arguments.kinds.contains(kind)
+            }
+        })
+        .collect();
+    for kind in kinds {
+        let began = Instant::now();
+        let reference = match campaign.observe(kind) {
+            Ok(reference) => reference,
+            Err(error) => {
+                eprintln!("{kind}: the run without faults fails: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        println!(
+            "{kind}: {} writes and {} calls to AWS without faults, in {:.0?}",
+            reference.writes,
+            reference.calls,
+            began.elapsed()
+        );
+        for (request, count) in &reference.by_resource {
+            println!("  {count:3} {request}");
+        }
+        if replays {
+            let cases = arguments.cases.iter().filter(|case| case.kind == kind);
+            campaign.play(cases.copied().collect(), &reference, true);
+        } else {
+            campaign.play_all(kind, &reference);
+            campaign.progress.print_counts(kind, began.elapsed());
+        }
+    }
+    if campaign.progress.failures() > 0 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+impl Campaign {
+    fn setting(&self, case: Option<Case>) -> Setting<'_> {
+        let name = case.map_or("reference".into(), |case| case.to_string());
+        let log = self.failed.join(format!("{}.log", name.replace('/', "_")));
+        Setting {
+            active: &self.active,
+            rest: self.rest,
+            counted: |_| true,
+            program: Some(self.program.clone()),
+            failure_log: Some(log),
+        }
+    }
+
+    fn observe(&self, kind: Kind) -> Result<Reference, String> {
+        block_on(observe(kind, &self.setting(None)))
+    }
+
+    /// Plays every fault at every request. A run with faults may have more requests than the one without, so each fault
+    /// continues until a request does not come.
+    fn play_all(&self, kind: Kind, reference: &Reference) {
+        let counts = [
+            (Step::Write, reference.writes),
+            (Step::Call, reference.calls),
+        ];
+        let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
+        let case = |step, number, fault| Case {
+            kind,
+            step,
+            number,
+            fault,
+        };
+        let mut cases = Vec::new();
+        for (step, count) in &counts {
+            for number in 1..=u64::try_from(*count).unwrap() {
+                cases.extend(
+                    Fault::all(*step)
+                        .into_iter()
+                        .map(|it| case(*step, number, it)),
+                );
+            }
+        }
+        self.play(cases, reference, false);
+        for (step, count) in &counts {
+            let (mut number, mut faults) = (u64::try_from(*count).unwrap(), Fault::all(*step));
+            while !faults.is_empty() {
+                number += 1;
+                let more: Vec<_> = faults.iter().map(|it| case(*step, number, *it)).collect();
+                self.play(more, reference, false);
+                faults.retain(|fault| {
+                    let outcome = self.progress.outcome(case(*step, number, *fault));
+                    outcome == Some(Outcome::Held)
+                });
+            }
+        }
+    }
+
+    /// Plays these cases side by side, without those that an earlier run finished, except `again`.
+    fn play(&self, mut cases: Vec<Case>, reference: &Reference, again: bool) {
+        if !again {
+            cases.retain(|case| !self.progress.is_finished(*case));
+        }
+        self.progress.expect(cases.len());
+        let queue = Arc::new(Mutex::new(VecDeque::from(cases)));
+        thread::scope(|scope| {
+            for _ in 0..self.side_by_side * EXISTING {
+                let queue = Arc::clone(&queue);
+                scope.spawn(move || {
+                    let next = || {
+                        queue
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .pop_front()
+                    };
+                    while let Some(case) = next() {
+                        let began = Instant::now();
+                        let result = block_on(run(case, reference, &self.setting(Some(case))));
+                        self.progress.finish(case, result, began.elapsed());
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Runs a future on a runtime of its own, as each test does.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
+}

@@ -1,0 +1,117 @@
+//! Progress, failures and counts.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::state::{Outcome, State};
+use crate::torture::{Case, Fault, Kind, Report, Step};
+
+/// The finished cases, and the time that the others may take.
+pub struct Progress(Mutex<Inner>);
+
+struct Inner {
+    state: State,
+    began: Instant,
+    done: usize,
+    left: usize,
+    failures: usize,
+}
+
+impl Progress {
+    pub fn new(state: State) -> Self {
+        Self(Mutex::new(Inner {
+            state,
+            began: Instant::now(),
+            done: 0,
+            left: 0,
+            failures: 0,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Announces more cases.
+    pub fn expect(&self, cases: usize) {
+        self.lock().left += cases;
+    }
+
+    pub fn outcome(&self, case: Case) -> Option<Outcome> {
+        self.lock().state.outcomes.get(&case).copied()
+    }
+
+    /// Returns whether a case needs no other run.
+    pub fn is_finished(&self, case: Case) -> bool {
+        let outcome = self.outcome(case);
+        outcome.is_some_and(|outcome| outcome != Outcome::Failed)
+    }
+
+    pub fn failures(&self) -> usize {
+        self.lock().failures
+    }
+
+    /// Records a result and prints it, with the command that replays a failure.
+    pub fn finish(&self, case: Case, result: Result<Report, String>, took: Duration) {
+        let outcome = match &result {
+            Ok(report) if report.restart_during => Outcome::Held,
+            Ok(_) => Outcome::Unreached,
+            Err(_) => Outcome::Failed,
+        };
+        let mut inner = self.lock();
+        if let Err(error) = inner.state.add(case, outcome, took) {
+            eprintln!("the state is not saved: {error}");
+        }
+        inner.done += 1;
+        inner.left -= 1;
+        let each = inner.began.elapsed().as_secs_f64() / inner.done as f64;
+        let minutes = (each * inner.left as f64 / 60.0).ceil();
+        let text = match &result {
+            Ok(Report {
+                restart_during: true,
+                writes,
+                rejected: 0,
+                ..
+            }) => format!("held, {writes} writes"),
+            Ok(Report {
+                restart_during: true,
+                writes,
+                rejected,
+                ..
+            }) => format!("held, {writes} writes, {rejected} rejected"),
+            Ok(_) => "no such request".into(),
+            Err(error) => {
+                inner.failures += 1;
+                format!("FAILED: {error}\n  replay it: make torture CASE={case}")
+            }
+        };
+        println!(
+            "{case}: {text} ({:.0?}; {} left, {minutes} min)",
+            took, inner.left
+        );
+    }
+
+    /// Prints a table: for each fault, how many cases held and failed.
+    pub fn print_counts(&self, kind: Kind, took: Duration) {
+        let inner = self.lock();
+        let outcomes = &inner.state.outcomes;
+        println!("{kind}, {:.0?}:", took);
+        println!("  {:22} {:>6} {:>6}", "fault", "runs", "failed");
+        for step in [Step::Write, Step::Call] {
+            for fault in Fault::all(step) {
+                let of = |wanted| {
+                    let is = |(case, outcome): &(&Case, &Outcome)| {
+                        (case.kind, case.step, case.fault) == (kind, step, fault)
+                            && **outcome == wanted
+                    };
+                    outcomes.iter().filter(is).count()
+                };
+                let (held, failed) = (of(Outcome::Held), of(Outcome::Failed));
+                if held + failed > 0 {
+                    let name = format!("{step} {fault}");
+                    println!("  {name:22} {:>6} {failed:>6}", held + failed);
+                }
+            }
+        }
+    }
+}

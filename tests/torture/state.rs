@@ -1,0 +1,88 @@
+//! Finished cases, in a file that a later run continues.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::torture::Case;
+
+/// Returns the digest of these files.
+pub fn digest(files: &[&Path]) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    for file in files {
+        digest.update(std::fs::read(file)?);
+    }
+    Ok(data_encoding::HEXLOWER.encode(&digest.finalize()[..8]))
+}
+
+/// Result of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The request came, and the operator is sound.
+    Held,
+    /// The workload ended before the request.
+    Unreached,
+    Failed,
+}
+
+/// The outcomes, by case.
+pub struct State {
+    file: File,
+    /// Digest of the operator and of this program: another build begins anew.
+    build: String,
+    pub outcomes: BTreeMap<Case, Outcome>,
+}
+
+impl State {
+    /// Reads the cases of this build; with `fresh`, none.
+    pub fn open(path: &Path, build: String, fresh: bool) -> io::Result<Self> {
+        let mut file = File::options();
+        let file = file.create(true).append(true);
+        let file = if fresh {
+            std::fs::write(path, "")?;
+            file.open(path)?
+        } else {
+            file.open(path)?
+        };
+        let text = std::fs::read_to_string(path)?;
+        let outcomes = text
+            .lines()
+            .filter_map(|line| parse(line, &build))
+            .collect();
+        Ok(Self {
+            file,
+            build,
+            outcomes,
+        })
+    }
+
+    /// Appends a case.
+    pub fn add(&mut self, case: Case, outcome: Outcome, took: Duration) -> io::Result<()> {
+        let name = name(outcome);
+        let seconds = took.as_secs();
+        writeln!(self.file, "{} {case} {name} {seconds}s", self.build)?;
+        self.outcomes.insert(case, outcome);
+        Ok(())
+    }
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Held => "held",
+        Outcome::Unreached => "unreached",
+        Outcome::Failed => "failed",
+    }
+}
+
+/// Reads a line. An interrupted run may leave half of one.
+fn parse(line: &str, build: &str) -> Option<(Case, Outcome)> {
+    let mut words = line.split(' ');
+    let (of, case, outcome) = (words.next()?, words.next()?, words.next()?);
+    let outcomes = [Outcome::Held, Outcome::Unreached, Outcome::Failed];
+    let outcome = outcomes.into_iter().find(|it| name(*it) == outcome)?;
+    (of == build).then_some((case.parse().ok()?, outcome))
+}
