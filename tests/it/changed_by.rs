@@ -20,7 +20,8 @@ impl Bed {
             let last = history.last();
             last.is_some_and(|last| last.value.as_deref() == Some(value) && !last.is_pending())
         });
-        field.await.history().unwrap().pop().unwrap().changed_by
+        let mut history = field.await.history().unwrap();
+        history.pop().unwrap().changed_by.map(|it| *it)
     }
 
     /// Applies the replicas of Deployment `web` server-side.

@@ -19,7 +19,7 @@ const REJECTED: BackoffPolicy = BackoffPolicy {
     max: Duration::from_mins(5),
 };
 /// Interval of the checks for what no event may announce, such as whether a leaving child may be deleted.
-pub(crate) const RECHECK: Duration = Duration::from_secs(5);
+pub const RECHECK: Duration = Duration::from_secs(5);
 /// Minimum delay after a reconcile that has no more to write, or could not write.
 const MIN_DELAY: Duration = Duration::from_secs(1);
 
