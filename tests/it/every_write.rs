@@ -73,6 +73,7 @@ async fn survives(kind: Kind, step: Step, at_least: usize) {
     };
     let reference = Box::pin(observe(kind, &setting)).await.unwrap();
     let cases = (1..)
+        .step_by(STRIDE)
         .zip(FAULTS.into_iter().cycle())
         .map(|(number, fault)| Case {
             kind,
