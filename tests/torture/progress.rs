@@ -54,7 +54,7 @@ impl Progress {
     /// Records a result and prints it, with the command that replays a failure.
     pub fn finish(&self, case: Case, result: Result<Report, String>, took: Duration) {
         let outcome = match &result {
-            Ok(report) if report.restart_during => Outcome::Held,
+            Ok(report) if report.struck => Outcome::Held,
             Ok(_) => Outcome::Unreached,
             Err(_) => Outcome::Failed,
         };
@@ -68,13 +68,13 @@ impl Progress {
         let minutes = (each * inner.left as f64 / 60.0).ceil();
         let text = match &result {
             Ok(Report {
-                restart_during: true,
+                struck: true,
                 writes,
                 rejected: 0,
                 ..
             }) => format!("held, {writes} writes"),
             Ok(Report {
-                restart_during: true,
+                struck: true,
                 writes,
                 rejected,
                 ..

@@ -1,7 +1,8 @@
-//! The operator is killed at each call of AWS while it adopts a load balancer, before the call is sent and after AWS has
-//! processed it. Faults at each call and write: `crate::every_write`.
+//! The operator is killed at each call of AWS, before the call is sent and after AWS has processed it: in the end there
+//! is exactly one load balancer, or none.
 
 use testbed::aws::{On, Point};
+use testbed::proxy::Match;
 
 use super::*;
 use crate::support::{kill_at_each_write, restart_during};
@@ -38,6 +39,90 @@ fn plain(load_balancer: &Balancer) -> Value {
         load_balancer.ip_address_type,
         tags
     ])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
+    let site = Site::new("killed").await;
+    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+        // Each of the two has its own AWS, and they run side by side.
+        let site = match point {
+            Point::Before => site.another("killed").await,
+            Point::After => Site::new("killed").await,
+        };
+        site.aws.provisioning(std::time::Duration::ZERO);
+        let scene = async {
+            site.ingress("web", json!({ "tags": { "team": "a" } }))
+                .await;
+            site.ready("web").await;
+            let group = site.aws.security_groups().remove(0);
+            let third = ["subnet-abc", "subnet-def", "subnet-ghi"];
+            let changed = json!({ "subnets": third, "securityGroups": [group], "ipAddressType": "dualstack" });
+            let mut changed = changed;
+            changed["tags"] = json!({ "team": null, "stage": "test" });
+            site.respec("web", changed).await;
+            site.ready("web").await;
+            let load_balancers = site.aws.balancers().await.unwrap();
+            assert_eq!(load_balancers.len(), 1);
+            site.bed.delete::<MyIngress>("web").await;
+            site.is_deleted("web").await;
+            assert_eq!(site.aws.balancers().await.unwrap(), []);
+            plain(&load_balancers[0])
+        };
+        Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
+    });
+    let calls = Box::pin(calls).await;
+    // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
+    // delete, describe.
+    assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
+}
+
+/// Kills the operator at each write to Kubernetes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
+    let points = [
+        testbed::proxy::Point::AfterApplied,
+        testbed::proxy::Point::AfterAnswer,
+    ];
+    let writes = at_each_write(&points, async |point, write| {
+        let site = Site::new("killed").await;
+        site.aws.provisioning(std::time::Duration::ZERO);
+        let scene = async {
+            site.ingress("web", json!({ "tags": { "team": "a" } }))
+                .await;
+            site.ready("web").await;
+            site.respec("web", json!({ "tags": { "team": null, "stage": "test" } }))
+                .await;
+            site.ready("web").await;
+            let load_balancers = site.aws.balancers().await.unwrap();
+            site.bed.delete::<MyIngress>("web").await;
+            site.is_deleted("web").await;
+            assert_eq!(
+                (
+                    load_balancers.len(),
+                    site.aws.balancers().await.unwrap().len()
+                ),
+                (1, 0)
+            );
+            plain(&load_balancers[0])
+        };
+        let writes = Match::writes().except_resource("events");
+        Box::pin(crate::support::killed_at(
+            &site.bed,
+            site.settings(),
+            writes,
+            point,
+            write,
+            scene,
+        ))
+        .await
+    });
+    let writes = Box::pin(writes).await;
+    // The finalizer, the request, Ready; the tags, Ready; the finalizer.
+    assert!(
+        writes.iter().all(|writes| *writes >= 6),
+        "{writes:?} writes"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -71,7 +71,7 @@ pub struct Reference {
 #[derive(Debug)]
 pub struct Report {
     /// Whether the request came that the case is about.
-    pub restart_during: bool,
+    pub struck: bool,
     /// Number of the operator's writes.
     pub writes: usize,
     /// Number of calls to AWS.
@@ -345,7 +345,7 @@ async fn play<'a>(
     drop(operator);
     drop(permit);
     let report = Report {
-        restart_during: strike.has_struck(),
+        struck: strike.has_struck(),
         writes: scene.proxy.count(&writes()),
         calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
         rejected: strike.rejected(),
@@ -370,13 +370,13 @@ async fn whole<'p>(
         scene.still_equals_checkpoint().await;
     };
     scene.kind.live(scene).await;
-    let restart_during = strike.has_struck();
-    if restart_during {
+    let struck = strike.has_struck();
+    if struck {
         rest(permit).await;
     }
     scene.kind.end(scene).await;
     scene.checkpoint("deleted").await;
-    if strike.has_struck() && !restart_during {
+    if strike.has_struck() && !struck {
         rest(permit).await;
     }
     scene.assert_no_orphan().await;

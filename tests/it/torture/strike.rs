@@ -122,7 +122,7 @@ impl Strike {
         }
     }
 
-    /// Waits until a fault that has restart_during is over.
+    /// Waits until a fault that has struck is over.
     pub async fn is_over(&self) {
         if self.has_struck() {
             let mut over = self.over.subscribe();
