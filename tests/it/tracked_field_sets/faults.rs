@@ -132,21 +132,19 @@ async fn deletion_of_a_changed_child_waits_for_the_watch() {
 }
 
 #[tokio::test]
-async fn set_whose_children_cannot_be_read_delays_no_other_set() {
+async fn set_whose_child_cannot_be_read_delays_no_other_set() {
     let bed = Bed::shared("sets-busy").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
-    // More than one reconcile reads at once.
-    let names: Vec<_> = (0..12).map(|number| format!("d-{number:02}")).collect();
-    for name in &names {
-        bed.deployment(name, 1).await;
-    }
+    bed.deployment("web", 1).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
-    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    let settings = Settings::default().kubeconfig(kubeconfig);
+    let settings = settings
+        .flag("--reconcile-timeout=1h")
+        .flag("--api-timeout=1h");
+    let _operator = Operator::start(&bed, settings).await;
     bed.set("busy", replicas(json!({}))).await;
-    for name in &names {
-        bed.child_history("busy", name, is_quiet).await;
-    }
+    bed.child_history("busy", "web", is_quiet).await;
     bed.set_reads("busy", "Ready").await;
     let reads = Match::verb(Verb::Get).resource("trackedfields");
     let reads = reads.and(|request| {
@@ -154,19 +152,16 @@ async fn set_whose_children_cannot_be_read_delays_no_other_set() {
         name.starts_with("busy-")
     });
     let hang = proxy.inject(reads, Times::Always, Fault::Hang);
-    for child in bed.children("busy").await.values() {
-        let drift = json!({ "spec": { "historyLimit": 3 } });
-        bed.patch::<TrackedField>(&child.name_any(), drift).await;
-    }
-    hang.wait_for_hits(8, SOON).await.unwrap();
+    let child = bed.children("busy").await.remove("web").unwrap();
+    let drift = json!({ "spec": { "historyLimit": 3 } });
+    bed.patch::<TrackedField>(&child.name_any(), drift).await;
+    hang.wait_for_hits(1, SOON).await.unwrap();
 
-    let include = json!({ "target": { "names": { "include": ["d-00"] } }, "template": { "contactPoint": "other" } });
     bed.webhook("other", &receiver.url()).await;
-    bed.set("other", replicas(include)).await;
+    let contact_point = json!({ "template": { "contactPoint": "other" } });
+    bed.set("other", replicas(contact_point)).await;
     bed.set_reads("other", "Ready").await;
-    bed.child_history("other", "d-00", is_quiet).await;
-    hang.take_back();
-    bed.set_reads("busy", "Ready").await;
+    bed.child_history("other", "web", is_quiet).await;
 }
 
 #[tokio::test]
