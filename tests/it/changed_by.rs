@@ -22,7 +22,7 @@ impl Bed {
             last.is_some_and(|last| last.value.as_deref() == Some(value) && !last.is_pending())
         });
         let mut history = field.await.history().unwrap();
-        history.pop().unwrap().changed_by.map(|it| *it)
+        history.pop().unwrap().changed_by
     }
 
     /// Applies the replicas of Deployment `web` server-side.

@@ -20,7 +20,9 @@ use testbed::proxy::{Ending, Fault, Match, Point, Times};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, at_each_write, changes, killed_at, texts};
+use crate::support::{
+    Bed, Operator, SOON, Settings, changes, kill_at_each_write, kill_at_write, texts,
+};
 
 mod faults;
 mod limits;
@@ -598,7 +600,7 @@ async fn deletion_of_a_set_deletes_its_children_unless_they_are_orphaned() {
 async fn kill_at_any_write_keeps_the_end_state() {
     // A kill before a write equals a kill after the previous write.
     let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = at_each_write(&points, async |point, write| {
+    let writes = kill_at_each_write(&points, async |point, write| {
         Box::pin(killed(point, write)).await
     });
     let writes = Box::pin(writes).await;
@@ -613,7 +615,7 @@ async fn kill_at_any_write_keeps_the_end_state() {
 /// A set is created, one of its targets changes and another one is deleted, while the operator is killed at this write.
 /// Returns whether the write happened, and the children with their histories.
 async fn killed(point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::bare("sets-killed").await;
+    let bed = Bed::without_controllers("sets-killed").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("a", 1).await;
@@ -644,7 +646,7 @@ async fn killed(point: Point, write: u64) -> (bool, Value) {
     let writes = Match::writes()
         .except_resource("events")
         .except_resource("contactpoints");
-    Box::pin(killed_at(
+    Box::pin(kill_at_write(
         &bed,
         Settings::default().flag("--controllers=contactpoint,trackedfield,trackedfieldset"),
         writes,

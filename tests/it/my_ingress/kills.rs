@@ -44,7 +44,7 @@ fn plain(load_balancer: &Balancer) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
     let site = Site::new("killed").await;
-    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+    let calls = kill_at_each_write(&[Point::Before, Point::After], async |point, call| {
         // Each of the two has its own AWS, and they run side by side.
         let site = match point {
             Point::Before => site.another("killed").await,
@@ -69,7 +69,7 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
             assert_eq!(site.aws.balancers().await.unwrap(), []);
             plain(&load_balancers[0])
         };
-        Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
+        Box::pin(kill_at_write(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
     // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
@@ -84,7 +84,7 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
         testbed::proxy::Point::AfterApplied,
         testbed::proxy::Point::AfterAnswer,
     ];
-    let writes = at_each_write(&points, async |point, write| {
+    let writes = kill_at_each_write(&points, async |point, write| {
         let site = Site::new("killed").await;
         site.aws.provisioning(std::time::Duration::ZERO);
         let scene = async {
@@ -107,7 +107,7 @@ async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
             plain(&load_balancers[0])
         };
         let writes = Match::writes().except_resource("events");
-        Box::pin(crate::support::killed_at(
+        Box::pin(crate::support::kill_at_write(
             &site.bed,
             site.settings(),
             writes,
