@@ -41,7 +41,7 @@ struct Arguments {
     /// Replay this case, such as app_service/write-7/lost-answer; repeatable
     #[arg(long = "case", value_name = "CASE")]
     cases: Vec<Case>,
-    /// Run the cases of this kind only, such as app_service; repeatable
+    /// Run the cases of this kind only, such as `app_service`; repeatable
     #[arg(long = "kind", value_name = "KIND")]
     kinds: Vec<Kind>,
     /// Number of cases that act side by side
@@ -209,7 +209,7 @@ impl Campaign {
                     while let Some(case) = next() {
                         let began = Instant::now();
                         let result = block_on(run(case, reference, &self.setting(Some(case))));
-                        self.progress.finish(case, result, began.elapsed());
+                        self.progress.finish(case, &result, began.elapsed());
                     }
                 });
             }

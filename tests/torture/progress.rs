@@ -12,8 +12,8 @@ pub struct Progress(Mutex<Inner>);
 struct Inner {
     state: State,
     began: Instant,
-    done: usize,
-    left: usize,
+    done: u64,
+    left: u64,
     failures: usize,
 }
 
@@ -34,7 +34,7 @@ impl Progress {
 
     /// Announces more cases.
     pub fn expect(&self, cases: usize) {
-        self.lock().left += cases;
+        self.lock().left += u64::try_from(cases).unwrap();
     }
 
     pub fn outcome(&self, case: Case) -> Option<Outcome> {
@@ -52,8 +52,8 @@ impl Progress {
     }
 
     /// Records a result and prints it, with the command that replays a failure.
-    pub fn finish(&self, case: Case, result: Result<Report, String>, took: Duration) {
-        let outcome = match &result {
+    pub fn finish(&self, case: Case, result: &Result<Report, String>, took: Duration) {
+        let outcome = match result {
             Ok(report) if report.struck => Outcome::Held,
             Ok(_) => Outcome::Unreached,
             Err(_) => Outcome::Failed,
@@ -64,9 +64,9 @@ impl Progress {
         }
         inner.done += 1;
         inner.left -= 1;
-        let each = inner.began.elapsed().as_secs_f64() / inner.done as f64;
-        let minutes = (each * inner.left as f64 / 60.0).ceil();
-        let text = match &result {
+        let left = inner.began.elapsed().as_secs() * inner.left / inner.done;
+        let minutes = left.div_ceil(60);
+        let text = match result {
             Ok(Report {
                 struck: true,
                 writes,
@@ -86,8 +86,8 @@ impl Progress {
             }
         };
         println!(
-            "{case}: {text} ({:.0?}; {} left, {minutes} min)",
-            took, inner.left
+            "{case}: {text} ({took:.0?}; {} left, {minutes} min)",
+            inner.left
         );
     }
 
@@ -95,7 +95,7 @@ impl Progress {
     pub fn print_counts(&self, kind: Kind, took: Duration) {
         let inner = self.lock();
         let outcomes = &inner.state.outcomes;
-        println!("{kind}, {:.0?}:", took);
+        println!("{kind}, {took:.0?}:");
         println!("  {:22} {:>6} {:>6}", "fault", "runs", "failed");
         for step in [Step::Write, Step::Call] {
             for fault in Fault::all(step) {

@@ -892,13 +892,11 @@ impl<T: Transport> TrackedFieldSets<T> {
                 continue;
             }
             let live = unchecked.get(key).filter(|live| !live.terminating);
-            let field = &cx.object.spec.fields[desired.field];
-            let reference = &cx.object.spec.target;
             let spec = child::spec(
-                reference,
+                &cx.object.spec.target,
                 &notification,
                 &desired.target,
-                field,
+                &cx.object.spec.fields[desired.field],
                 desired.initial,
             );
             let child = child::build(&cx.object, key, spec);

@@ -15,7 +15,7 @@ pub const LASTING: Duration = Duration::from_secs(3);
 
 /// Returns the operator's writes. Reviews are created but change nothing.
 pub fn writes() -> Match {
-    Match::writes().and(|request| is_write(request))
+    Match::writes().and(is_write)
 }
 
 /// Returns whether a request may change something.
@@ -107,7 +107,7 @@ impl Strike {
             }
         }
         self.over.send_replace(true);
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Returns whether the request came.
