@@ -35,13 +35,13 @@ pub(crate) type Response = http::Response<Full<Bytes>>;
 pub(crate) type Handler = Box<dyn Fn(Parts) -> BoxFuture<'static, Response> + Send + Sync>;
 
 /// Function that sets up a connection, such as by a TLS handshake. `None` drops the connection.
-pub(crate) type Setup =
-    Box<dyn Fn(TcpStream) -> BoxFuture<'static, Option<Box<dyn Connection>>> + Send + Sync>;
+pub(crate) type OpenStream =
+    Box<dyn Fn(TcpStream) -> BoxFuture<'static, Option<Box<dyn ClientStream>>> + Send + Sync>;
 
 /// Connection to a client, encrypted or not.
-pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
 /// Bounds of the connections.
 #[derive(Clone, Copy)]
@@ -65,17 +65,22 @@ impl Limits {
 }
 
 /// Serves requests, for ever.
-pub(crate) async fn serve(listener: TcpListener, limits: Limits, setup: Setup, handler: Handler) {
-    let (setup, handler) = (Arc::new(setup), Arc::new(handler));
+pub(crate) async fn serve(
+    listener: TcpListener,
+    limits: Limits,
+    open_stream: OpenStream,
+    handler: Handler,
+) {
+    let (open_stream, handler) = (Arc::new(open_stream), Arc::new(handler));
     let slots = Arc::new(Semaphore::new(limits.connections));
     // The semaphore is never closed.
     while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
         let stream = accept(&listener).await;
-        let (setup, handler) = (Arc::clone(&setup), Arc::clone(&handler));
+        let (open_stream, handler) = (Arc::clone(&open_stream), Arc::clone(&handler));
         tokio::spawn(async move {
             // Otherwise each answer waits about 40 ms for the client's acknowledgement of the previous packet.
             let _ = stream.set_nodelay(true);
-            match timeout(limits.io_timeout, setup(stream)).await {
+            match timeout(limits.io_timeout, open_stream(stream)).await {
                 Ok(Some(stream)) => connection(stream, limits, &handler).await,
                 Ok(None) => {}
                 Err(_) => debug!(timeout = ?limits.io_timeout, "setup of a connection timed out"),
@@ -86,8 +91,8 @@ pub(crate) async fn serve(listener: TcpListener, limits: Limits, setup: Setup, h
 }
 
 /// Returns the setup of connections without TLS.
-pub(crate) fn plain() -> Setup {
-    Box::new(|stream| Box::pin(async { Some(Box::new(stream) as Box<dyn Connection>) }))
+pub(crate) fn plain() -> OpenStream {
+    Box::new(|stream| Box::pin(async { Some(Box::new(stream) as Box<dyn ClientStream>) }))
 }
 
 async fn accept(listener: &TcpListener) -> TcpStream {
@@ -112,7 +117,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-async fn connection(stream: Box<dyn Connection>, limits: Limits, handler: &Handler) {
+async fn connection(stream: Box<dyn ClientStream>, limits: Limits, handler: &Handler) {
     let service = service_fn(|request: Request<Incoming>| {
         let head = request.into_parts().0;
         async {

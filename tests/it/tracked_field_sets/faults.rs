@@ -1,5 +1,7 @@
 //! Watches that show nothing, a kind that disappears, an operator that is down, and kills.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -8,7 +10,7 @@ use qm_api::{TrackedField, TrackedFieldSet};
 use quartermaster::controllers::tracked_field_set::writes::RECHECK;
 use serde_json::{Value, json};
 use testbed::Options;
-use testbed::proxy::{Fault, Match, Point, Times, Verb};
+use testbed::proxy::{Fault, Match, Point, Seen, Times, Verb};
 use testbed::receiver::Receiver;
 
 use super::{is_quiet, replicas};
@@ -111,20 +113,18 @@ async fn deletion_of_a_changed_child_waits_for_the_watch() {
     let exclude = json!({ "spec": { "target": { "names": { "exclude": ["a"] } } } });
     bed.patch::<TrackedFieldSet>("all", exclude).await;
     let deletions = Match::verb(Verb::Delete).resource("trackedfields");
+    let attempts = |requests: &[Arc<Seen>]| {
+        let deletions = requests.iter().filter(|it| deletions.matches(&it.request));
+        deletions.map(|it| it.at).collect::<Vec<_>>()
+    };
     let seen = proxy
-        .wait_for(SOON, |requests| {
-            let deletions = requests.iter().filter(|it| deletions.matches(&it.request));
-            deletions.count() == 2
-        })
+        .wait_for(SOON, |requests| attempts(requests).len() == 3)
         .await
         .unwrap();
-    let times = seen
-        .iter()
-        .filter(|it| deletions.matches(&it.request))
-        .map(|it| it.at);
-    let times: Vec<_> = times.collect();
-    let between = times[1].duration_since(times[0]);
-    assert!(between >= RECHECK, "repeated after {between:?}");
+    // A recheck that an earlier reconcile has scheduled may repeat the first attempt sooner.
+    let times = attempts(&seen);
+    let between = times[2].duration_since(times[0]);
+    assert!(between >= RECHECK, "twice within {between:?}");
     bed.children_of("all", &["a", "b"]).await;
 
     frozen.take_back();

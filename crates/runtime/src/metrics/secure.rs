@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
-use crate::server::{self, Connection, Handler, Limits, Setup};
+use crate::server::{self, ClientStream, Handler, Limits, OpenStream};
 use crate::settings::RuntimeTimings;
 
 mod auth;
@@ -41,7 +41,7 @@ pub(crate) async fn serve(
     server::serve(listener, limits, tls(certificate), auth.require(handler)).await;
 }
 
-fn tls(certificate: Certificate) -> Setup {
+fn tls(certificate: Certificate) -> OpenStream {
     let certificate = Arc::new(certificate);
     Box::new(move |stream| handshake(Arc::clone(&certificate), stream).boxed())
 }
@@ -49,7 +49,7 @@ fn tls(certificate: Certificate) -> Setup {
 async fn handshake(
     certificate: Arc<Certificate>,
     stream: TcpStream,
-) -> Option<Box<dyn Connection>> {
+) -> Option<Box<dyn ClientStream>> {
     match TlsAcceptor::from(certificate.current().await)
         .accept(stream)
         .await
