@@ -32,9 +32,9 @@ COPY crates/api/Cargo.toml crates/api/
 COPY crates/runtime/Cargo.toml crates/runtime/
 COPY crates/notify/Cargo.toml crates/notify/
 COPY crates/aws/Cargo.toml crates/aws/
-RUN mkdir -p src testbed/src benches/figures; \
+RUN mkdir -p src testbed/src benches/figures tests/torture; \
     for member in . testbed xtask crates/*; do mkdir -p "$member/src"; touch "$member/src/lib.rs"; done; \
-    for main in src testbed/src benches/figures; do echo 'fn main() {}' >"$main/main.rs"; done; \
+    for main in src testbed/src benches/figures tests/torture; do echo 'fn main() {}' >"$main/main.rs"; done; \
     cargo build --config release.toml --release --locked --package quartermaster
 
 COPY crates crates
