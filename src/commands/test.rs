@@ -72,10 +72,9 @@ pub(crate) async fn run(
         match test_state(&point, &requested_at) {
             TestState::Waiting => {
                 let problem = not_ready(&point);
-                if problem.is_some() && problem != reported {
-                    let shown = problem.as_deref().unwrap_or_default();
-                    out.line(format!("The ContactPoint is not ready: {shown}"))?;
-                    reported = problem;
+                if let Some(problem) = problem.filter(|it| reported.as_ref() != Some(it)) {
+                    out.line(format!("The ContactPoint is not ready: {problem}"))?;
+                    reported = Some(problem);
                 }
             }
             TestState::Accepted => {

@@ -1,4 +1,4 @@
-//! Who changed a value: clients that scale, and clients that share a field.
+//! An entry names the client that changed the value, also if it scales or shares the field.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

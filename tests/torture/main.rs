@@ -58,7 +58,7 @@ struct Arguments {
     fresh: bool,
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Campaign {
     rest: Duration,
     side_by_side: usize,

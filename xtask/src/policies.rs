@@ -31,7 +31,7 @@ pub const GROUP: &str = "admissionregistration.k8s.io";
 struct Check<'a> {
     /// Condition under which the object does not need the permission.
     unless: Option<&'a str>,
-    /// One or two verbs.
+    /// Verbs, at most two.
     verbs: &'a [&'a str],
     group: &'a str,
     resource: &'a str,

@@ -294,7 +294,7 @@ impl Growth {
     }
 }
 
-/// What the operator had done before some changes.
+/// Requests and reconciles of the operator before some changes.
 struct Costs {
     mark: Mark,
     reconciles: f64,

@@ -67,8 +67,8 @@ async fn test_tells_why_nothing_was_sent() {
     let arguments = ["test", "cp/blocked", "-n", here, "--timeout=2s", NO_LEASE];
     let output = run.ends(1, &arguments).await;
     assert!(output.contains("within 2s: SecretNotFound: "), "{output}");
-    let told = "\nThe ContactPoint is not ready: SecretNotFound: ";
-    assert_eq!(output.matches(told).count(), 1, "{output}");
+    let problem = "\nThe ContactPoint is not ready: SecretNotFound: ";
+    assert_eq!(output.matches(problem).count(), 1, "{output}");
 
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;

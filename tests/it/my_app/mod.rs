@@ -96,16 +96,6 @@ impl Bed {
         .unwrap()
     }
 
-    /// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
-    pub async fn accepts_pods(&self) {
-        let accounts: Api<ServiceAccount> = self.api();
-        until("the default ServiceAccount", SOON, async || {
-            Ok(accounts.get_opt("default").await?)
-        })
-        .await
-        .unwrap();
-    }
-
     /// Returns the number of the operator's requests in this namespace since `since`, without Events, by verb and
     /// resource.
     async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {

@@ -87,7 +87,7 @@ async fn rejected_replacement_keeps_the_pod() {
     bed.app_runs_again("web", &pod).await;
 }
 
-/// The quota counts the Pod that is to be replaced.
+/// The quota counts the old Pod, too.
 #[tokio::test]
 async fn pod_is_replaced_within_a_full_quota() {
     let bed = Bed::shared("apps").await;

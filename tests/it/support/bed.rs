@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -541,6 +541,16 @@ impl Bed {
             .get("quartermaster.dev/waiting")
             .cloned()
             .unwrap_or_default()
+    }
+
+    /// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
+    pub async fn accepts_pods(&self) {
+        let accounts: Api<ServiceAccount> = self.api();
+        until("the default ServiceAccount", SOON, async || {
+            Ok(accounts.get_opt("default").await?)
+        })
+        .await
+        .unwrap();
     }
 }
 

@@ -50,7 +50,7 @@ pub enum Step {
     Call,
 }
 
-/// One fault at one request of one workload. Its name, such as `app_service/write-7/lost-answer`, selects it.
+/// A fault at a request of a workload. The name, such as `app_service/write-7/lost-answer`, selects the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
     pub kind: Kind,

@@ -1,4 +1,4 @@
-//! One run of a workload, and the oracle.
+//! `run` plays a workload once, and asks the oracle.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -40,7 +40,7 @@ const REACHED: Duration = Duration::from_mins(2);
 /// three attempts of each after a conflict.
 const REPETITIONS: u64 = 42;
 
-/// How cases run.
+/// Settings of a run.
 pub struct Setting<'a> {
     /// Permits for cases that act. A case at rest holds none.
     pub active: &'a Semaphore,
@@ -54,7 +54,7 @@ pub struct Setting<'a> {
     pub failure_log: Option<PathBuf>,
 }
 
-/// What a run without faults shows.
+/// States and counts of a run without faults.
 #[derive(Debug, Default)]
 pub struct Reference {
     /// The states at the checkpoints, by name.
@@ -70,7 +70,7 @@ pub struct Reference {
 /// Result of a case that holds.
 #[derive(Debug)]
 pub struct Report {
-    /// Whether the request came that the case is about.
+    /// True if the case's request has come.
     pub struck: bool,
     /// Number of the operator's writes.
     pub writes: usize,

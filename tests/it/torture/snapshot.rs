@@ -59,7 +59,7 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
     let meta = object.meta();
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.retain(|name, _| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)));
-    // How a manager wrote depends on what it had to write: a creation is an update, and a later change an apply.
+    // A manager creates by update and changes by apply, so the operation depends on what it had to write.
     let managers: BTreeSet<_> = meta
         .managed_fields
         .iter()

@@ -28,7 +28,7 @@ pub fn is_write(request: &ApiRequest) -> bool {
 /// A fault in wait.
 pub struct Strike {
     means: Means,
-    /// Whether the fault is over. It is not before it began.
+    /// True once the fault is over.
     over: watch::Sender<bool>,
 }
 
@@ -110,7 +110,7 @@ impl Strike {
         std::future::pending::<()>().await;
     }
 
-    /// Returns whether the request came.
+    /// Returns whether the case's request has come.
     pub fn has_struck(&self) -> bool {
         match &self.means {
             Means::None => false,
@@ -158,7 +158,7 @@ fn take_back(order: &Mutex<Option<Order>>) {
 
 fn of_write(case: Case, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Means {
     let nth = Times::Nth(case.number);
-    let writes = || Match::writes().and(move |request| is_write(request) && counted(request));
+    let writes = || writes().and(counted);
     if let Some(point) = case.fault.kills_at() {
         return Means::Kill(Trap::set(proxy, writes(), point, case.number));
     }

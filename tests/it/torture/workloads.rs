@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::Resource;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
@@ -267,16 +267,6 @@ where
     api.patch(name, &params, &Patch::Merge(patch))
         .await
         .unwrap();
-}
-
-/// Waits until Pods are accepted: a new namespace has no `ServiceAccount` for a moment.
-async fn accepts_pods(bed: &Bed) {
-    let accounts: Api<ServiceAccount> = bed.api();
-    until("the default ServiceAccount", SOON, async || {
-        Ok(accounts.get_opt("default").await?)
-    })
-    .await
-    .unwrap();
 }
 
 /// Deletes an object and waits until it is gone.

@@ -10,7 +10,7 @@ use qm_api::{TrackedField, TrackedFieldSet};
 use quartermaster::controllers::tracked_field_set::writes::RECHECK;
 use serde_json::{Value, json};
 use testbed::Options;
-use testbed::proxy::{Fault, Match, Point, Seen, Times, Verb};
+use testbed::proxy::{Fault, Match, Point, Proxy, Seen, Times, Verb};
 use testbed::receiver::Receiver;
 
 use super::{is_quiet, replicas};
@@ -55,33 +55,41 @@ async fn nothing_leaves_while_a_running_watch_is_frozen() {
     );
 }
 
-#[tokio::test]
-async fn rejected_deletion_waits_and_delays_no_other_write() {
-    let bed = Bed::shared("sets-undeleted").await;
+/// Creates Deployments `a` and `b`, and set `all` with a child for each, behind a proxy.
+async fn with_two_children(bed: &Bed) -> (Proxy, Operator, Receiver) {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("a", 1).await;
     bed.deployment("b", 1).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
-    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    let operator = Operator::start(bed, Settings::default().kubeconfig(kubeconfig)).await;
     bed.set("all", replicas(json!({}))).await;
     for name in ["a", "b"] {
         bed.child_history("all", name, is_quiet).await;
     }
+    (proxy, operator, receiver)
+}
+
+fn exclude(names: &[&str]) -> Value {
+    json!({ "spec": { "target": { "names": { "exclude": names } } } })
+}
+
+#[tokio::test]
+async fn rejected_deletion_waits_and_delays_no_other_write() {
+    let bed = Bed::shared("sets-undeleted").await;
+    let (proxy, _operator, _receiver) = with_two_children(&bed).await;
     let deletions = Match::verb(Verb::Delete).resource("trackedfields");
     let fault = proxy.inject(
         deletions,
         Times::Always,
         Fault::status(StatusCode::FORBIDDEN),
     );
-    let exclude = |names: Value| json!({ "spec": { "target": { "names": { "exclude": names } } } });
-    bed.patch::<TrackedFieldSet>("all", exclude(json!(["a"])))
-        .await;
+    bed.patch::<TrackedFieldSet>("all", exclude(&["a"])).await;
     bed.set_reads("all", "Forbidden").await;
     // Every event and every change of the set begins a reconcile.
     bed.deployment("c", 1).await;
     bed.children_of("all", &["a", "b", "c"]).await;
-    bed.patch::<TrackedFieldSet>("all", exclude(json!(["a", "x"])))
+    bed.patch::<TrackedFieldSet>("all", exclude(&["a", "x"]))
         .await;
     bed.set_reads("all", "Forbidden").await;
     assert!(fault.hits() <= 2, "{} deletions", fault.hits());
@@ -94,24 +102,14 @@ async fn rejected_deletion_waits_and_delays_no_other_write() {
 #[tokio::test]
 async fn deletion_of_a_changed_child_waits_for_the_watch() {
     let bed = Bed::shared("sets-changed").await;
-    let receiver = Receiver::start().unwrap();
-    bed.webhook("hook", &receiver.url()).await;
-    bed.deployment("a", 1).await;
-    bed.deployment("b", 1).await;
-    let (proxy, kubeconfig) = bed.through_proxy().await;
-    let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
-    bed.set("all", replicas(json!({}))).await;
-    for name in ["a", "b"] {
-        bed.child_history("all", name, is_quiet).await;
-    }
+    let (proxy, _operator, _receiver) = with_two_children(&bed).await;
     bed.set_reads("all", "Ready").await;
     let frozen = proxy.freeze_running(Match::watch("trackedfields"));
     let child = bed.children("all").await.remove("a").unwrap();
     let labels = json!({ "metadata": { "labels": { "changed": "yes" } } });
     bed.patch::<TrackedField>(&child.name_any(), labels).await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
-    let exclude = json!({ "spec": { "target": { "names": { "exclude": ["a"] } } } });
-    bed.patch::<TrackedFieldSet>("all", exclude).await;
+    bed.patch::<TrackedFieldSet>("all", exclude(&["a"])).await;
     let deletions = Match::verb(Verb::Delete).resource("trackedfields");
     let attempts = |requests: &[Arc<Seen>]| {
         let deletions = requests.iter().filter(|it| deletions.matches(&it.request));

@@ -142,14 +142,12 @@ async fn unsent_entries_keep_a_child_for_a_day() {
     let children = bed.children_of("all", &["a", "b"]).await;
 
     operator.kill();
-    let since = |hours: i64| {
-        let time = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(hours);
-        time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-    };
-    for (name, hours) in [("a", 25), ("b", 25)] {
+    let a_day_ago = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(25);
+    let a_day_ago = a_day_ago.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    for name in ["a", "b"] {
         let child = &children[name];
         let mut history = serde_json::to_value(child.history().unwrap()).unwrap();
-        history[0]["time"] = since(hours).into();
+        history[0]["time"] = a_day_ago.clone().into();
         write_history(&bed, &child.name_any(), &history).await;
     }
     operator.restart();

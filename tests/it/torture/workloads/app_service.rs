@@ -9,7 +9,7 @@ use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 
-use super::{Scene, accepts_pods, delete, harm, resource};
+use super::{Scene, delete, harm, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![
@@ -33,7 +33,7 @@ pub fn owns(request: &ApiRequest) -> bool {
 }
 
 pub async fn prepare(scene: &Scene<'_>) {
-    accepts_pods(&scene.bed).await;
+    scene.bed.accepts_pods().await;
     // Looks like a child.
     scene.bed.deployment("other", 0).await;
     let labels = json!({ "metadata": { "labels": { "app": "web" } } });

@@ -6,7 +6,7 @@ use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 
-use super::{Scene, accepts_pods, delete, harm, resource};
+use super::{Scene, delete, harm, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![resource::<MyApp>(), resource::<Pod>()]
@@ -18,7 +18,7 @@ pub fn owns(request: &ApiRequest) -> bool {
 }
 
 pub async fn prepare(scene: &Scene<'_>) {
-    accepts_pods(&scene.bed).await;
+    scene.bed.accepts_pods().await;
     // Looks like a child.
     let container = json!({ "name": "web", "image": "nginx:0" });
     let pod = json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
