@@ -20,7 +20,7 @@ use super::drift::{add, operator_fields, remove, replace};
 use super::{
     app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
 };
-use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 const CONTAINER: &str = "/spec/template/spec/containers/0";
 
@@ -85,18 +85,10 @@ async fn both(bed: &Bed) -> (Value, Value) {
 
 /// Counts the operator's requests about a resource of the test's namespace since `since`, with these verbs.
 async fn request_count(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
-    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let requests = bed
-        .plane
-        .audit()
-        .requests(since)
-        .await
-        .unwrap()
-        .into_iter()
-        .map(|request| request.subject);
+    let requests = bed.operator_requests(since).await;
     requests
-        .filter(|it| it.user == operator && it.namespace == bed.namespace && it.name == "web")
-        .filter(|it| it.resource == resource && verbs.contains(&it.verb.as_str()))
+        .filter(|it| it.name == "web" && it.resource == resource)
+        .filter(|it| verbs.contains(&it.verb.as_str()))
         .count()
 }
 

@@ -10,7 +10,7 @@ use qm_api::app_service::AppCondition;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
+use crate::support::{Bed, SOON};
 
 mod adoption;
 mod changes;
@@ -152,23 +152,9 @@ async fn create_original_children(
 /// Returns the operator's writes to objects of the test's namespace since `since`, as `VERB RESOURCE`, without those to
 /// the markers of [`reconciled`].
 async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
-    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let requests = bed
-        .plane
-        .audit()
-        .requests(since)
-        .await
-        .unwrap()
-        .into_iter()
-        .map(|request| request.subject);
+    let requests = bed.operator_requests(since).await;
     requests
-        .filter(|it| {
-            it.is_write()
-                && it.user == operator
-                && it.namespace == bed.namespace
-                && it.resource != "events"
-        })
-        .filter(|it| !it.name.starts_with(MARKER))
+        .filter(|it| it.is_write() && it.resource != "events" && !it.name.starts_with(MARKER))
         .map(|it| format!("{} {}", it.verb, it.resource))
         .collect()
 }

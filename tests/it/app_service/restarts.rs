@@ -121,17 +121,9 @@ async fn change_applies_at_once_while_other_children_wait_for_confirmation() {
         super::is_observed(app)
     })
     .await;
-    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-    let requests = bed
-        .plane
-        .audit()
-        .requests(since)
-        .await
-        .unwrap()
-        .into_iter()
-        .map(|request| request.subject);
+    let requests = bed.operator_requests(since).await;
     let sent_requests: Vec<_> = requests
-        .filter(|it| it.user == operator && it.resource == "deployments" && it.name == labelled)
+        .filter(|it| it.resource == "deployments" && it.name == labelled)
         .map(|it| it.verb)
         .collect();
     assert!(sent_requests.is_empty(), "{sent_requests:?}");

@@ -10,8 +10,12 @@ use testbed::aws::{Aws, SUBNETS};
 use testbed::process::Folder;
 use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
 
-use super::Run;
+use super::{Run, USER, user_with};
 use crate::support::{Bed, Operator, Settings};
+
+/// Resources of which a user needs to read and annotate objects to adopt them.
+const ADOPTER_RESOURCES: &str =
+    "configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
 
 fn reads(status: &Value, reason: &str) -> bool {
     status["conditions"][0]["reason"] == reason
@@ -265,29 +269,8 @@ async fn missing_permission_is_named_and_the_rest_is_adopted() {
         reads(&json!(sync.status), "Conflict")
     })
     .await;
-    bed.kubectl(&["create", "serviceaccount", "few"]).await;
-    let rules = [
-        "create",
-        "role",
-        "few",
-        "--verb=get,list,patch",
-        "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua",
-    ];
-    bed.kubectl(&rules).await;
-    bed.kubectl(&[
-        "create",
-        "rolebinding",
-        "few",
-        "--role=few",
-        &format!("--serviceaccount={here}:few"),
-    ])
-    .await;
-    let few = bed
-        .plane
-        .kubeconfig_for_service_account(here, "few")
-        .await
-        .unwrap();
-    let run = Run::on(&bed).kubeconfig(few);
+    let user = user_with(&bed, "get,list,patch", ADOPTER_RESOURCES).await;
+    let run = Run::on(&bed).kubeconfig(user);
     let output = run
         .ends(1, &["adopt", "-n", here, "--yes", "cmsync/s"])
         .await;
@@ -330,27 +313,11 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
     far.create::<ConfigMapSync>("s", json!({ "spec": spec }))
         .await;
     // The user may write the copy, but not read its source.
-    far.kubectl(&["create", "serviceaccount", "few"]).await;
-    let resources = "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
-    far.kubectl(&["create", "role", "few", "--verb=get,list,patch", resources])
-        .await;
-    far.kubectl(&[
-        "create",
-        "rolebinding",
-        "few",
-        "--role=few",
-        &format!("--serviceaccount={there}:few"),
-    ])
-    .await;
-    let few = bed
-        .plane
-        .kubeconfig_for_service_account(there, "few")
-        .await
-        .unwrap();
-    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&few).unwrap()).unwrap();
+    let user = user_with(&far, "get,list,patch", ADOPTER_RESOURCES).await;
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&user).unwrap()).unwrap();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("kubeconfig");
-    proxy.write_kubeconfig(&few, &file).unwrap();
+    proxy.write_kubeconfig(&user, &file).unwrap();
     let run = Run::on(&bed).kubeconfig(file);
 
     let source = Match::verb(Verb::Get)
@@ -360,7 +327,7 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
         (
             None,
             format!(
-                "configmaps \"settings\" is forbidden: User \"system:serviceaccount:{there}:few\""
+                "configmaps \"settings\" is forbidden: User \"system:serviceaccount:{there}:{USER}\""
             ),
         ),
         (

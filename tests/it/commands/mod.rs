@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use qm_core::kind::KindInfo;
+use quartermaster::kinds::KINDS;
 use testbed::aws::{Aws, FOREIGN};
 use testbed::process::Folder;
 use testbed::receiver::Receiver;
@@ -32,6 +34,33 @@ mod without_operator;
 
 /// Maximum duration of a command.
 const TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Name of the user of [`user_with`].
+const USER: &str = "limited";
+
+/// Creates a user with a Role in the test's namespace, and returns the user's kubeconfig.
+async fn user_with(bed: &Bed, verbs: &str, resources: &str) -> PathBuf {
+    bed.kubectl(&["create", "serviceaccount", USER]).await;
+    let (verbs, resources) = (format!("--verb={verbs}"), format!("--resource={resources}"));
+    bed.kubectl(&["create", "role", USER, &verbs, &resources])
+        .await;
+    let (role, account) = (
+        format!("--role={USER}"),
+        format!("--serviceaccount={}:{USER}", bed.namespace),
+    );
+    bed.kubectl(&["create", "rolebinding", USER, &role, &account])
+        .await;
+    let file = bed
+        .plane
+        .kubeconfig_for_service_account(&bed.namespace, USER);
+    file.await.unwrap()
+}
+
+/// Returns the resources of all kinds, as a Role of [`user_with`] names them.
+fn all_kinds() -> String {
+    let names: Vec<_> = KINDS.iter().map(KindInfo::crd_name).collect();
+    names.join(",")
+}
 
 /// The result of a command.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use testbed::process::Folder;
 use testbed::receiver::{Receiver, Reply};
 
-use super::Run;
+use super::{Run, user_with};
 use crate::support::Bed;
 
 /// Writes a kubeconfig of a server.
@@ -77,24 +77,8 @@ async fn forbidden_kinds_are_named_and_the_others_shown() {
     let bed = Bed::shared("few").await;
     let here = bed.namespace.as_str();
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    bed.kubectl(&["create", "serviceaccount", "few"]).await;
-    let resource = "--resource=contactpoints.tg.azamaton.ru";
-    bed.kubectl(&["create", "role", "few", "--verb=list", resource])
-        .await;
-    bed.kubectl(&[
-        "create",
-        "rolebinding",
-        "few",
-        "--role=few",
-        &format!("--serviceaccount={here}:few"),
-    ])
-    .await;
-    let few = bed
-        .plane
-        .kubeconfig_for_service_account(here, "few")
-        .await
-        .unwrap();
-    let run = Run::on(&bed).kubeconfig(few);
+    let user = user_with(&bed, "list", "contactpoints.tg.azamaton.ru").await;
+    let run = Run::on(&bed).kubeconfig(user);
     let output = run.ends(1, &["status", "-n", here]).await;
     assert!(
         output.contains("contactpoint/hook") && output.contains("\n1 object: "),

@@ -5,7 +5,7 @@ use qm_api::ContactPoint;
 use serde_json::json;
 use testbed::receiver::{Receiver, Reply};
 
-use super::Run;
+use super::{Run, user_with};
 use crate::support::{Bed, Operator, Settings, accepted};
 
 /// Without a Lease of this name the command cannot tell whether an operator runs.
@@ -89,15 +89,7 @@ async fn test_needs_the_permission_to_annotate() {
     let bed = Bed::shared("test-forbidden").await;
     let here = bed.namespace.as_str();
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resource = "--resource=contactpoints.tg.azamaton.ru";
-    bed.kubectl(&["create", "role", "reader", "--verb=get", resource])
-        .await;
-    let account = format!("--serviceaccount={here}:reader");
-    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])
-        .await;
-    let account = bed.plane.kubeconfig_for_service_account(here, "reader");
-    let file = account.await.unwrap();
+    let file = user_with(&bed, "get", "contactpoints.tg.azamaton.ru").await;
     let output = Run::on(&bed)
         .kubeconfig(file)
         .ends(1, &["test", "cp/hook", "-n", here])

@@ -11,7 +11,7 @@ use testbed::aws::{Aws, SUBNETS};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use super::Run;
+use super::{Run, all_kinds, user_with};
 use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
 /// An object of each kind in a namespace, with its children.
@@ -431,28 +431,7 @@ async fn blockers_are_named_and_can_be_removed() {
 async fn missing_permission_is_named_at_once() {
     let bed = Bed::shared("denied").await;
     bed.webhook("hook", "http://127.0.0.1:1").await;
-    bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = kinds::KINDS
-        .iter()
-        .map(qm_core::kind::KindInfo::crd_name)
-        .collect::<Vec<_>>()
-        .join(",");
-    bed.kubectl(&[
-        "create",
-        "role",
-        "reader",
-        "--verb=get,list",
-        &format!("--resource={resources}"),
-    ])
-    .await;
-    let account = format!("--serviceaccount={}:reader", bed.namespace);
-    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])
-        .await;
-    let file = bed
-        .plane
-        .kubeconfig_for_service_account(&bed.namespace, "reader")
-        .await
-        .unwrap();
+    let file = user_with(&bed, "get,list", &all_kinds()).await;
     let output = Run::on(&bed)
         .kubeconfig(file)
         .ends(1, &["uninstall", "-n", &bed.namespace, "--yes"])

@@ -7,15 +7,13 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use qm_api::{ConfigMapSync, MyApp, MyIngress};
-use qm_core::kind::KindInfo;
-use quartermaster::kinds;
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
-use super::Run;
 use super::uninstall::{ALL, Scene};
+use super::{Run, all_kinds, user_with};
 use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
 
 #[tokio::test]
@@ -110,28 +108,7 @@ async fn without_operator_needs_a_proof_and_keeps_every_copy() {
         )),
         "{output}"
     );
-    bed.kubectl(&["create", "serviceaccount", "reader"]).await;
-    let resources = kinds::KINDS
-        .iter()
-        .map(KindInfo::crd_name)
-        .collect::<Vec<_>>()
-        .join(",");
-    bed.kubectl(&[
-        "create",
-        "role",
-        "reader",
-        "--verb=*",
-        &format!("--resource={resources}"),
-    ])
-    .await;
-    let account = format!("--serviceaccount={here}:reader");
-    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])
-        .await;
-    let file = bed
-        .plane
-        .kubeconfig_for_service_account(here, "reader")
-        .await
-        .unwrap();
+    let file = user_with(bed, "*", &all_kinds()).await;
     let output = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
     assert!(
         output.contains("once it has stopped: the Lease of the operator could not be read: leases")

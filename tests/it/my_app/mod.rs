@@ -7,10 +7,10 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Resource as _, ResourceExt as _};
 use qm_api::MyApp;
 use serde_json::{Value, json};
-use testbed::control_plane::audit::{Mark, Request};
+use testbed::control_plane::audit::Mark;
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
+use crate::support::{Bed, SOON};
 
 mod changes;
 mod kills;
@@ -100,14 +100,9 @@ impl Bed {
     /// resource.
     async fn requests(&self, since: Mark) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
-        for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
-            let by_operator = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        for subject in self.operator_requests(since).await {
             let watches = ["watch", "list"].contains(&subject.verb.as_str());
-            if by_operator
-                && subject.namespace == self.namespace
-                && subject.resource != "events"
-                && !watches
-            {
+            if subject.resource != "events" && !watches {
                 *counts
                     .entry(format!(
                         "{} {} {}",

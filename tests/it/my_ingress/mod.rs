@@ -11,7 +11,7 @@ use testbed::aws::{Aws, Balancer, Call};
 use testbed::control_plane::audit::Mark;
 use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 mod calls;
 mod delayed;
@@ -133,19 +133,9 @@ impl Site {
 
     /// Returns the operator's writes since `since` in this namespace, without Events.
     async fn writes(&self, since: Mark) -> Vec<String> {
-        let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
-        let requests = self
-            .bed
-            .plane
-            .audit()
-            .requests(since)
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|request| request.subject);
+        let requests = self.bed.operator_requests(since).await;
         requests
-            .filter(|it| it.is_write() && it.user == operator && it.namespace == self.bed.namespace)
-            .filter(|it| it.resource != "events")
+            .filter(|it| it.is_write() && it.resource != "events")
             .map(|it| format!("{} {}", it.verb, it.resource))
             .collect()
     }

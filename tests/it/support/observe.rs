@@ -7,10 +7,11 @@ use k8s_openapi::api::events::v1::Event;
 use qm_api::ContactPoint;
 use serde_json::{Value, json};
 use testbed::bot_api::{BotApi, Chat, Kind, Pace};
+use testbed::control_plane::audit::{Mark, Subject};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 
-use super::{Bed, SOON, TOKEN};
+use super::{ACCOUNT, Bed, SOON, SYSTEM, TOKEN};
 
 /// Id of a private chat of the tests' Bot API.
 pub const CHAT: i64 = 12_345_678;
@@ -50,6 +51,14 @@ impl Bed {
             Ok(self.events(name, reason).await.into_iter().next())
         });
         found.await.unwrap().note.unwrap_or_default()
+    }
+
+    /// Returns the operator's requests about objects of the test's namespace since `since`.
+    pub async fn operator_requests(&self, since: Mark) -> impl Iterator<Item = Subject> {
+        let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        let requests = self.plane.audit().requests(since).await.unwrap();
+        let subjects = requests.into_iter().map(|request| request.subject);
+        subjects.filter(move |it| it.user == operator && it.namespace == self.namespace)
     }
 
     /// Runs kubectl with these arguments in the test's namespace; returns the output.
