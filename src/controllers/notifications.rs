@@ -18,13 +18,13 @@ use tokio::sync::SetOnce;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
-use super::tracked_field::filters::Filters;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::grants::Grants;
 use super::tracked_field::requests::TargetRequests;
 use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::waiting::Receivers;
+use super::tracked_field::when::ParsedWhens;
 use super::tracked_field::{self, EntryTimings, TrackedFields};
 use super::tracked_field_set::child::LiveChild;
 use super::tracked_field_set::index::SetIndex;
@@ -141,7 +141,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         set_index: Arc::clone(&set_index),
         receivers: Arc::clone(&receivers),
         outbox,
-        filters: Filters::default(),
+        whens: ParsedWhens::default(),
         metrics,
         timings: EntryTimings {
             renew_event: timings.event_renewal,
@@ -238,7 +238,7 @@ fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
         own_addresses: settings.own_addresses.clone(),
         quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
-        retry_after_cap: config.timings.retry_after_max,
+        max_retry_after: config.timings.retry_after_max,
         lease_check: Arc::new(move || fence.is_open()),
         lookup: settings.dns.clone().lookup(),
         ..client::SenderConfig::default()

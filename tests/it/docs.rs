@@ -133,6 +133,10 @@ fn every_link_has_a_target() {
 
 #[test]
 fn every_named_path_exists() {
+    let mut sources = Vec::new();
+    for folder in ["src", "crates", "xtask", "testbed", "tests"] {
+        add_sources(&root().join(folder), &mut sources);
+    }
     for (path, text) in pages() {
         for named in prose(&text).split('`').skip(1).step_by(2) {
             let is_local = [
@@ -140,13 +144,27 @@ fn every_named_path_exists() {
             ]
             .iter()
             .any(|folder| named.starts_with(folder));
-            if is_local && !named.contains([' ', '*', ':']) && !named.contains("KIND") {
-                assert!(
-                    root().join(named).exists(),
-                    "{}: {named} does not exist",
-                    path.display()
-                );
-            }
+            let exists = if is_local && !named.contains([' ', '*', ':']) && !named.contains("KIND")
+            {
+                root().join(named).exists()
+            } else if !is_local && named.ends_with(".rs") {
+                sources.iter().any(|source| source.ends_with(named))
+            } else {
+                true
+            };
+            assert!(exists, "{}: {named} does not exist", path.display());
+        }
+    }
+}
+
+/// Adds the Rust files below `folder`.
+fn add_sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            add_sources(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(path);
         }
     }
 }

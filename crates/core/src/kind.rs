@@ -22,7 +22,7 @@ pub trait Kind: Resource<DynamicType = ()> {
     /// Returns the readiness as last written.
     fn readiness(&self) -> ReadinessSummary<'_>;
 
-    /// Shares what other objects have as well, before a cache keeps the object.
+    /// Replaces values that other objects have too by shared copies, before a cache stores the object.
     fn share(&mut self) {}
 
     /// Returns whether the spec tells the operator to change nothing.
@@ -133,8 +133,8 @@ pub enum DelegatedAccess {
     SelectedTargets,
     /// The operator reads Secrets and sends them.
     Secrets,
-    /// The operator creates objects in the object's own namespace: those of every resource that the controller may create.
-    /// Each pair is a resource that an object needs only if its spec has a field, and the field.
+    /// The operator creates objects of every resource that the controller may create, in the object's own namespace. Each
+    /// pair is a resource and a field of the spec: an object without the field does not need the resource.
     Children(&'static [(&'static str, &'static str)]),
     /// The operator does nothing that a Kubernetes permission covers.
     Nothing,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Number of values from which those that nobody uses any more are dropped.
+/// Number of values from which unused ones are dropped.
 const MIN_SWEEP: usize = 1024;
 
 static TEXTS: LazyLock<Shared<str>> = LazyLock::new(Shared::default);

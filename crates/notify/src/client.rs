@@ -43,7 +43,7 @@ pub struct SenderConfig {
     /// Timeout of one attempt, to the end of the response.
     pub attempt_timeout: Duration,
     /// Upper limit of a webhook's `Retry-After`. Telegram's has none.
-    pub retry_after_cap: Duration,
+    pub max_retry_after: Duration,
     /// Rate limits of each Telegram token.
     pub telegram_limits: TelegramLimits,
     pub lease_check: LeaseCheck,
@@ -63,7 +63,7 @@ impl Default for SenderConfig {
             own_addresses: Vec::new(),
             quote_private: false,
             attempt_timeout: Duration::from_secs(10),
-            retry_after_cap: Duration::from_hours(1),
+            max_retry_after: Duration::from_hours(1),
             telegram_limits: TelegramLimits::default(),
             lease_check: Arc::new(|| true),
             lookup: Dns::default().lookup(),
@@ -82,7 +82,7 @@ pub struct HttpSender {
     names: Names,
     lease_check: LeaseCheck,
     attempt_timeout: Duration,
-    retry_after_cap: Duration,
+    max_retry_after: Duration,
     rate_limiter: TelegramRateLimiter,
     telegram: OnceLock<reqwest::Client>,
     webhook: OnceLock<reqwest::Client>,
@@ -132,7 +132,7 @@ impl HttpSender {
             names: Names::new(config.lookup),
             lease_check: config.lease_check,
             attempt_timeout: config.attempt_timeout,
-            retry_after_cap: config.retry_after_cap,
+            max_retry_after: config.max_retry_after,
             rate_limiter: TelegramRateLimiter::new(config.telegram_limits),
             telegram: OnceLock::new(),
             webhook: OnceLock::new(),
@@ -206,7 +206,7 @@ impl HttpSender {
         let request = webhook::WebhookRequest {
             client,
             timeout: webhook.timeout.unwrap_or(self.attempt_timeout),
-            retry_after_cap: self.retry_after_cap,
+            max_retry_after: self.max_retry_after,
             check_lease: &check_lease,
             names: &self.names,
             context: &context,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use qm_api::contact_point::ChatId;
 use tokio::time::Instant;
 
-use super::LONGEST_PAUSE;
+use super::MAX_PAUSE;
 
 /// Maximum number of requests in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl TelegramRateLimiter {
     /// Allows no request to `key` for this time.
     pub fn pause(&self, key: &ChatKey, after: Duration) {
         self.lock()
-            .pause(key, Instant::now() + after.min(LONGEST_PAUSE));
+            .pause(key, Instant::now() + after.min(MAX_PAUSE));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, TokenLog> {

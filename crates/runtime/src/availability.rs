@@ -24,11 +24,11 @@ const PROBES: [&str; 2] = ["/readyz", "/version"];
 const FAILED_WRITES: u32 = 3;
 
 /// Longest `Retry-After` that the operator honours.
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
+const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 
-/// Returns the pause that a `Retry-After` of this many seconds asks for.
+/// Returns the pause for a `Retry-After` of this many seconds.
 pub fn pause(seconds: u32) -> Duration {
-    Duration::from_secs(seconds.into()).min(LONGEST_PAUSE)
+    Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER)
 }
 
 /// Availability of the apiserver, derived from the results of requests. Clones share the state.
@@ -48,7 +48,7 @@ struct AvailabilityState {
     stores_nothing: AtomicBool,
     /// Number of outages that have ended.
     ended_outages: watch::Sender<u64>,
-    /// Instant until which the apiserver last asked for a pause.
+    /// End of the last pause that the apiserver asked for.
     paused: Mutex<Option<Instant>>,
 }
 
@@ -97,7 +97,7 @@ impl Availability {
         self.0.stores_nothing.load(Ordering::Acquire)
     }
 
-    /// Returns the instant until which the apiserver last asked for a pause, by the `Retry-After` of a 429.
+    /// Returns the end of the last pause that the apiserver asked for, by the `Retry-After` of a 429.
     pub fn paused_until(&self) -> Option<Instant> {
         *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,7 +109,7 @@ impl Availability {
 
     /// Returns whether an outage is confirmed and not over. Until then even rejections do not count: a starting
     /// apiserver answers before it has loaded RBAC.
-    pub fn is_out(&self) -> bool {
+    pub fn is_in_outage(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
 
@@ -120,13 +120,13 @@ impl Availability {
 
     /// Begins an outage of writes alone.
     #[cfg(test)]
-    pub(crate) fn store_nothing(&self) {
+    pub(crate) fn begin_write_outage(&self) {
         self.0.stores_nothing.store(true, Ordering::Release);
     }
 
     /// Ends an outage.
     #[cfg(test)]
-    pub(crate) fn come_back(&self) {
+    pub(crate) fn end_outage(&self) {
         self.0.ended_outages.send_modify(|outages| *outages += 1);
     }
 

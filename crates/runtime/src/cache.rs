@@ -147,10 +147,10 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     }
 }
 
-/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations of a
-/// child, and other programs' annotations, which may be as large as the object; shares the rest with other objects.
-/// [`Kind::FOREIGN_ANNOTATIONS`] keep their names only. If the
-/// finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the result.
+/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations of
+/// a child, and other programs' annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep
+/// their names only. If the finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the
+/// result. Equal values of several objects become shared copies.
 pub fn strip<K: Kind>(object: &mut K) {
     object.share();
     let metadata = object.meta_mut();

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::ownership::owner_of;
-use crate::{ObjectKey, apply, version};
+use crate::{ObjectKey, version, write};
 
 /// Maximum number of deleted children that the cache remembers until they are created again.
 const MAX_EXTERNAL_DELETIONS: usize = 10_000;
@@ -261,8 +261,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
                 entry.read_due = Some(Instant::now());
             }
         }
-        let answer = apply::remove(api, &child.pinned(key)).await;
-        if answer.as_ref().is_err_and(apply::is_without_effect) {
+        let answer = write::remove(api, &child.pinned(key)).await;
+        if answer.as_ref().is_err_and(write::is_without_effect) {
             self.state().take_deleting(key, &child.uid);
         }
         answer

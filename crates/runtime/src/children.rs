@@ -19,20 +19,20 @@ use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
 use tokio::sync::SetOnce;
 
-use self::desired::{Applied, classified, content, managed, what};
+use self::desired::{Applied, classified, content, managed, title};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
 use self::rate_limit::Basis;
 pub(super) use self::rate_limit::WriteLimiter;
 use super::child_cache::{ChildCache, KnownChild};
 use super::controller::{Context, ReconciledKind};
 use super::drift::{Correction, Drift};
-use super::error::{Error, QUOTA_EXCEEDED, Result, rejection};
+use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
 use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership};
 use super::raw_object::BoundedObject;
 use super::watch::{Index, Observer, SyncState};
-use super::{ObjectKey, apply, finalizer, version};
+use super::{ObjectKey, finalizer, version, write};
 
 mod desired;
 mod rate_limit;
@@ -99,8 +99,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.cache.count(|child| is_owned(cx, child))
     }
 
-    /// Returns the cached child of this name, if it belongs to the context's object, or to an earlier object of its name that
-    /// no longer exists.
+    /// Returns the cached child of this name, if its owner is the context's object, or an earlier object with the name of
+    /// the context's object that no longer exists.
     pub fn owned<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -123,8 +123,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 
     /// Applies `desired` server-side as a child of the context's object.
     ///
-    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit; the owner is woken
-    /// then.
+    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit, which then wakes the
+    /// owner.
     ///
     /// # Errors
     /// The errors of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
@@ -208,7 +208,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let is_last = attempt == MAX_ATTEMPTS;
             let mut rejected = None;
             if !may_exist {
-                let created = apply::create(&api, self.manager, desired.build()).await;
+                let created = write::create(&api, self.manager, desired.build()).await;
                 match classified::<K, _>(key, created) {
                     Ok(Some(created)) => {
                         self.record_created(owner, key, &created, desired);
@@ -262,7 +262,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 && let Some(message) = owner.contest_message()
             {
                 self.drift
-                    .resume(owner, key, &what::<K>(key), digest, message);
+                    .resume(owner, key, &title::<K>(key), digest, message);
             }
             let action = match &object {
                 Some(object) => desired.plan(object, &ownership, matched),
@@ -304,12 +304,12 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 }
                 ChildAction::Replace(object) => {
                     let api = self.unbounded_api(key);
-                    let replaced = apply::replace(&api, self.manager, &*object).await;
+                    let replaced = write::replace(&api, self.manager, &*object).await;
                     classified::<K, _>(key, replaced.map(Some))
                 }
                 ChildAction::Patch(patch) => {
                     let metadata = child.pinned(key);
-                    let patched = apply::metadata(&api, self.manager, &metadata, patch).await;
+                    let patched = write::metadata(&api, self.manager, &metadata, patch).await;
                     classified::<K, _>(key, patched.map(Some))
                 }
                 ChildAction::Delete(reason) => {
@@ -338,20 +338,22 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Terminating(what::<K>(key)))
+        Err(Error::Terminating(title::<K>(key)))
     }
 
-    /// Fails if the apiserver would reject the replacement of a child, so that the child stays. A quota is no reason: it
-    /// counts the child, too.
+    /// Fails if the apiserver would reject the replacement of a child, so that the child stays. Ignores a quota, because the
+    /// quota still counts the child.
     async fn check_replacement(
         &self,
         api: &Api<BoundedObject<K>>,
         key: &ObjectKey,
         replacement: K,
     ) -> Result<()> {
-        let accepted = apply::try_create(api, self.manager, replacement).await;
+        let accepted = write::try_create(api, self.manager, replacement).await;
         match classified::<K, _>(key, accepted) {
-            Err(Error::Rejected { status, .. }) if rejection(&status) == QUOTA_EXCEEDED => Ok(()),
+            Err(Error::Rejected { status, .. }) if rejection_reason(&status) == QUOTA_EXCEEDED => {
+                Ok(())
+            }
             accepted => accepted,
         }
     }
@@ -402,7 +404,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             owner,
             key,
             &Correction {
-                what: &what::<K>(key),
+                title: &title::<K>(key),
                 fields: &changed,
                 before: before.map_or(&Projection::default(), |(values, _)| values),
                 manager: Some(&*manager).filter(|manager| !manager.is_empty()),
@@ -485,7 +487,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 // The apiserver keeps its own `managedFields`.
                 live.meta_mut().managed_fields = None;
                 let api = self.unbounded_api(key);
-                let replaced = apply::replace(&api, self.manager, &live).await;
+                let replaced = write::replace(&api, self.manager, &live).await;
                 classified::<K, _>(key, replaced.map(drop))
             } else {
                 self.delete(key, &self.known(&live)).await
@@ -527,7 +529,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             && !owner.is_fresh()
             && desired.reports_recreation()
         {
-            self.drift.recreated(owner, key, &what::<K>(key));
+            self.drift.recreated(owner, key, &title::<K>(key));
         } else {
             self.drift.created(key);
         }
@@ -591,7 +593,7 @@ fn unless_terminating<K: ChildKind, S>(
     ensured: Ensured<S>,
 ) -> Result<Ensured<S>> {
     match ensured {
-        Ensured::Terminating(_) => Err(Error::Terminating(what::<K>(&applied.key))),
+        Ensured::Terminating(_) => Err(Error::Terminating(title::<K>(&applied.key))),
         ensured => Ok(ensured),
     }
 }

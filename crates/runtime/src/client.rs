@@ -1,4 +1,4 @@
-//! Clients of the apiserver: the main client, a client without the fence, and a client for commands.
+//! Clients of the apiserver: one whose writes pass the fence, one without the fence, and one for commands.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -72,10 +72,10 @@ pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
     Some(error.to_string())
 }
 
-/// Creates the main client; only requests that need no lease use another.
+/// Creates the client of all requests except those that need no lease.
 ///
-/// - The client writes (any method but GET and HEAD) only while `fence` is open, which is checked until the request is
-///   on its way.
+/// - The client writes (any method but GET and HEAD) only while `fence` is open. It checks the fence until it has sent
+///   the request.
 /// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
 ///   create can meet its own `AlreadyExists`. Callers back off and compute the request again instead.
 /// - A response must begin within `api_timeout`, and a connection on which nothing is read for longer than
@@ -85,7 +85,7 @@ pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
 ///
 /// # Errors
 /// Bad certificates or an unsupported proxy in `config`.
-pub fn main(
+pub fn fenced(
     mut config: Config,
     fence: Fence,
     availability: Availability,
@@ -109,7 +109,7 @@ pub fn main(
 /// without the fence, and with a timeout of 5 s for each request.
 ///
 /// # Errors
-/// The errors of [`main`].
+/// The errors of [`fenced`].
 pub(crate) fn unfenced(
     config: Config,
     program: &Program,
@@ -123,14 +123,14 @@ pub(crate) fn unfenced(
         timeout: UNFENCED_TIMEOUT,
         server,
     };
-    build(silent_for(config, UNFENCED_TIMEOUT), program, &gate)
+    build(with_read_timeout(config, UNFENCED_TIMEOUT), program, &gate)
 }
 
 /// Creates the client of a command. The client does not retry, so that the user learns immediately of a busy server;
 /// errors name the server.
 ///
 /// # Errors
-/// The errors of [`main`].
+/// The errors of [`fenced`].
 pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
     let ApiServerAddress { url, .. } = ApiServerAddress::of(&config.cluster_url);
     let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
@@ -144,8 +144,10 @@ pub fn for_command(config: Config, program: &Program) -> kube::Result<Client> {
         }
         .into()
     });
-    let builder =
-        ClientBuilder::try_from(with_defaults(silent_for(config, COMMAND_TIMEOUT), program)?)?;
+    let builder = ClientBuilder::try_from(with_defaults(
+        with_read_timeout(config, COMMAND_TIMEOUT),
+        program,
+    )?)?;
     Ok(builder
         .with_layer(&nesting::layer())
         .with_layer(&unanswered)
@@ -160,7 +162,7 @@ fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<
 }
 
 /// Closes a connection on which no data arrives for `time`.
-fn silent_for(mut config: Config, time: Duration) -> Config {
+fn with_read_timeout(mut config: Config, time: Duration) -> Config {
     config.connect_timeout = Some(time);
     config.read_timeout = Some(time);
     config.write_timeout = Some(time);
@@ -529,7 +531,7 @@ mod tests {
         let receiver = Receiver::start().unwrap();
         receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
         let config = || Config::new(receiver.url().parse().unwrap());
-        let main = super::main(
+        let fenced = super::fenced(
             config(),
             Fence::open(),
             Availability::default(),
@@ -540,7 +542,7 @@ mod tests {
         .unwrap();
         let unfenced = super::unfenced(config(), &PROGRAM, Metrics::new(&PROGRAM)).unwrap();
         let command = for_command(config(), &PROGRAM).unwrap();
-        for client in [main, unfenced, command] {
+        for client in [fenced, unfenced, command] {
             Api::<ConfigMap>::default_namespaced(client)
                 .get("x")
                 .await

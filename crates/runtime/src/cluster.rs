@@ -66,7 +66,7 @@ fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow
     if proxy.is_some() && has_proxy() {
         // The URL may contain a password.
         anyhow::bail!(
-            "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
+            "the kubeconfig's cluster has a proxy-url, but this program does not connect to the apiserver through a proxy: give a \
              kubeconfig without one, whose server is reached directly"
         );
     }

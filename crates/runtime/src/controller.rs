@@ -31,7 +31,7 @@ use super::owners::Owners;
 use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
-use super::{ObjectKey, apply, finalizer};
+use super::{ObjectKey, finalizer, write};
 
 /// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
 const STATUS_DELAY: Duration = Duration::from_secs(5);
@@ -258,8 +258,8 @@ impl<K: ReconciledKind> Context<K> {
         }
         let annotations = annotations.iter().copied().collect();
         let (api, manager) = (self.api(), self.shared.field_manager);
-        let write = apply::annotate(&api, manager, self.object.as_ref(), &annotations);
-        let written = self.shared.own_writes.object(&self.key, write).await;
+        let writing = write::annotate(&api, manager, self.object.as_ref(), &annotations);
+        let written = self.shared.own_writes.write(&self.key, writing).await;
         self.object = written.map_err(Error::api("the annotations could not be written"))?;
         Ok(())
     }
@@ -331,7 +331,7 @@ impl<K: ReconciledKind> Context<K> {
         let write =
             self.shared
                 .own_writes
-                .status(&api, manager, self.object.as_ref(), &self.status);
+                .write_status(&api, manager, self.object.as_ref(), &self.status);
         write
             .await
             .map_err(Error::api("the status could not be written"))

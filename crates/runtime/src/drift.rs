@@ -43,7 +43,8 @@ pub struct Drift {
     /// False if repeated corrections are neither reported as a contest nor delayed.
     backs_off: bool,
     episodes: Mutex<HashMap<ObjectKey, Episode>>,
-    /// Fields that were taken from other managers, until an Event reports them: the apply that removes them may fail.
+    /// Fields that were taken from other managers, until an Event reports them. They outlast a reconcile, because the
+    /// apply that removes them may fail.
     taken: Mutex<HashMap<ObjectKey, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
     recreated: Mutex<HashMap<ObjectKey, Instant>>,
@@ -54,8 +55,8 @@ pub type Advice = &'static [(&'static str, &'static str)];
 
 /// Correction of a child's drift.
 pub struct Correction<'a> {
-    /// The child, such as `Deployment shop/web`.
-    pub what: &'a str,
+    /// Title of the child, such as `Deployment shop/web`.
+    pub title: &'a str,
     /// The fields that were changed.
     pub fields: &'a [Path],
     /// The values before the correction.
@@ -143,16 +144,16 @@ impl Drift {
     }
 
     /// Continues a contest that an earlier process recorded in the owner's status with this message, if the message is
-    /// about the child `what`. Corrections recorded in this process take precedence.
+    /// about the child with this `title`. Corrections recorded in this process take precedence.
     pub fn resume(
         &self,
         owner: &Owner,
         child: &ObjectKey,
-        what: &str,
+        title: &str,
         digest: &str,
         message: &str,
     ) {
-        let Some((reported, _)) = message.split_once(&format!(" of {what}{BACKING_OFF}")) else {
+        let Some((reported, _)) = message.split_once(&format!(" of {title}{BACKING_OFF}")) else {
             return;
         };
         let now = Instant::now();
@@ -189,7 +190,7 @@ impl Drift {
     /// Records a correction of a child.
     pub fn corrected(&self, owner: &Owner, child: &ObjectKey, correction: &Correction<'_>) {
         let Correction {
-            what,
+            title,
             fields,
             before,
             manager,
@@ -205,7 +206,7 @@ impl Drift {
             manager.unwrap_or("another client"),
         );
         info!(
-            child = what,
+            child = title,
             fields,
             before = values,
             manager,
@@ -256,7 +257,7 @@ impl Drift {
                 .take()
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
-            let message = format!("{by} keeps changing {fields} of {what}{BACKING_OFF}: {advice}");
+            let message = format!("{by} keeps changing {fields} of {title}{BACKING_OFF}: {advice}");
             episode.contest = Some(Contest {
                 message,
                 delays,
@@ -274,7 +275,7 @@ impl Drift {
             } else {
                 format!("; before: {values}")
             };
-            let note = format!("corrected {fields} of {what}, changed by {by}: {advice}{values}");
+            let note = format!("corrected {fields} of {title}, changed by {by}: {advice}{values}");
             self.events
                 .warning(owner.object_ref(), "Correct", CORRECTED, note);
         }
@@ -288,9 +289,9 @@ impl Drift {
 
     /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. At
     /// most one Event within the window reports a recreation of the child.
-    pub fn recreated(&self, owner: &Owner, child: &ObjectKey, what: &str) {
+    pub fn recreated(&self, owner: &Owner, child: &ObjectKey, title: &str) {
         self.created(child);
-        info!(child = what, "recreated a deleted child");
+        info!(child = title, "recreated a deleted child");
         self.corrected.inc();
         let now = Instant::now();
         let mut recreated = self
@@ -304,7 +305,7 @@ impl Drift {
         if is_unreported {
             let kind = owner.kind();
             let note = format!(
-                "another client deleted {what}, so the operator recreates it: change the {kind} instead"
+                "another client deleted {title}, so the operator recreates it: change the {kind} instead"
             );
             self.events
                 .normal(owner.object_ref(), "Create", RECREATED, note);

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use kube::core::Status;
 
-use super::apply::{is_denied, is_immutable, is_replaced, is_terminating};
 use super::client;
 use super::outcome::{Outcome, SPEC_INVALID};
 use super::owners::OwnerError;
+use super::write::{is_denied, is_immutable, is_replaced, is_terminating};
 
 /// Reason of an object that needs the name of a foreign object.
 pub const CONFLICT: &str = "Conflict";
@@ -34,7 +34,7 @@ pub enum Class {
     Waiting,
     /// Retry with growing delays.
     Transient,
-    /// Retry with longer delays: somebody has to fix something that no watch shows.
+    /// Retry with longer delays: a person must fix something that no watch shows.
     Slow,
     /// Reconcile again: the object was changed or replaced meanwhile, or the lease is lost. Neither is an error.
     Stale,
@@ -67,10 +67,10 @@ pub enum Error {
     #[error("{0} is being deleted; the operator recreates it afterwards")]
     Terminating(String),
     /// The apiserver rejects the child.
-    #[error("the apiserver rejected {what}: {}", .status.message)]
+    #[error("the apiserver rejected {child}: {}", .status.message)]
     Rejected {
         /// The child, such as `Deployment shop/web`.
-        what: String,
+        child: String,
         /// Status that the apiserver answered with.
         status: Box<Status>,
     },
@@ -78,10 +78,10 @@ pub enum Error {
     #[error("{0}")]
     Stale(String),
     /// A request failed.
-    #[error("{what}: {}", message(source))]
+    #[error("{problem}: {}", message(source))]
     Api {
-        /// The failed operation, such as `Deployment shop/web could not be read or written`.
-        what: String,
+        /// What failed, such as `Deployment shop/web could not be read or written`.
+        problem: String,
         /// Cause of the failure.
         source: kube::Error,
     },
@@ -108,9 +108,9 @@ pub enum Error {
 
 impl Error {
     /// Wraps the error of a request: `Error::api("the Pods could not be listed")`.
-    pub fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        let what = what.into();
-        move |source| Self::Api { what, source }
+    pub fn api(problem: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let problem = problem.into();
+        move |source| Self::Api { problem, source }
     }
 
     /// Adds an outcome, which the status gets in place of the error.
@@ -123,19 +123,19 @@ impl Error {
     }
 
     /// Classifies the error of a request for a child, such as `Deployment shop/web`.
-    pub fn of_child(what: String, error: kube::Error) -> Self {
+    pub fn of_child(child: String, error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status)
-                if is_unreadable(&status)
+                if is_undecodable(&status)
                     || is_denied(&status)
                     || (matches!(status.code, 400 | 403 | 405 | 413 | 422)
                         && !is_replaced(&status)
                         && !is_owner_kind_unknown(&status)) =>
             {
-                Self::Rejected { what, status }
+                Self::Rejected { child, status }
             }
             source => Self::Api {
-                what: format!("{what} could not be read or written"),
+                problem: format!("{child} could not be read or written"),
                 source,
             },
         }
@@ -147,7 +147,7 @@ impl Error {
             Self::Invalid(_) => (Class::Terminal, SPEC_INVALID),
             Self::NotOwned(_) => (Class::Waiting, CONFLICT),
             Self::Terminating(_) => (Class::Waiting, CHILD_TERMINATING),
-            Self::Rejected { status, .. } => match rejection(status) {
+            Self::Rejected { status, .. } => match rejection_reason(status) {
                 WRITE_REJECTED => (Class::Terminal, WRITE_REJECTED),
                 reason => (Class::Waiting, reason),
             },
@@ -218,7 +218,7 @@ impl From<OwnerError> for Error {
         match error {
             OwnerError::NotFound => Self::Stale(error.to_string()),
             OwnerError::Unreadable(source) => Self::Api {
-                what: "the object could not be read".into(),
+                problem: "the object could not be read".into(),
                 source,
             },
         }
@@ -234,7 +234,7 @@ pub fn message(error: &kube::Error) -> String {
 }
 
 /// Returns the reason of an object whose child the apiserver rejects with this status.
-pub fn rejection(status: &Status) -> &'static str {
+pub fn rejection_reason(status: &Status) -> &'static str {
     if is_terminating(status) {
         NAMESPACE_TERMINATING
     } else if status.code == 403 && status.message.contains("exceeded quota") {
@@ -246,15 +246,15 @@ pub fn rejection(status: &Status) -> &'static str {
     }
 }
 
-/// Returns whether the apiserver has just started and does not know the owner's kind yet, which it needs to check
-/// `blockOwnerDeletion`.
+/// Returns whether the apiserver has just started and does not know the owner's kind yet, which the check of
+/// `blockOwnerDeletion` needs.
 fn is_owner_kind_unknown(status: &Status) -> bool {
     status.code == 403 && status.message.contains("cannot find RESTMapping")
 }
 
-/// Returns whether the object does not fit its kind, such as with a quantity that is not a number: server-side apply
-/// then answers 500 (seen on 1.36), and a create 400.
-fn is_unreadable(status: &Status) -> bool {
+/// Returns whether the apiserver cannot decode the object as its kind, such as a quantity that is not a number:
+/// server-side apply then answers 500 (seen on 1.36), and a create 400.
+fn is_undecodable(status: &Status) -> bool {
     let prefixes = [
         "failed to convert new object",
         "failed to create typed patch object",

@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use super::apply::is_terminating;
+use super::write::is_terminating;
 
 /// Maximum number of Events that wait for their write; further Events are dropped with a warning in the log.
 const QUEUE_SIZE: usize = 1024;

@@ -88,7 +88,7 @@ pub fn matches(
     manager: &str,
 ) -> bool {
     let expected = project(desired, desired, managed);
-    let is_others = |path: &Path| {
+    let is_owned_by_others = |path: &Path| {
         managed.iter().any(|entry| {
             entry.manager.as_deref() != Some(manager)
                 && covers_content(entry)
@@ -103,7 +103,7 @@ pub fn matches(
             let Some(expected) = expected.values.get(path) else {
                 return false;
             };
-            same(path, expected, value) || (is_within(expected, value) && !is_others(path))
+            same(path, expected, value) || (is_within(expected, value) && !is_owned_by_others(path))
         })
 }
 
@@ -153,7 +153,7 @@ impl Projection {
         match (desired, live) {
             (Value::Null, _) => {}
             (Value::Object(desired), Value::Object(live))
-                if !desired.is_empty() && !is_whole(sets) =>
+                if !desired.is_empty() && !is_atomic(sets) =>
             {
                 for (name, desired) in desired {
                     self.step(path, format!("f:{name}"), live.get(name), desired, sets);
@@ -209,7 +209,7 @@ impl Projection {
                 let live = live.iter().find(|item| *item == desired);
                 self.step(path, format!("v:{desired}"), live, desired, sets);
             }
-        } else if is_whole(sets) || live.len() != desired.len() {
+        } else if is_atomic(sets) || live.len() != desired.len() {
             self.set(path, json!(live));
         } else {
             for (index, (live, desired)) in live.iter().zip(desired).enumerate() {
@@ -256,7 +256,7 @@ pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String 
 }
 
 /// Returns whether the field is atomic: a manager owns the field, and no manager owns a field inside.
-fn is_whole(sets: &[&Value]) -> bool {
+fn is_atomic(sets: &[&Value]) -> bool {
     let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
     let mut all = sets.iter().filter_map(|set| set.as_object());
     all.clone().any(Map::is_empty) && !all.any(inside)

@@ -8,7 +8,7 @@ use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
 
 use super::own_writes::OwnWrites;
-use super::{ObjectKey, apply, cache};
+use super::{ObjectKey, cache, write};
 
 /// Returns whether the object has the finalizer.
 pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
@@ -20,7 +20,7 @@ pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.
 pub async fn add<K>(
-    written: &OwnWrites<K>,
+    own_writes: &OwnWrites<K>,
     api: &Api<K>,
     manager: &str,
     object: Arc<K>,
@@ -38,8 +38,10 @@ where
         .map(String::as_str)
         .chain([finalizer])
         .collect();
-    let write = apply::finalizers(api, manager, object.as_ref(), &all);
-    written.object(&ObjectKey::of(object.as_ref()), write).await
+    let writing = write::finalizers(api, manager, object.as_ref(), &all);
+    own_writes
+        .write(&ObjectKey::of(object.as_ref()), writing)
+        .await
 }
 
 /// Removes the finalizer, after the last resource that it protects is deleted. A missing object is not an error.
@@ -57,7 +59,7 @@ where
             .map(String::as_str)
             .filter(|name| *name != finalizer)
             .collect();
-        apply::finalizers(api, manager, object, &left).await
+        write::finalizers(api, manager, object, &left).await
     };
     match removed.await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

@@ -12,7 +12,6 @@ use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::shared;
 use sha2::{Digest, Sha256};
 
-pub mod apply;
 pub mod availability;
 pub mod background;
 pub mod backoff;
@@ -55,6 +54,7 @@ pub mod telemetry;
 mod testing;
 pub mod trigger;
 pub mod watch;
+pub mod write;
 
 /// Threads for blocking work, mainly DNS lookups.
 pub const BLOCKING_THREADS: usize = 16;

@@ -64,7 +64,7 @@ pub fn upgraded(
         .any(|entry| covers(entry) && is_of(entry, manager));
     // The creator owns most fields of the desired state.
     let desired_fields = |entry| {
-        shared(&mut fields(entry).clone(), &desired)
+        take_shared(&mut fields(entry).clone(), &desired)
             .as_ref()
             .map_or(0, leaves)
     };
@@ -90,7 +90,7 @@ pub fn upgraded(
             entry
                 .fields_v1
                 .as_mut()
-                .and_then(|fields| shared(&mut fields.0, &desired))
+                .and_then(|fields| take_shared(&mut fields.0, &desired))
         } else {
             None
         };
@@ -129,7 +129,7 @@ pub fn upgraded(
 }
 
 /// Returns whether a manager other than `manager` owns a field at `path`.
-pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+pub fn is_owned_by_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
     managed.iter().any(|entry| {
         entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
     })
@@ -248,7 +248,7 @@ pub(crate) fn last_writer<'a>(
 }
 
 /// Lists whose items never count as rivals of other items: sidecars and volumes of other managers stay.
-const KEPT: [&str; 4] = [
+const NON_RIVAL_LISTS: [&str; 4] = [
     "f:containers",
     "f:initContainers",
     "f:ephemeralContainers",
@@ -265,8 +265,7 @@ enum PathStep {
 }
 
 /// Returns the fields of managers other than `manager` that conflict at `field`, as the apiserver names it where it
-/// rejects both values together (`spec.template.spec.containers[0].env[1].valueFrom`). The first kind that exists
-/// counts:
+/// rejects both values together (`spec.template.spec.containers[0].env[1].valueFrom`): the first of these that exist:
 /// - fields at `field` itself;
 /// - fields in the smallest list item or map around `field` that has a field of `desired`;
 /// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
@@ -308,7 +307,7 @@ pub(crate) fn rivals(
             let value = value_at(&desired, &path);
             let kept = path
                 .last()
-                .is_some_and(|name| KEPT.contains(&name.as_str()));
+                .is_some_and(|name| NON_RIVAL_LISTS.contains(&name.as_str()));
             let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
             match value {
                 Some(Value::Array(_)) if kept => {}
@@ -618,7 +617,7 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
 }
 
 /// Removes from the set the fields that have a value in `desired`, and returns them; `None` if there are none.
-fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
+fn take_shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
     let mut taken = Map::new();
     fields.retain(|element, inner| {
@@ -635,7 +634,7 @@ fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
         let part = if whole {
             Some(inner.take())
         } else {
-            desired.and_then(|desired| shared(inner, desired))
+            desired.and_then(|desired| take_shared(inner, desired))
         };
         let Some(part) = part else { return true };
         taken.insert(element.clone(), part);

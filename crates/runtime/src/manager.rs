@@ -98,7 +98,7 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
-    /// Adds an index that the watch of the kind feeds as well, with whole objects: the cache drops metadata.
+    /// Adds an observer of the kind's watch. An observer gets whole objects, whereas the cache drops metadata.
     pub fn observe(&mut self, observer: Arc<impl Observer<K>>) {
         self.observers.push(observer);
     }
@@ -118,7 +118,7 @@ pub struct CacheStatus {
 impl CacheStatus {
     /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
     /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
-    /// is syncing. An object that is not cached may then exist all the same.
+    /// is syncing. While the cache is syncing, an object that is not cached may exist.
     pub fn unavailable(&self, namespace: &str) -> Option<String> {
         match &*self.state.borrow() {
             KindState::Absent(why) => Some(why.clone()),
@@ -186,7 +186,7 @@ pub async fn run(
         Fence::open()
     };
     let availability = Availability::default();
-    let client = client::main(
+    let client = client::fenced(
         kubernetes.clone(),
         fence.clone(),
         availability.clone(),
@@ -230,8 +230,8 @@ pub async fn run(
 }
 
 /// Returns the configuration whose lists return the newest state. kube requests streamed lists with
-/// `resourceVersion=0`, which a lagging apiserver may answer with stale state, and a reconcile would repeat what is
-/// done.
+/// `resourceVersion=0`, which a lagging apiserver may answer with stale state, and a reconcile of that state would
+/// repeat a write.
 fn newest_config(timings: &RuntimeTimings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs())
         .unwrap_or(u32::MAX)
@@ -303,8 +303,8 @@ impl Manager {
         events
     }
 
-    /// Watches a kind, and reconciles its objects while this replica leads and once `after` has ended. `on` is called
-    /// on every replica with each change of the cache, and with whether all objects have been listed.
+    /// Watches a kind, and reconciles its objects while this replica leads and once `after` has ended. Every replica
+    /// calls `on` with each change of the cache, and with whether all objects have been listed.
     pub(super) fn add_runner<R>(
         &mut self,
         handles: KindHandles<R::Object>,
@@ -413,8 +413,8 @@ impl Manager {
         );
     }
 
-    /// Feeds `observer` by the watch of all namespaces, which the controllers share. The watch begins once one of them needs
-    /// it: `watch_needed` is set.
+    /// Adds an observer to the watch of all namespaces, which the controllers share. The watch begins once a controller
+    /// sets its `watch_needed`.
     pub fn watch_namespaces(
         &mut self,
         watch_needed: &Arc<SetOnce<()>>,
@@ -443,7 +443,7 @@ impl Manager {
         self.watch_resource::<NamespaceMeta>(apis, &config, &is_needed, &index, &sync);
         for needed in needed {
             let is_needed = Arc::clone(&is_needed);
-            self.spawn("the need of the watch of namespaces", async move {
+            self.spawn("the start of the watch of namespaces", async move {
                 needed.wait().await;
                 // Later calls have no effect.
                 let _ = is_needed.set(());
@@ -468,7 +468,7 @@ impl Manager {
         });
     }
 
-    /// Runs `task` for as long as the process, also on a standby. An exit of the task ends the process.
+    /// Runs `task` until the process ends, also on a standby. An earlier exit of the task ends the process.
     pub fn spawn(
         &mut self,
         name: impl Into<String>,

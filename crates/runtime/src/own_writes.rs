@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::trigger::Trigger;
-use super::{ObjectKey, apply, is_newer};
+use super::{ObjectKey, is_newer, write};
 
 /// State of each object after the operator's last write, until the cache has caught up. A reconcile of an older state
 /// would repeat the write.
@@ -37,7 +37,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
     ///
     /// # Errors
     /// The apiserver's error, such as 409 when the object has changed since.
-    pub async fn status(
+    pub async fn write_status(
         &self,
         api: &Api<K>,
         manager: &str,
@@ -55,9 +55,9 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             return Ok(None);
         }
         match self
-            .object(
+            .write(
                 &ObjectKey::of(object),
-                apply::status(api, manager, object, status),
+                write::status(api, manager, object, status),
             )
             .await
         {
@@ -70,7 +70,7 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
     ///
     /// # Errors
     /// The error of `write`.
-    pub async fn object(
+    pub async fn write(
         &self,
         key: &ObjectKey,
         write: impl Future<Output = kube::Result<K>>,

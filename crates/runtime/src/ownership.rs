@@ -44,7 +44,8 @@ pub enum Ownership {
 pub enum ForeignOwner {
     /// The object has no known owner and can be adopted.
     Unowned,
-    /// Another object of the owner's kind, `NAMESPACE/NAME` according to the foreign object, which can be adopted.
+    /// Another object of the owner's kind, which the foreign object names as `NAMESPACE/NAME`. The foreign object can be
+    /// adopted.
     Sibling(String),
     /// Another object of the owner's kind, `NAMESPACE/NAME`, may adopt the foreign object but has not done so yet.
     Promised(String),
@@ -257,7 +258,7 @@ impl Owner {
                 .as_ref()
                 .and_then(|annotations| annotations.get(name))
         };
-        let names_us = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
+        let names_owner = |name: &str| annotation(name).is_some_and(|value| *value == self.path());
 
         match controller {
             // A reference across namespaces is invalid, so it refers to some other object.
@@ -279,10 +280,12 @@ impl Owner {
         }
         match label {
             Some(uid) if *uid == self.reference.uid => return Ownership::Owned,
-            Some(uid) if names_us(self.names.owner) && !exists(uid) => return Ownership::Restored,
+            Some(uid) if names_owner(self.names.owner) && !exists(uid) => {
+                return Ownership::Restored;
+            }
             _ => {}
         }
-        if names_us(self.names.adopt_by) {
+        if names_owner(self.names.adopt_by) {
             return Ownership::Adoptable;
         }
         if let Some(other) = annotation(self.names.adopt_by) {

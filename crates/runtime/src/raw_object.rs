@@ -21,11 +21,13 @@ pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 /// half.
 const MAX_TYPED: usize = 8 * 1024 * 1024;
 
-/// Bytes of a value in a list, a member of a map, a map, and a string that is not empty, without its text. A map has
-/// nodes of 11 members, of which at least 5 are used.
+/// Bytes of a value in a list.
 const VALUE_BYTES: usize = 32;
+/// Bytes of a member of a map, whose nodes hold 11 members and are at least half full.
 const MEMBER_BYTES: usize = 130;
+/// Bytes of a map without its members.
 const MAP_BYTES: usize = 632;
+/// Bytes of a string that is not empty, without its text.
 const STRING_BYTES: usize = 32;
 
 /// An object of which only the identity is decoded.

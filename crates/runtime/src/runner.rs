@@ -126,7 +126,7 @@ pub(super) struct ReconcileLimits {
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: BackoffPolicy,
-    /// Delays after failures that somebody has to fix outside the object.
+    /// Delays after failures that a person must fix outside the object.
     pub slow: BackoffPolicy,
     /// Delays while an object waits.
     pub waiting: BackoffPolicy,
@@ -160,7 +160,7 @@ struct Work<O, R> {
     objects: HashMap<O, QueuedObject<R>>,
     /// Objects without a running step, in the order of their next reconciles.
     queue: BTreeMap<QueuePosition, O>,
-    /// Objects with an unwritten status and without a running step, in the order of the writes.
+    /// Objects with an unwritten status and without a running step, in the order of their writes.
     status_writes: BTreeMap<QueuePosition, O>,
     /// Number of the last new position.
     last_position: u64,
@@ -175,8 +175,8 @@ struct Work<O, R> {
     written: HashMap<O, Instant>,
 }
 
-/// New objects that follow each other closely. While they arrive, the client that creates them is the bottleneck, so
-/// that nothing waits here, but each write of a status takes the apiserver's time from their creation.
+/// New objects that follow each other closely. The client that creates them is then the bottleneck: the queue is empty,
+/// and yet each write of a status would slow down the creations.
 #[derive(Default)]
 struct Burst {
     /// Number of objects, each at most [`Burst::PAUSE`] after the one before.
@@ -735,7 +735,7 @@ impl<R: Reconcile> Runner<R> {
         let step = AssertUnwindSafe(step).catch_unwind();
         let ended = timeout(self.limits.timeout, step).await;
         if self.availability.outages_ended() != returns {
-            // A failure of this step would be due to an outage that is over.
+            // The outage that made this step fail is over, so the object need not wait long.
             self.failed.reset(key);
         }
         let (result, delay) = match ended {
@@ -791,8 +791,8 @@ impl<R: Reconcile> Runner<R> {
             .mul_f64(rand::random_range(1.0..1.2))
     }
 
-    /// Returns the time until which the apiserver asked this object to wait, if its reconcile got a 429. A later
-    /// conflict may hide the 429, so with a conflict any new pause counts. `paused` is the earlier pause.
+    /// Returns the end of the pause that the apiserver asked this object's reconcile for with a 429. A later conflict may
+    /// hide the 429, so after a conflict any new pause counts. `paused` is the end of the pause before the reconcile.
     fn asked_to_wait(
         &self,
         error: &(dyn std::error::Error + 'static),
@@ -826,8 +826,8 @@ impl<R: Reconcile> Runner<R> {
         let error = failure as &dyn std::error::Error;
         let class = failure.class;
         let until = self.asked_to_wait(error, paused);
-        let transient =
-            class == Class::Transient || (class != Class::Stale && self.availability.is_out());
+        let transient = class == Class::Transient
+            || (class != Class::Stale && self.availability.is_in_outage());
         if api_status(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }

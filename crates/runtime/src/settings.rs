@@ -145,7 +145,7 @@ pub struct RuntimeTimings {
     pub backoff_min: Duration,
     /// Longest delay after a failed reconcile.
     pub backoff_max: Duration,
-    /// First delay after a failure that somebody has to fix outside the object.
+    /// First delay after a failure that a person must fix outside the object.
     pub slow_backoff_min: Duration,
     /// Longest delay after such a failure.
     pub slow_backoff_max: Duration,

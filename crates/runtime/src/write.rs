@@ -1,4 +1,5 @@
-//! All writes to Kubernetes. Callers compare first, so that they send no write without a change.
+//! The controllers' writes to Kubernetes, and what a rejection of one means. Callers compare first, so that they send no
+//! write without a change.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -178,13 +179,15 @@ fn is_rejected(status: &Status) -> bool {
 }
 
 /// Returns status code and message if a write failed because of its object. A write without a response counts too, with
-/// code 504, because an admission webhook may hang; while the apiserver `is_out`, it does not count.
-pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
+/// code 504, because an admission webhook may hang; while the apiserver `is_in_outage`, it does not count.
+pub fn object_rejection(error: &kube::Error, is_in_outage: bool) -> Option<(u16, String)> {
     match error {
-        kube::Error::Api(status) if is_rejected(status) || (status.code == 504 && !is_out) => {
+        kube::Error::Api(status)
+            if is_rejected(status) || (status.code == 504 && !is_in_outage) =>
+        {
             Some((status.code, status.message.clone()))
         }
-        error if !is_out => {
+        error if !is_in_outage => {
             let message = client::timed_out(error)?;
             Some((504, format!("{message}: an admission webhook may hang")))
         }
@@ -425,17 +428,17 @@ mod tests {
         let late = json!({ "status": "Failure", "message": "Timeout: request did not complete", "reason": "Timeout", "code": 504 });
         let late = || kube::Error::Api(Box::new(serde_json::from_value(late.clone()).unwrap()));
         for error in [hangs(), late()] {
-            assert_eq!(rejection(&error, false).unwrap().0, 504);
-            assert_eq!(rejection(&error, true), None);
+            assert_eq!(object_rejection(&error, false).unwrap().0, 504);
+            assert_eq!(object_rejection(&error, true), None);
         }
         assert!(
-            rejection(&hangs(), false)
+            object_rejection(&hangs(), false)
                 .unwrap()
                 .1
                 .starts_with("the apiserver did not answer within 30s")
         );
         let not_leading = kube::Error::Service(Box::new(client::RequestError::NotLeading));
-        assert_eq!(rejection(&not_leading, false), None);
+        assert_eq!(object_rejection(&not_leading, false), None);
     }
 
     /// Applies a merge patch (RFC 7386), as the apiserver does.

@@ -118,7 +118,7 @@ impl PodState {
                     &format!("k:{{\"name\":\"{}\"}}", container.name),
                     "f:image",
                 ];
-                managed_fields::is_others(
+                managed_fields::is_owned_by_others(
                     pod.metadata.managed_fields.as_deref().unwrap_or_default(),
                     MANAGER,
                     &path,
@@ -157,7 +157,7 @@ impl PodState {
             _ if other_image => Some(from_to()),
             _ if !self.has_banner(desired) => Some("the banner has changed".into()),
             Some(_) => Some("podSecurity has changed".into()),
-            // Another client created the Pod, with another profile.
+            // An adopted Pod may have another profile.
             None => None,
         }
     }

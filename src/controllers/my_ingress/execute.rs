@@ -42,16 +42,16 @@ impl From<Error> for StepError {
     }
 }
 
-/// Wraps the error of a read in the cluster. A missing permission is retried slowly: somebody has to grant it, and no
-/// watch shows the grant.
-pub(super) fn read_error(what: String, error: kube::Error) -> Error {
+/// Wraps the error of a read in the cluster. The runtime retries slowly after a missing permission, because no watch
+/// shows when an administrator grants it.
+pub(super) fn read_error(problem: String, error: kube::Error) -> Error {
     match error {
         kube::Error::Api(status) if status.code == 403 => Error::Other {
             class: Class::Slow,
             reason: FORBIDDEN.into(),
-            message: format!("{what}: {}", status.message),
+            message: format!("{problem}: {}", status.message),
         },
-        source => Error::Api { what, source },
+        source => Error::Api { problem, source },
     }
 }
 
@@ -183,7 +183,7 @@ impl<A: Aws> Executor<A> {
         cx.status.alb.clone_from(&observed.draft.alb);
         cx.status.listeners.clone_from(&observed.draft.listeners);
         if cx.status.conditions.is_empty() {
-            // The first condition need not wait for the end of the reconcile.
+            // The user should not wait for the end of the reconcile to see the first condition.
             let generation = cx.object.metadata.generation.unwrap_or_default();
             let creating = MyIngressReadiness::creating(None).outcome(Requeue::Poll);
             let (condition, now) = (creating.condition(), Time(observed.now));

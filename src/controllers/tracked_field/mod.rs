@@ -24,20 +24,19 @@ use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::watch::WatchProblem;
-use qm_runtime::{ObjectKey, apply};
+use qm_runtime::{ObjectKey, write};
 use tracing::debug;
 use uuid::Uuid;
 
-use self::filters::{Filter, Filters};
 use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
 use self::requests::{Answer, TrackError};
 use self::waiting::{Receivers, WaitingReason};
+use self::when::{ParsedWhen, ParsedWhens};
 use super::tracked_field_set::child::Initial;
 use super::tracked_field_set::index::SetIndex;
 
 pub mod field;
-pub mod filters;
 pub mod follow;
 pub(crate) mod follower;
 pub mod grants;
@@ -47,6 +46,7 @@ pub mod target;
 pub mod tracker;
 pub mod waiting;
 mod watch_event;
+pub mod when;
 
 /// Name of the controller in logs and metrics.
 pub const NAME: &str = "trackedfield";
@@ -88,7 +88,7 @@ pub struct TrackedFields<T> {
     /// Entries that wait to be sent.
     pub(super) outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
-    pub(super) filters: Filters,
+    pub(super) whens: ParsedWhens,
     pub(super) metrics: DeliveryMetrics,
     pub(super) timings: EntryTimings,
     /// Name of the cluster in messages.
@@ -103,7 +103,7 @@ struct Run<'a> {
     /// Whether an answer about the target is awaited.
     is_requested: bool,
     point: Option<&'a ContactPoint>,
-    filter: Option<&'a Filter>,
+    when: Option<&'a ParsedWhen>,
 }
 
 /// Obstacle of a `TrackedField`, as far as known.
@@ -207,7 +207,7 @@ impl<T: Transport> TrackedFields<T> {
                 continue;
             }
             let now = history::Now::read();
-            let filter = self.filters.of(&key, &cx.object.spec);
+            let when = self.whens.of(&key, &cx.object.spec);
             let inputs = history::Inputs {
                 subject: &identity.subject,
                 observations: &observations.entries,
@@ -215,7 +215,7 @@ impl<T: Transport> TrackedFields<T> {
                 outcomes,
                 in_flight: &self.outbox.in_flight(&key),
                 suspended,
-                when: filter.as_deref().map(Filter::when),
+                when: when.as_deref().map(ParsedWhen::when),
                 quiet: quiet(&cx.object, &identity, &before, newest.as_ref()),
                 limit: cx.object.spec.notification.history_limit,
                 suspended_for: &self.outbox.observe(&key, &before, suspended, now),
@@ -267,7 +267,8 @@ impl<T: Transport> TrackedFields<T> {
         circumstances: Circumstances,
     ) -> Error {
         if let Error::Api { source, .. } = &error
-            && let Some((code, message)) = apply::rejection(source, self.availability.is_out())
+            && let Some((code, message)) =
+                write::object_rejection(source, self.availability.is_in_outage())
         {
             self.metrics.status_write_rejected(code);
             self.outbox
@@ -335,7 +336,7 @@ impl<T: Transport> TrackedFields<T> {
             tracked,
             is_requested,
             point,
-            filter,
+            when,
         } = *run;
         let pending = history.iter().any(Entry::is_pending);
         let of_point = if object.spec.notification.suspend.unwrap_or_default() {
@@ -374,7 +375,7 @@ impl<T: Transport> TrackedFields<T> {
         let cluster = self.cluster.as_deref();
         Obstacle::Known(
             of_target
-                .or_else(|| waiting::of_when(filter?.when(), history))
+                .or_else(|| waiting::of_when(when?.when(), history))
                 .or_else(|| waiting::of_template(object, history, cluster))
                 .or_else(|| waiting::of_body(object, history, point?, cluster))
                 .or(of_point),
@@ -480,12 +481,12 @@ impl<T: Transport> TrackedFields<T> {
             resume_unwind(panic);
         }
 
-        let filter = self.filters.of(&key, &object.spec);
+        let when = self.whens.of(&key, &object.spec);
         let run = Run {
             tracked: &tracked,
             is_requested,
             point: point.as_deref(),
-            filter: filter.as_deref(),
+            when: when.as_deref(),
         };
         let owner = self.set_index.owner(&key);
         let set = owner.and_then(|owner| self.sets.get(&owner));
@@ -545,7 +546,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     fn forget(&self, key: &ObjectKey) {
         self.targets.unfollow(key);
         self.targets.requests.forget(key);
-        self.filters.forget(key);
+        self.whens.forget(key);
         self.outbox.dequeue(key, true);
     }
 }

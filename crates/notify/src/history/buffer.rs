@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use qm_api::tracked_field::Entry;
 use uuid::Uuid;
 
-use super::next::{HistoryLimits, ListLimits, is_same_state, merge_pending};
+use super::limits::{HistoryLimits, ListLimits, merge_pending};
+use super::next::is_same_state;
 use super::size;
 
 /// Buffer of observations between the watch and the next reconcile. It is limited and never blocks the watch.

@@ -6,6 +6,7 @@
 
 mod buffer;
 mod expiry;
+mod limits;
 mod next;
 mod outcome;
 mod previous;
@@ -18,10 +19,9 @@ pub(crate) use expiry::set_suspended;
 pub(crate) use expiry::waiting_since;
 pub use expiry::{Ages, Now, expired, waited};
 #[cfg(test)]
-pub(crate) use next::apply_limits;
-pub use next::{
-    HistoryChanges, HistoryLimits, Inputs, ListLimits, NewestState, next, observation, record,
-};
+pub(crate) use limits::apply_limits;
+pub use limits::{HistoryLimits, ListLimits};
+pub use next::{HistoryChanges, Inputs, NewestState, next, observation, record};
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
 pub use previous::{newest, pending};
 pub use value::{Details, KEPT_BYTES, ObservedField, ObservedValue};

@@ -8,13 +8,13 @@ use qm_runtime::backoff::Backoff;
 use super::entries::BatchEntry;
 use super::refusals::Refusals;
 use super::{InitialState, ReceiverState, RequestedTest, RetryPolicy, TestMessage};
-use crate::{Endpoint, LONGEST_PAUSE, Refusal, SendError, SendFailure, SendReceipt};
+use crate::{Endpoint, MAX_PAUSE, Refusal, SendError, SendFailure, SendReceipt};
 
 /// Number of failures in a row from which messages count as failing; a single failure is not reported.
 pub(super) const FAILING_FROM: u32 = 2;
 
 /// Minimum length of a pause that is reported at once.
-const LONG_PAUSE: Duration = Duration::from_secs(30);
+const REPORTED_PAUSE: Duration = Duration::from_secs(30);
 
 /// Receiver of one configuration of a contact point.
 pub(super) struct Receiver {
@@ -127,7 +127,7 @@ impl Receiver {
             .get_or_insert_with(|| retry_policy.backoff.start())
             .next_delay();
         let requested = after.unwrap_or_default();
-        let message = if requested < LONG_PAUSE {
+        let message = if requested < REPORTED_PAUSE {
             message.to_owned()
         } else {
             // The status reports a pause of this length at once.
@@ -137,7 +137,7 @@ impl Receiver {
                 requested.as_secs()
             )
         };
-        self.not_before = Some(now + delay.max(requested).min(LONGEST_PAUSE));
+        self.not_before = Some(now + delay.max(requested).min(MAX_PAUSE));
         // A single failure of a stopped receiver is not reported: the cause of the stop may persist.
         let is_new = self.state != QueueState::Stopped || self.failures >= FAILING_FROM;
         is_new && self.report(ReceiverState::Retrying(message))

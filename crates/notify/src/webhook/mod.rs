@@ -50,7 +50,7 @@ const NOT_QUOTED: &str = "(not shown: a private address)";
 pub(super) struct WebhookRequest<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) timeout: Duration,
-    pub(super) retry_after_cap: Duration,
+    pub(super) max_retry_after: Duration,
     pub(super) check_lease: &'a (dyn Fn() -> Result<(), SendError> + Sync),
     pub(super) names: &'a Names,
     pub(super) context: &'a RequestContext,
@@ -96,7 +96,7 @@ impl WebhookRequest<'_> {
                 .is_some_and(|address| !is_private(address.ip())),
         );
         let after = response::retry_after(&response, Timestamp::now())
-            .map(|after| after.min(self.retry_after_cap));
+            .map(|after| after.min(self.max_retry_after));
         let body = if (200..300).contains(&status) {
             // The receiver accepted the request. Reading a short rest lets the client reuse the connection.
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, response::body(&mut response)).await;

@@ -18,7 +18,7 @@ use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use crate::fields::{self, Projection};
 use crate::ownership::{Owner, Ownership};
 use crate::raw_object::BoundedObject;
-use crate::{ObjectKey, apply, managed_fields, short_digest};
+use crate::{ObjectKey, managed_fields, short_digest, write};
 
 /// A kind of children.
 pub trait ChildKind:
@@ -126,7 +126,7 @@ pub struct Quirks<'a, K> {
     /// Fields that the operator releases and whose values stay, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
     /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
-    /// shows: the object is applied again.
+    /// shows. The operator then applies the object again.
     pub ignored: fn(&K, &K) -> bool,
     /// Removes values that only one object may have and the live object has, such as a node port, from the desired
     /// object, before a dry run.
@@ -181,7 +181,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let value = |object: &K| -> Result<Value> {
             let mut value = serde_json::to_value(object)
                 .map_err(kube::Error::SerdeError)
-                .map_err(Error::api(what::<K>(&key)))?;
+                .map_err(Error::api(title::<K>(&key)))?;
             value["apiVersion"] = K::api_version(&()).into();
             Ok(value)
         };
@@ -256,29 +256,29 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
         if *ownership == Ownership::Adoptable
             && let Err(kube::Error::Api(status)) =
-                apply::try_apply(api, self.manager, &object).await
-            && apply::is_immutable(&status)
+                write::try_apply(api, self.manager, &object).await
+            && write::is_immutable(&status)
         {
-            let what = what::<K>(&self.key);
-            return Err(Error::Rejected { what, status });
+            let child = title::<K>(&self.key);
+            return Err(Error::Rejected { child, status });
         }
         let owned = self
             .take_ownership(api, live, ownership, matched, has_drifted)
             .await?;
         let owned = owned.as_ref().unwrap_or(live);
-        let applied = apply::apply(api, self.manager, &object).await;
+        let applied = write::apply(api, self.manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
             Ok(applied) if (self.quirks.ignored)(&self.object, &applied) => {
                 // A child that counted as applied would keep the old value until its next change.
                 if !is_last {
                     return Ok(None);
                 }
-                let what = what::<K>(&self.key);
+                let child = title::<K>(&self.key);
                 Err(Error::Other {
                     class: Class::Transient,
                     reason: WRITE_FAILED.into(),
                     message: format!(
-                        "the apiserver does not keep a value of {what}: check whether an admission webhook changes it"
+                        "the apiserver does not keep a value of {child}: check whether an admission webhook changes it"
                     ),
                 })
             }
@@ -355,7 +355,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         entries: &[ManagedFieldsEntry],
     ) -> Result<K> {
         patch["managedFields"] = json!(entries);
-        let written = apply::metadata(api, self.manager, live.meta(), patch).await;
+        let written = write::metadata(api, self.manager, live.meta(), patch).await;
         classified::<K, _>(&self.key, written)
     }
 
@@ -390,7 +390,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         };
         let mut alone = self.object.clone();
         (self.quirks.clear_allocated)(&mut alone, live);
-        let tried = apply::try_create(api, self.manager, alone).await;
+        let tried = write::try_create(api, self.manager, alone).await;
         match classified::<K, _>(&self.key, tried) {
             Ok(()) => Ok(Some(taken)),
             // Quota is checked after validation, so the object alone is valid.
@@ -466,7 +466,7 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
 }
 
 /// Returns kind and name, such as `Deployment shop/web`.
-pub(crate) fn what<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
+pub(crate) fn title<K: Resource<DynamicType = ()>>(key: &ObjectKey) -> String {
     format!("{} {key}", K::kind(&()))
 }
 
@@ -475,7 +475,7 @@ pub(crate) fn classified<K: Resource<DynamicType = ()>, T>(
     key: &ObjectKey,
     answer: kube::Result<T>,
 ) -> Result<T> {
-    answer.map_err(|error| Error::of_child(what::<K>(key), error))
+    answer.map_err(|error| Error::of_child(title::<K>(key), error))
 }
 
 pub(crate) fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {

@@ -61,8 +61,8 @@ impl WriteLimiter {
             .is_some_and(|reservation| reservation.waits(basis))
     }
 
-    /// Returns whether the write of the child must wait. Reserves a time for a child that has none, and runs `wake`
-    /// then. A child keeps its time until [`WriteLimiter::forget`], however often the write fails.
+    /// Returns whether the write of the child must wait. Reserves a time for a child that has none, and runs `wake` at
+    /// that time. A child keeps its time until [`WriteLimiter::forget`], however often the write fails.
     pub(super) fn must_wait(
         &self,
         child: &ObjectKey,

@@ -39,7 +39,7 @@ fn correct(drift: &Drift, field: &str) {
     let fields = [vec!["f:spec".to_owned(), format!("f:{field}")]];
     let before = &Projection::default();
     let correction = Correction {
-        what: "Deployment shop/web",
+        title: "Deployment shop/web",
         fields: &fields,
         before,
         manager: Some("kubectl"),
@@ -138,7 +138,7 @@ async fn episodes_and_events_are_bounded() {
     tokio::time::advance(MINUTE * 11).await;
     let before = &Projection::default();
     let correction = Correction {
-        what: "Service shop/db",
+        title: "Service shop/db",
         fields: &[],
         before,
         manager: None,

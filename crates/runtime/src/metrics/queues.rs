@@ -19,17 +19,17 @@ pub struct WorkQueueState {
     pub unfinished: Duration,
 }
 
-type Ask = Box<dyn Fn() -> WorkQueueState + Send + Sync>;
+type ReadState = Box<dyn Fn() -> WorkQueueState + Send + Sync>;
 
 #[derive(Clone, Default)]
-pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
+pub(super) struct QueueCollector(Arc<Mutex<BTreeMap<&'static str, ReadState>>>);
 
 impl QueueCollector {
-    pub(super) fn set(&self, controller: &'static str, ask: Ask) {
+    pub(super) fn set(&self, controller: &'static str, read: ReadState) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(controller, ask);
+            .insert(controller, read);
     }
 }
 
@@ -44,7 +44,7 @@ impl Collector for QueueCollector {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let states: Vec<_> = queues
             .iter()
-            .map(|(controller, ask)| (*controller, ask()))
+            .map(|(controller, read)| (*controller, read()))
             .collect();
         let help = "Objects in a controller's queue whose reconcile is due.";
         let mut family =

@@ -60,13 +60,13 @@ struct WatchRecord {
     /// Time of the last failure, if the watch has not recovered since, and whether the apiserver denied the watch.
     failed: Option<(Instant, bool)>,
     /// Time after a failure within which a watch whose problem persists fails again.
-    lasts: Duration,
+    failure_lifetime: Duration,
 }
 
 impl WatchRecord {
     fn health(&self, now: Instant) -> WatchHealth {
         match self.failed {
-            Some((at, denied)) if now.saturating_duration_since(at) < self.lasts => {
+            Some((at, denied)) if now.saturating_duration_since(at) < self.failure_lifetime => {
                 if denied && self.purpose == Purpose::Target {
                     WatchHealth::Denied
                 } else {
@@ -93,7 +93,7 @@ impl WatchRegistry {
                 resource: resource.into(),
                 purpose,
                 failed: None,
-                lasts: Duration::ZERO,
+                failure_lifetime: Duration::ZERO,
             },
         );
         WatchGuard {
@@ -144,12 +144,13 @@ pub struct WatchGuard {
 
 impl WatchGuard {
     /// Records a failure; `denied` if the apiserver denied the watch. The watch is healthy again if no other failure
-    /// follows within `lasts`.
-    pub fn failed(&mut self, denied: bool, lasts: Duration) {
+    /// follows within `failure_lifetime`.
+    pub fn failed(&mut self, denied: bool, failure_lifetime: Duration) {
         self.failures.inc();
         self.failing = true;
         if let Some(record) = self.registry.state().records.get_mut(&self.id) {
-            (record.failed, record.lasts) = (Some((Instant::now(), denied)), lasts);
+            (record.failed, record.failure_lifetime) =
+                (Some((Instant::now(), denied)), failure_lifetime);
         }
     }
 
@@ -189,7 +190,7 @@ mod tests {
     /// Behind a proxy that accepts requests and forwards nothing, the read timeout ends each watch.
     #[tokio::test(start_paused = true)]
     async fn stalled_watch_is_failing_throughout() {
-        let (watches, lasts) = (WatchRegistry::default(), Duration::from_secs(165));
+        let (watches, failure_lifetime) = (WatchRegistry::default(), Duration::from_secs(165));
         let mut hangs = watches.add("pods", Purpose::Own, Counter::default());
         let _other = watches.add("pods", Purpose::Own, Counter::default());
         assert_eq!(
@@ -197,7 +198,7 @@ mod tests {
             [WatchHealth::Healthy, WatchHealth::Healthy]
         );
         for _ in 0..10 {
-            hangs.failed(false, lasts);
+            hangs.failed(false, failure_lifetime);
             for _ in 0..136 {
                 assert_eq!(
                     states(&watches),

@@ -316,7 +316,7 @@ async fn failed_objects_are_retried_spread_after_an_outage() {
     assert_eq!(failing.count(), OBJECTS);
     *failing.status.lock().unwrap() = None;
     let back = Instant::now();
-    availability.come_back();
+    availability.end_outage();
     sleep(Duration::from_mins(10)).await;
     let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..]
         .iter()
@@ -334,7 +334,7 @@ async fn failed_objects_are_retried_spread_after_an_outage() {
         let within = began.iter().filter(|at| at.as_secs() == second).count();
         assert!(within <= OBJECTS / 6, "{within} in second {second}");
     }
-    availability.come_back();
+    availability.end_outage();
     sleep(Duration::from_mins(10)).await;
     assert_eq!(
         failing.count(),
@@ -351,7 +351,7 @@ async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
     let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
     sleep(Duration::from_mins(10)).await;
     assert_eq!(failing.count(), OBJECTS, "the backoff is long");
-    availability.store_nothing();
+    availability.begin_write_outage();
     sleep(Duration::from_mins(10)).await;
     let canaries = failing.count() - OBJECTS;
     assert!(
@@ -398,7 +398,7 @@ async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
     let (failing, _trigger) = run(1, unavailable(), &availability);
     for _ in 0..3600 / 5 {
         sleep(Duration::from_secs(5)).await;
-        availability.come_back();
+        availability.end_outage();
     }
     let count = failing.count();
     assert!((10..40).contains(&count), "{count} reconciles in an hour");
@@ -430,7 +430,7 @@ async fn retry_after_is_kept_for_every_trigger(
     for _ in 0..15 {
         sleep(Duration::from_secs(1)).await;
         trigger.wake(&ObjectKey::new("n", "o-0"));
-        availability.come_back();
+        availability.end_outage();
     }
     assert_eq!(failing.count(), 1);
     sleep(Duration::from_secs(10)).await;

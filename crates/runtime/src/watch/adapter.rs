@@ -53,7 +53,7 @@ impl From<&ApiResource> for ResourceName {
 ///
 /// `namespace` is the namespace that a watch covers; `None` is all namespaces, or a cluster-scoped resource.
 pub trait Index<T>: Send + Sync + 'static {
-    /// Applies the state of an object that exists. Returns whether the index keeps anything of the object.
+    /// Applies the state of an existing object. Returns whether the index keeps anything of the object.
     fn apply(&self, object: T) -> bool;
 
     /// Deletes an object. `last` is its last state, `None` if a list did not show the object or the watch has stopped.
@@ -67,9 +67,9 @@ pub trait Index<T>: Send + Sync + 'static {
     fn phase(&self, _namespace: Option<&str>, _phase: &WatchPhase) {}
 }
 
-/// Index that looks at the watched objects and leaves them to another index, so that both need only one watch.
+/// Index that borrows the watched objects, so that several indexes can share one watch.
 pub trait Observer<T>: Send + Sync + 'static {
-    /// Looks at the state of an object that exists. Returns whether the index keeps anything of the object.
+    /// Reads the state of an existing object. Returns whether the observer keeps anything of the object.
     fn apply(&self, object: &T) -> bool;
 
     /// Deletes an object, as [`Index::delete`] does.
@@ -79,7 +79,8 @@ pub trait Observer<T>: Send + Sync + 'static {
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey>;
 }
 
-/// An index and the observers that its watch feeds first: the index wakes what asks them.
+/// An index and the observers of its watch. The observers get each object first, because the index triggers reconciles
+/// that read the observers.
 pub(crate) struct ObservedIndex<T> {
     pub observers: Vec<Arc<dyn Observer<T>>>,
     pub index: Option<Arc<dyn Index<T>>>,
@@ -133,7 +134,7 @@ pub enum WatchPhase {
     Healthy,
     /// The list or the watch failed and will be retried.
     Failed(WatchProblem),
-    /// The watch has stopped, for this reason. The index is emptied next.
+    /// The watch has stopped, for this reason. The watch then deletes every object from the index.
     Stopped(String),
 }
 
@@ -319,7 +320,7 @@ where
                 .boxed()
         });
         let mut updates = select_all(watches);
-        // Keys that each running list has shown, as far as the index keeps the objects.
+        // Keys of the objects that each running list has shown and the index keeps.
         let mut shown = HashMap::<_, HashSet<_>>::new();
         while let Some((namespace, update)) = updates.next().await {
             let _busy = self.watchdog.busy();

@@ -74,7 +74,7 @@ pub fn follow(
     }
 }
 
-/// Returns why the kind of this CRD is not served, as `/readyz` says it; `None` if the kind is served.
+/// Returns the reason that `/readyz` reports for a kind that is not served; `None` if the kind is served.
 fn problem(
     name: &str,
     crd: &PartialObjectMeta<CustomResourceDefinition>,

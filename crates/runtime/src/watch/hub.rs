@@ -132,7 +132,7 @@ impl WatchHub {
         .abort_handle()
     }
 
-    /// Stops the watches of resources for which `is_needed` returns false. `stopped` is called for each of them, before a new
+    /// Stops the watches of resources for which `is_needed` returns false. Calls `stopped` for each resource before a new
     /// watch of the resource can start.
     pub fn retain(
         &self,

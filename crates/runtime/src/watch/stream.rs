@@ -22,7 +22,7 @@ const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
     max: Duration::from_secs(30),
 };
 
-/// Time without a failure since the list, after which a quiet watch counts as recovered. A request fails within this time.
+/// Time without a failure since the list, after which a quiet watch counts as recovered: a failing request fails sooner.
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
 /// Time beyond the server-side timeout, after which a stalled watch counts as failed.
@@ -160,8 +160,8 @@ where
         });
     }
 
-    /// Returns the time within which a watch whose problem persists fails again: where the apiserver has answered, soon
-    /// after the next try, otherwise when the stalled watch times out.
+    /// Returns the time within which a watch whose problem persists fails again: soon after the next try if the apiserver
+    /// has answered, otherwise when the stalled watch times out.
     fn failure_lifetime(&self, is_answered: bool) -> Duration {
         if is_answered {
             return RETRY_BACKOFF.max + RECOVERY_DELAY;
@@ -207,7 +207,7 @@ pub fn error_status(error: &Error) -> Option<&Status> {
     }
 }
 
-/// Returns whether the same request fails until somebody fixes the cause, so that the watch must start over. kube's
+/// Returns whether the same request fails until a person fixes the cause, so that the watch must start over. kube's
 /// watcher would resume from the version that it knows, even after 410, and not report when a resumed watch succeeds.
 fn is_permanent(error: &Error) -> bool {
     match error {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use proptest::prelude::*;
 use qm_api::tracked_field::{ChangedBy, Skipped, Truncation};
 
-use super::super::next::merge_pending;
+use super::super::limits::merge_pending;
 use super::super::size;
 use super::*;
 
