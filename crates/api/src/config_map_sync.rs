@@ -18,7 +18,7 @@ const IS_NAMESPACE: &str = "self == '' || self.matches('^[A-Za-z0-9]([-A-Za-z0-9
 const IS_NAME: &str = "self.matches('^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$')";
 const NAMESPACE: &str =
     "write the name of a namespace: lower-case letters, digits and '-', at most 63";
-const NAME: &str =
+const NAME_RULE: &str =
     "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
 
 /// Copies of a `ConfigMap` in other namespaces.
@@ -79,12 +79,12 @@ pub struct ConfigMapSyncSpec {
     /// Name of the source `ConfigMap`.
     #[serde(default)]
     #[schemars(length(max = 253))]
-    #[x_kube(validation = (IS_NAME, NAME))]
+    #[x_kube(validation = (IS_NAME, NAME_RULE))]
     pub config_map_name: String,
     /// Name of the copies. Defaults to the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
-    #[x_kube(validation = ("!format.dns1123Subdomain().validate(self).hasValue()", NAME))]
+    #[x_kube(validation = ("!format.dns1123Subdomain().validate(self).hasValue()", NAME_RULE))]
     pub destination_name: Option<String>,
     /// Copying of labels. If true, each copy has the source's labels and the ownership label, and no others. Defaults to
     /// false: the operator changes no other labels.

@@ -17,7 +17,7 @@ pub const RESTRICTED: &str = "Restricted";
 pub const BASELINE: &str = "Baseline";
 
 /// Message for an invalid name. The Pod's container and its label `app` have the same name, which limits the characters.
-pub const NAME: &str = "choose a name of at most 63 lower-case letters, digits and '-', with a letter or digit at both ends: the Pod's \
+pub const NAME_RULE: &str = "choose a name of at most 63 lower-case letters, digits and '-', with a letter or digit at both ends: the Pod's \
     container has the same name";
 /// Message for a spec without an image.
 pub const NO_IMAGE: &str = "add image: what the Pod runs, such as image: nginx:1.29";
@@ -124,7 +124,7 @@ fn name_of_a_container() -> Rule {
     Rule::new(
         "oldSelf.hasValue() || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
     )
-    .message(NAME)
+    .message(NAME_RULE)
     .optional_old_self(true)
 }
 

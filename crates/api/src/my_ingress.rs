@@ -15,7 +15,7 @@ pub const GROUP: &str = "demo.rtfm.co.ua";
 pub const FINALIZER: &str = "quartermaster.dev/load-balancer";
 
 /// Message for an invalid name (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_CreateLoadBalancer.html>).
-pub const NAME: &str = "choose a name of at most 28 lower-case letters, digits and '-', with a letter or digit at both ends, which is not internal \
+pub const NAME_RULE: &str = "choose a name of at most 28 lower-case letters, digits and '-', with a letter or digit at both ends, which is not internal \
     and does not start with internal-: the load balancer is called NAME-alb, and AWS accepts at most 32 characters";
 /// Message for too few subnets.
 pub const SUBNETS: &str =
@@ -326,7 +326,7 @@ fn name_of_a_load_balancer() -> Rule {
         "oldSelf.hasValue() || (self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,26}[a-z0-9])?$') && \
          !(self.metadata.name + '-').startsWith('internal-'))",
     )
-    .message(NAME)
+    .message(NAME_RULE)
     .optional_old_self(true)
 }
 

@@ -1,4 +1,4 @@
-//! Builds the objects of an app. The write adds the ownership metadata.
+//! Builds the objects of an app, without their ownership, which [`Children`](qm_runtime::children::Children) adds.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ const IF_NOT_PRESENT: &str = "IfNotPresent";
 /// Default target of an autoscaler, in percent of the requested CPU.
 const DEFAULT_CPU_PERCENT: i32 = 80;
 
-/// Returns the labels that select the Pods. Generated Pods have no other labels, and a Deployment cannot change its selector.
+/// Returns the labels that select the Pods, and that generated Pods have. A Deployment cannot change its selector.
 fn selector(app: &App) -> BTreeMap<String, String> {
     [(APP_LABEL.to_owned(), app.name.to_owned())].into()
 }
@@ -53,7 +53,8 @@ fn metadata(app: &App) -> ObjectMeta {
     }
 }
 
-/// Builds the Deployment. Without `replicas` the number of Pods stays unset, without `sets_ports` the container's ports.
+/// Builds the Deployment. Without `replicas` the number of Pods stays unset, and without `sets_ports` the container's
+/// ports.
 pub fn deployment(app: &App, replicas: Option<i32>, sets_ports: bool) -> Deployment {
     let spec = app.spec;
     let resources = spec
@@ -179,7 +180,7 @@ fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
     port.container_port == number && port.protocol.as_deref().or(Some(TCP)) == protocol
 }
 
-/// Builds the Service; `None` without ports.
+/// Builds the Service; `None` if the app has no ports.
 pub fn service(app: &App) -> Option<Service> {
     (!app.ports.is_empty()).then(|| Service {
         metadata: metadata(app),

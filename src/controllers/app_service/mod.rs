@@ -1,7 +1,7 @@
 //! `AppService`: a Deployment, its Service, autoscaler and Ingress.
 //!
-//! [`validate`] checks the spec, [`build`] builds the desired objects with the user's [`overrides`], [`pods`] finds out why Pods do not run, and
-//! [`status`] reports the result.
+//! [`validate`] checks the spec, [`build`] builds the desired objects with the user's [`overrides`], [`pods`] finds out
+//! why Pods do not run, and [`status`] reports the result.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -54,7 +54,8 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
         // `patch`: to remove the original program's annotation.
         Permission::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["appservices/status"], &["patch"]),
-        // Needed where the admission plugin OwnerReferencesPermissionEnforcement checks references that block deletion.
+        // The admission plugin OwnerReferencesPermissionEnforcement requires `update` to set references that block the
+        // owner's deletion.
         Permission::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
         // The operator never deletes a Deployment, but OwnerReferencesPermissionEnforcement requires `delete` to set
         // its owner.
@@ -120,7 +121,7 @@ impl Controller for AppServices {
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
         if cx.object.annotations().contains_key(OLD_SPEC) {
-            // The original program recorded the spec there; the operator does not read the record.
+            // The original program recorded the spec in the annotation, which the operator does not need.
             cx.annotate(&[(OLD_SPEC, None)]).await?;
         }
         let object = Arc::clone(&cx.object);
@@ -250,8 +251,8 @@ impl AppServices {
             .map(drop)
     }
 
-    /// Returns the state of the Deployment. A Deployment that the operator does not own yet is not cached, and read
-    /// only if an autoscaler or a port that appears twice depends on its state.
+    /// Returns the state of the Deployment. The operator does not cache a Deployment that it does not own yet, and reads
+    /// it only if an autoscaler or a port that appears twice depends on its state.
     async fn deployment_state(
         &self,
         cx: &Context<AppService>,
@@ -369,7 +370,7 @@ impl AppServices {
     }
 }
 
-/// Summary of a Deployment, as the cache keeps it.
+/// Cached summary of a Deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeploymentState {
     pub rollout: Rollout,
@@ -377,7 +378,7 @@ pub(crate) struct DeploymentState {
     duplicate_ports: Option<(String, Vec<i32>)>,
 }
 
-/// Returns whether the requested node port is in use, or all of them are.
+/// Returns whether the apiserver rejected a Service because the requested node port, or every node port, is in use.
 fn is_node_port_taken(status: &Status) -> bool {
     status
         .message
@@ -421,7 +422,7 @@ fn has_duplicate_ports(ports: &[ContainerPort]) -> bool {
     once.len() < ports.len()
 }
 
-/// Returns the exceptions of Services to server-side apply. The fields at the paths of `released` are released.
+/// Returns the exceptions of Services to server-side apply. `released` are paths of fields that the operator releases.
 fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
     Quirks {
         released,
@@ -432,14 +433,14 @@ fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
     }
 }
 
-/// Returns the field of a node port that two ports have: the apiserver detects it before it validates fields, so it
-/// names none.
+/// Returns the field of a node port that two ports have. The apiserver rejects such ports before it validates fields, so
+/// the status names no field.
 fn duplicate_node_port(status: &Status) -> Option<&'static str> {
     let is_duplicate = status.message.starts_with("duplicate nodePort");
     is_duplicate.then_some("spec.ports[0].nodePort")
 }
 
-/// Removes the node ports of the live Service: the apiserver would reject them as allocated.
+/// Removes the live Service's node ports from the desired one: the apiserver would reject them as allocated.
 fn clear_node_ports(desired: &mut Service, live: &Service) {
     let allocated: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
     for port in desired
@@ -451,8 +452,8 @@ fn clear_node_ports(desired: &mut Service, live: &Service) {
     }
 }
 
-/// Returns whether the Service lacks a node port that was sent: an apiserver with a stale cache accepts the new port
-/// and keeps the old one.
+/// Returns whether the live Service lacks a node port that the operator sent: an apiserver with a stale cache accepts the
+/// new port and keeps the old one.
 fn ignored_a_node_port(sent: &Service, live: &Service) -> bool {
     let is_live = |port: &ServicePort| {
         ports(live).any(|it| {

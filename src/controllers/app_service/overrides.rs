@@ -12,8 +12,8 @@ use qm_api::common::PREFIX;
 /// Fields of the metadata that the operator merges. A Deployment ignores nearly all others.
 const METADATA: [&str; 2] = ["labels", "annotations"];
 
-/// Checks that the overrides change neither the label `(key, value)` of the Deployment's selector nor the ownership, and that no
-/// list has a key twice.
+/// Checks that the overrides change neither the label `(key, value)` of the Deployment's selector nor the ownership, and
+/// that no list has a key twice.
 ///
 /// # Errors
 /// Returns the path, the problem and what to write instead.
@@ -55,7 +55,8 @@ pub fn check(overrides: &PodTemplateSpec, selector: (&str, &str)) -> Result<(), 
     }
 }
 
-/// Checks the lists that the apiserver merges by a key. It stores an item twice on create, and then rejects every apply.
+/// Checks the lists that the apiserver merges by a key: a create may store two items with one key, and the apiserver
+/// then rejects every apply.
 fn check_keys(pod: &PodSpec) -> Result<(), String> {
     let path = |list: &str| format!("{POD_OVERRIDES}.spec.{list}");
     let names = pod.volumes.iter().flatten();
@@ -126,8 +127,8 @@ pub fn merge(template: &mut PodTemplateSpec, mut overrides: PodTemplateSpec) {
     template.merge_from(overrides);
 }
 
-/// Removes the values that the apiserver does not accept beside those of `changes`: the other source of a variable, and the other
-/// handlers of a probe.
+/// Removes the values that the apiserver does not accept beside those of `changes`: the other source of a variable, and
+/// the other handlers of a probe.
 fn remove_alternatives(container: &mut Container, changes: &Container) {
     for change in changes.env.iter().flatten() {
         let same = container.env.iter_mut().flatten();

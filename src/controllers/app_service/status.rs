@@ -100,7 +100,7 @@ pub(crate) fn with_scaling(
 }
 
 impl InactiveScaling {
-    /// Reads the condition; returns `None` while the autoscaler scales, or before its controller has reconciled it.
+    /// Returns `None` while the autoscaler scales, and before its controller has set the condition.
     pub fn of(autoscaler: &HorizontalPodAutoscaler) -> Option<Self> {
         let mut conditions = autoscaler.status.as_ref()?.conditions.iter().flatten();
         let active = conditions.find(|condition| condition.type_ == "ScalingActive")?;

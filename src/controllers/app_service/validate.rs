@@ -6,8 +6,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use qm_api::AppService;
 use qm_api::app_service::{
-    AppServiceSpec, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT,
-    NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, PodOverrides, Port, Raw, TCP, TargetPort,
+    AppServiceSpec, INGRESS_NEEDS_A_PORT, NAME_RULE, NODE_PORT_NOT_ALLOWED, NODE_PORTS_UNIQUE,
+    ONE_PROTOCOL_PER_NAME, PORT_NAMES_REQUIRED, PORT_NAMES_UNIQUE, PORTS_UNIQUE, PodOverrides,
+    Port, Raw, TCP, TargetPort,
 };
 use qm_api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 use qm_api::spec_size::StoredSpec as _;
@@ -52,17 +53,17 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     let spec = &app.spec;
     spec.check_size()?;
     let name = app.metadata.name.as_deref().unwrap_or_default();
-    // The apiserver checks the other rules when the Service is written.
+    // The apiserver checks the other rules of names when the operator writes the Service.
     if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.')
     {
-        return Err(format!("metadata.name: {NAME}"));
+        return Err(format!("metadata.name: {NAME_RULE}"));
     }
     if spec.image.is_empty() {
         return Err("spec.image: write an image, such as nginx:1.27".into());
     }
     let service_type = spec.service_type.as_deref().unwrap_or(NODE_PORT);
     if service_type == CLUSTER_IP && spec.ports.iter().any(|port| port.node_port().is_some()) {
-        return Err(format!("spec: {NO_NODE_PORT}"));
+        return Err(format!("spec: {NODE_PORT_NOT_ALLOWED}"));
     }
     if spec.ingress.is_some() && !spec.ports.iter().any(|port| port.protocol() == TCP) {
         return Err(format!("spec: {INGRESS_NEEDS_A_PORT}"));
@@ -126,10 +127,10 @@ fn pod_overrides(name: &str, stored: &PodOverrides) -> Result<Box<PodTemplateSpe
     Ok(template)
 }
 
-/// Returns the rule that the ports break together.
+/// Returns the first rule about several ports that these ports break.
 fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
     if ports.len() > 1 && ports.iter().any(|port| port.name.is_empty()) {
-        return Err(NAMED);
+        return Err(PORT_NAMES_REQUIRED);
     }
     for (at, port) in ports.iter().enumerate() {
         let before = &ports[..at];
@@ -138,14 +139,14 @@ fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
             .iter()
             .any(|other| !port.name.is_empty() && other.name == port.name)
         {
-            return Err(NAMES_DIFFER);
+            return Err(PORT_NAMES_UNIQUE);
         }
         if before
             .iter()
             .filter(same_protocol)
             .any(|other| other.port == port.port)
         {
-            return Err(PORTS_DIFFER);
+            return Err(PORTS_UNIQUE);
         }
         if port.node_port().is_some()
             && before
@@ -153,14 +154,14 @@ fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
                 .filter(same_protocol)
                 .any(|other| other.node_port() == port.node_port())
         {
-            return Err(NODE_PORTS_DIFFER);
+            return Err(NODE_PORTS_UNIQUE);
         }
         if matches!(port.target(), Some(TargetPort::Name(_)))
             && before
                 .iter()
                 .any(|other| other.target() == port.target() && other.protocol() != port.protocol())
         {
-            return Err(ONE_PROTOCOL_A_NAME);
+            return Err(ONE_PROTOCOL_PER_NAME);
         }
     }
     Ok(())

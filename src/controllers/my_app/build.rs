@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::MyApp;
 use qm_api::my_app::{
-    BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED,
+    BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME_RULE, NO_IMAGE, NUL_BANNER, RESTRICTED,
 };
 use qm_api::spec_size;
 use qm_core::validation::is_dns_label;
@@ -82,7 +82,7 @@ pub fn validate(app: &MyApp) -> Result<DesiredPod<'_>, InvalidMyApp> {
         return Err(InvalidMyApp::ImageMissing);
     }
     if !is_dns_label(&app.name_any()) {
-        return Err(InvalidMyApp::SpecInvalid(NAME));
+        return Err(InvalidMyApp::SpecInvalid(NAME_RULE));
     }
     if spec.banner.len() > MAX_BANNER {
         return Err(InvalidMyApp::SpecInvalid(LONG_BANNER));
@@ -160,8 +160,8 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
 }
 
 impl DesiredPod<'_> {
-    /// Returns the digest of the desired state alone, so that a later release that builds Pods in another way replaces
-    /// none.
+    /// Returns the digest of the desired state alone, so that a later release that builds Pods in another way replaces no
+    /// Pod.
     pub fn digest(&self) -> String {
         let profile = if self.restricted {
             RESTRICTED

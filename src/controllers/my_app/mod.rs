@@ -1,6 +1,7 @@
 //! `MyApp`: one Pod.
 //!
-//! A reconcile takes at most one step for the Pod, which [`step::PodPlan`] decides; the watch shows the result.
+//! A reconcile takes at most one step for the Pod, which [`step::PodPlan`] decides. The watch of Pods triggers the next
+//! reconcile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +44,8 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
     &[
         Permission::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
         Permission::namespaced(GROUP, &["myapps/status"], &["patch"]),
-        // Required where admission checks owner references that block the owner's deletion.
+        // The admission plugin OwnerReferencesPermissionEnforcement requires `update` to set references that block the
+        // owner's deletion.
         Permission::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
         // The operator patches only the Pod's metadata.
         Permission::namespaced(
@@ -62,7 +64,7 @@ pub struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.
     retries: Backoffs<ObjectKey>,
-    /// Age from which a Pod that ended resets the delays.
+    /// Minimum lifetime of a Pod whose end resets the delays.
     settled_after: Duration,
     tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
@@ -72,9 +74,9 @@ pub struct MyApps {
 struct PodTracking {
     /// The Pod that was not ready in the last reconcile.
     not_ready: Option<PodVersion>,
-    /// The Pod was deleted to be recreated.
+    /// True if the operator deleted the Pod to recreate it.
     is_replaced: bool,
-    /// UID of the Pod that ended, and when it is to be deleted.
+    /// UID of the Pod that ended, and when to delete the Pod.
     retry: Option<(String, Instant)>,
 }
 
@@ -234,7 +236,7 @@ impl MyApps {
         }
     }
 
-    /// Deletes a Pod that has ended, after a delay that grows with each Pod until one lasts.
+    /// Deletes a Pod that has ended, after a delay that grows with each Pod until a Pod reaches the minimum lifetime.
     async fn recreate(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<Outcome> {
         let created = child.summary.created;
         let age =

@@ -97,7 +97,8 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         None
     }
 
-    /// The status of the `MyApp` shows, also after a restart, whether the app had a Pod.
+    /// Returns `false`: the controller reports a recreation itself, because the status of the `MyApp` shows even after a
+    /// restart whether the app had a Pod.
     fn reports_recreation(&self) -> bool {
         false
     }

@@ -20,7 +20,7 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 /// Maximum time that a reconcile waits for the list of nodes. Waiting longer would block the few concurrent reconciles,
 /// and the end of the list triggers a reconcile anyway.
-const LISTED_WITHIN: Duration = Duration::from_secs(10);
+const NODE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The nodes, and the Services that listeners name.
 pub(crate) struct Backends {
@@ -81,7 +81,7 @@ impl Backends {
     /// # Errors
     /// Returns the reason that the nodes are unknown.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
-        let synced = tokio::time::timeout(LISTED_WITHIN, self.nodes_sync.synced()).await;
+        let synced = tokio::time::timeout(NODE_LIST_TIMEOUT, self.nodes_sync.synced()).await;
         let unknown = match synced {
             Err(_) => Some("the list is in progress".into()),
             Ok(()) => self.nodes_sync.denied(),

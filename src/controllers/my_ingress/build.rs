@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use qm_api::MyIngress;
 use qm_api::my_ingress::{
     BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
-    ListenerSpec, NAME, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
+    ListenerSpec, NAME_RULE, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
 };
 use qm_api::spec_size::StoredSpec as _;
 use qm_aws::action::MANAGED_BY;
@@ -59,7 +59,7 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
     spec.check_size()?;
     let refuse = |path: &str, rule: &str| Err(format!("{path}: {rule}"));
     if !is_name(&ingress.name_any()) {
-        return refuse("metadata.name", NAME);
+        return refuse("metadata.name", NAME_RULE);
     }
     if !spec.subnets.iter().all(|id| is_id(id, "subnet-")) {
         return refuse("spec.subnets", BAD_SUBNET);

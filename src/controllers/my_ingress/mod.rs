@@ -1,7 +1,7 @@
 //! `MyIngress`: an AWS load balancer.
 //!
-//! A reconcile takes the steps that [`plan::next`] decides from the observed state, one after the other, until none is
-//! left. Then [`report::report`] computes the report of the observed state.
+//! A reconcile takes the steps that [`plan::next`] derives from the observed state, one after the other, until no step is
+//! left. Then [`report::report`] computes the condition and the status from the observed state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +147,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
-        // With a narrower scope no MyIngress can have listeners.
+        // With a narrower scope the operator rejects listeners, and so needs no nodes and Services.
         if self.executor.scope == WatchScope::Cluster {
             let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);

@@ -11,6 +11,7 @@ use qm_api::MyIngress;
 use qm_api::my_ingress::{Alb, ListenerStatus};
 use qm_aws::listeners::{Listener, TargetGroup, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer};
+use qm_core::time::whole_seconds;
 
 use super::build::Desired;
 use super::status::CREATING;
@@ -43,7 +44,7 @@ impl Draft {
     }
 }
 
-/// The observed state of one reconcile. An answer means nothing before its step is in `done`.
+/// The observed state of one reconcile. An answer is valid once its step is in `done`.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
     /// The object, as last read or written.
@@ -237,8 +238,7 @@ impl Observed {
     }
 }
 
-/// Returns the time, as exact as the API stores it.
+/// Returns the current time with the precision that the API stores.
 pub(crate) fn now() -> Timestamp {
-    let now = Timestamp::now();
-    Timestamp::from_second(now.as_second()).unwrap_or(now)
+    whole_seconds(Timestamp::now()).0
 }

@@ -51,22 +51,22 @@ pub(crate) enum Stop {
     End(End),
 }
 
-/// An end of a reconcile before all rules hold.
+/// End of a reconcile before every rule is satisfied.
 #[derive(Debug)]
 pub(crate) enum End {
     /// AWS rejected a step that the rest depends on.
     Rejected(AwsError),
     /// The reconcile waits for AWS or for an editor.
     Blocked(MyIngressReadiness, Requeue),
-    /// AWS has nothing owned any more.
+    /// AWS has no owned resource left.
     Deleted,
 }
 
-/// End of a walk through all rules: AWS has all of the desired state that it accepts.
+/// Result of a walk through all rules: AWS has all of the desired state, except what it rejects.
 #[derive(Debug)]
 pub(crate) struct Converged<'a> {
     pub load_balancer: &'a LoadBalancer,
-    /// `None` without listeners to ensure.
+    /// `None` if there is no listener to ensure.
     pub listeners: Option<ListenerResults>,
     /// Error of a step of the load balancer itself.
     pub rejected: Option<AwsError>,
@@ -796,7 +796,7 @@ impl<'a> Walker<'a> {
                 && arn == group
                 && error.is(error::INVALID_TARGET)
             {
-                let named = |target: &&InstanceTarget| names(&error.message, &target.instance);
+                let named = |target: &&InstanceTarget| mentions(&error.message, &target.instance);
                 rejected.extend(targets.iter().filter(named).cloned());
                 last = Some(error);
             }
@@ -883,7 +883,7 @@ impl<'a> Walker<'a> {
 }
 
 /// Returns whether the message names this instance, and not an instance with a longer ID.
-fn names(message: &str, instance: &str) -> bool {
+fn mentions(message: &str, instance: &str) -> bool {
     message
         .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
         .any(|word| word == instance)

@@ -74,7 +74,7 @@ pub(crate) fn route(
     Ok(nodes.iter().map(target).collect())
 }
 
-/// Returns the targets that no longer lead to the Service: Kubernetes may give a released node port to another one.
+/// Returns the targets that no longer lead to the Service: Kubernetes may give a released node port to another Service.
 pub(crate) fn released(
     service: Option<&Service>,
     registered: &[TargetHealth],

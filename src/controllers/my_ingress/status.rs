@@ -10,7 +10,7 @@ use qm_core::conditions::READY;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
-/// The load balancer was requested, and AWS does not show it yet.
+/// The operator has requested a load balancer that AWS does not show yet.
 pub(crate) const CREATING: &str = "Creating";
 /// AWS creates the load balancer.
 pub(crate) const PROVISIONING: &str = "Provisioning";
@@ -73,7 +73,7 @@ pub const REASONS: [&str; 22] = [
 
 /// AWS's reasons for unhealthy targets that a security group may cause
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
-const OF_SECURITY_GROUPS: [&str; 3] = [
+const SECURITY_GROUP_REASONS: [&str; 3] = [
     "Target.Timeout",
     "Target.FailedHealthChecks",
     "Target.ResponseCodeMismatch",
@@ -238,7 +238,7 @@ impl ListenerResult {
             let causes: BTreeSet<_> = ill.iter().map(|it| cause(it)).collect();
             let causes = causes.into_iter().take(3).collect::<Vec<_>>().join(", ");
             let mut message = format!("no target of port {port} is healthy ({causes})");
-            let may_be_blocked = |it: &&TargetHealth| OF_SECURITY_GROUPS.contains(&&*it.reason);
+            let may_be_blocked = |it: &&TargetHealth| SECURITY_GROUP_REASONS.contains(&&*it.reason);
             if ill.iter().any(may_be_blocked) {
                 let node_port = targets.first().map(|target| target.port);
                 let groups: Vec<_> = security_groups.iter().map(String::as_str).collect();

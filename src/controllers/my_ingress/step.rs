@@ -31,8 +31,8 @@ pub(crate) enum Step {
     /// Reads the Service of the listener of this port, by name.
     ReadService(u16, String),
 
-    /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The confirmation counts
-    /// only for changes of these resources, because time passes until the operator changes the next ones.
+    /// Asks the apiserver whether the `MyIngress` still exists, because the cache may be stale. The operator asks again
+    /// before it changes other resources, because the answer may then be outdated.
     ConfirmOwner(OwnedResource),
     AddFinalizer,
     /// Writes the status.
@@ -71,11 +71,11 @@ pub(crate) enum OwnedResource {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Intent {
     CreateLoadBalancer,
-    /// To give the load balancer the tags of the spec.
+    /// Set the tags of the spec on the load balancer.
     Tag,
-    /// To take care of these ports, for which AWS may have resources.
+    /// Manage resources in AWS for these ports.
     Ports(BTreeSet<u16>),
-    /// To create a resource for this port.
+    /// Create a resource in AWS for this port.
     CreateFor(u16),
 }
 

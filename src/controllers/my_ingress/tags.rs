@@ -161,8 +161,8 @@ impl TagOwnership {
         !matches!(self.relation, Ownership::Foreign(_))
     }
 
-    /// Returns the other `MyIngress` that owns the resource, if `may_exist` accepts its UID and namespace: nobody may
-    /// adopt the resource then.
+    /// Returns the other `MyIngress` that owns the resource, if `may_exist` accepts its UID and namespace. The resource
+    /// cannot be adopted then.
     pub(crate) fn sibling(&self, may_exist: impl Fn(&str, &str) -> bool) -> Option<&str> {
         let Ownership::Foreign(ForeignOwner::Sibling(owner)) = &self.relation else {
             return None;

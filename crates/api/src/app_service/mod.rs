@@ -23,8 +23,8 @@ mod status;
 pub use fields::{Autoscaling, ContainerResources, Ingress, IngressTls, LocalName};
 pub use pod_overrides::{PATH as POD_OVERRIDES, PodOverrides};
 pub use port::{
-    NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP,
-    TargetPort,
+    NODE_PORTS_UNIQUE, ONE_PROTOCOL_PER_NAME, PORT_NAMES_REQUIRED, PORT_NAMES_UNIQUE, PORTS_UNIQUE,
+    Port, TCP, TargetPort,
 };
 pub use raw::Raw;
 pub use status::{AppCondition, AppServiceStatus, ServedPort};
@@ -201,9 +201,9 @@ pub const IMAGE: (&str, &str) = (
     "write an image without spaces, such as nginx:1.27",
 );
 /// Message for a name that a Service cannot have.
-pub const NAME: &str = "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
+pub const NAME_RULE: &str = "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
 /// Message for a `nodePort` of a Service of type `ClusterIP`.
-pub const NO_NODE_PORT: &str = "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
+pub const NODE_PORT_NOT_ALLOWED: &str = "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// Message for an Ingress without a TCP port.
 pub const INGRESS_NEEDS_A_PORT: &str =
     "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
@@ -219,7 +219,7 @@ fn name_of_a_service() -> Rule {
     Rule::new(
         "oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
     )
-    .message(NAME)
+    .message(NAME_RULE)
     .optional_old_self(true)
 }
 
@@ -231,7 +231,7 @@ fn cluster_ip_takes_no_node_port() -> Rule {
              || self.ports.all(p, !has(p.nodePort) || p.nodePort == 0)",
             most = port::MAX_PORTS,
         ),
-        NO_NODE_PORT,
+        NODE_PORT_NOT_ALLOWED,
     )
 }
 

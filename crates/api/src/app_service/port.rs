@@ -125,17 +125,18 @@ pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
 pub const MAX_PORTS: usize = 64;
 
 /// Message of [`named`].
-pub const NAMED: &str = "with several ports, each port needs a name: add name, such as name: http";
+pub const PORT_NAMES_REQUIRED: &str =
+    "with several ports, each port needs a name: add name, such as name: http";
 /// Message of [`names_differ`].
-pub const NAMES_DIFFER: &str = "two ports have the same name: give each its own name";
+pub const PORT_NAMES_UNIQUE: &str = "two ports have the same name: give each its own name";
 /// Message of [`ports_differ`].
-pub const PORTS_DIFFER: &str =
+pub const PORTS_UNIQUE: &str =
     "the same port is listed twice: remove one, or give it another protocol";
 /// Message of [`node_ports_differ`].
-pub const NODE_PORTS_DIFFER: &str =
+pub const NODE_PORTS_UNIQUE: &str =
     "the same nodePort is listed twice: change one, or remove it so that Kubernetes assigns one";
 /// Message of [`one_protocol_a_name`].
-pub const ONE_PROTOCOL_A_NAME: &str = "a targetPort's name means one port of one protocol: write a name for each protocol, or the number";
+pub const ONE_PROTOCOL_PER_NAME: &str = "a targetPort's name means one port of one protocol: write a name for each protocol, or the number";
 
 /// CEL expression for "the ports `p` and `q` have the same protocol".
 const SAME_PROTOCOL: &str = "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')";
@@ -145,7 +146,7 @@ pub fn named() -> Rule {
     let rule = format!(
         "self.size() < 2 || self.size() > {MAX_PORTS} || self.all(p, has(p.name) && p.name != '')"
     );
-    Rule::new(rule).message(NAMED)
+    Rule::new(rule).message(PORT_NAMES_REQUIRED)
 }
 
 /// Returns the rule that no two names are equal.
@@ -153,7 +154,7 @@ pub fn names_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))"
     );
-    Rule::new(rule).message(NAMES_DIFFER)
+    Rule::new(rule).message(PORT_NAMES_UNIQUE)
 }
 
 /// Returns the rule that no two ports of one protocol are equal.
@@ -161,7 +162,7 @@ pub fn ports_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, self.exists_one(q, q.port == p.port && {SAME_PROTOCOL}))"
     );
-    Rule::new(rule).message(PORTS_DIFFER)
+    Rule::new(rule).message(PORTS_UNIQUE)
 }
 
 /// Returns the rule that no two node ports of one protocol are equal.
@@ -169,7 +170,7 @@ pub fn node_ports_differ() -> Rule {
     let rule = format!(
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && {SAME_PROTOCOL}))"
     );
-    Rule::new(rule).message(NODE_PORTS_DIFFER)
+    Rule::new(rule).message(NODE_PORTS_UNIQUE)
 }
 
 /// Returns the rule that a named port of the container has one protocol.
@@ -178,5 +179,5 @@ pub fn one_protocol_a_name() -> Rule {
         "self.size() > {MAX_PORTS} || self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
          || !(type(q.targetPort) in [string]) || !(q.targetPort in [p.targetPort]) || {SAME_PROTOCOL}))"
     );
-    Rule::new(rule).message(ONE_PROTOCOL_A_NAME)
+    Rule::new(rule).message(ONE_PROTOCOL_PER_NAME)
 }
