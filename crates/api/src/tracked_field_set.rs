@@ -104,8 +104,8 @@ pub struct TrackedFieldSetSpec {
 }
 
 impl TrackedFieldSetSpec {
-    /// Returns the number of resources that the set tracks at most.
-    pub fn places(&self) -> usize {
+    /// Returns the maximum number of tracked resources.
+    pub fn max_targets(&self) -> usize {
         let max = self.max_targets.and_then(|it| usize::try_from(it).ok());
         max.unwrap_or(MAX_TARGETS)
     }

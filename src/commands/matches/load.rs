@@ -17,7 +17,8 @@ use crate::controllers::tracked_field_set::check;
 
 const KIND: &str = "TrackedFieldSet";
 
-/// Returns the set. The set of a file has the metadata of the stored one of its name, if there is one: its children and its age.
+/// Returns the set. A set from a file gets the metadata of the stored set of its name, if there is one, because UID and
+/// age decide which children it owns.
 pub(super) async fn load(client: &Client, args: &MatchesArgs) -> anyhow::Result<TrackedFieldSet> {
     let default = client.default_namespace();
     let Some(file) = &args.file else {
@@ -90,7 +91,8 @@ fn parse(text: &str) -> anyhow::Result<TrackedFieldSet> {
     Ok(set)
 }
 
-/// Returns the path of a field that has been lost, if any. A misspelt selector would select everything.
+/// Returns the path of a field of `written` that the parsed set lacks, if any. A misspelt selector would select every
+/// resource.
 fn unknown(written: &Value, known: &Value) -> Option<String> {
     let is_empty = |value: &Value| match value {
         Value::Null => true,

@@ -23,12 +23,12 @@ use super::{FailedRequest, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
 use crate::controllers::tracked_field_set::child::{Seniority, seniority};
-use crate::controllers::tracked_field_set::selection::{Places, Selection};
+use crate::controllers::tracked_field_set::selection::{Selection, TargetNamespaces};
 
 mod load;
 mod plan;
 
-const HEAD: [&str; 5] = ["NAMESPACE", "NAME", "FIELD", "STATE", "TRACKEDFIELD"];
+const COLUMNS: [&str; 5] = ["NAMESPACE", "NAME", "FIELD", "STATE", "TRACKEDFIELD"];
 
 pub(crate) async fn run(
     client: Client,
@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let plan = plan::plan(&set, &selection.resource, targets, &fields, &seniorities);
     match args.output {
         Output::Json => {
-            let summary = json!({ "targets": plan.targets, "leftOut": plan.left_out, "maxTargets": plan.places });
+            let summary = json!({ "targets": plan.targets, "leftOut": plan.left_out, "maxTargets": plan.max_targets });
             let shown = json!({ "namespace": namespace, "name": set.name_any(), "matches": plan.matches, "summary": summary });
             out.json(&shown)?;
         }
@@ -80,9 +80,9 @@ async fn targets(
     resolved: &Resolved,
 ) -> anyhow::Result<BTreeSet<ObjectKey>> {
     let plural = &selection.resource.plural;
-    let namespaces = match selection.places {
-        Places::Labelled(_) => namespaces(client).await?,
-        Places::Named(_) | Places::Cluster => BTreeMap::new(),
+    let namespaces = match selection.namespaces {
+        TargetNamespaces::Labelled(_) => namespaces(client).await?,
+        TargetNamespaces::Named(_) | TargetNamespaces::Cluster => BTreeMap::new(),
     };
     let mut targets = BTreeSet::new();
     for api in selection.apis(client, &resolved.resource) {
@@ -130,7 +130,7 @@ async fn fields(client: &Client, namespace: &str) -> anyhow::Result<Vec<Stored>>
     }
 }
 
-/// Lists the sets of `namespace`, with what decides which of two comes first.
+/// Lists the sets of `namespace`, and returns the seniority of each.
 async fn seniorities(
     client: &Client,
     namespace: &str,
@@ -152,7 +152,7 @@ async fn seniorities(
 fn print(set: &TrackedFieldSet, plan: &MatchPlan, out: &mut Printer) -> io::Result<()> {
     if !plan.matches.is_empty() {
         let rows: Vec<_> = plan.matches.iter().map(row).collect();
-        out.table(&HEAD, &rows)?;
+        out.table(&COLUMNS, &rows)?;
         out.line("")?;
     }
     if set.spec.suspend == Some(true) {
@@ -177,7 +177,7 @@ fn totals(plan: &MatchPlan) -> String {
     for state in MatchState::ALL {
         let number = plan.number(state);
         if number > 0 && state != MatchState::LeftOut {
-            text = format!("{text}{separator}{number} {}", state.words());
+            text = format!("{text}{separator}{number} {}", state.adjective());
             separator = ", ";
         }
     }
@@ -185,7 +185,7 @@ fn totals(plan: &MatchPlan) -> String {
         text = format!(
             "{text}; {} left out: raise maxTargets ({}), or select fewer",
             count(plan.left_out, "resource is", "resources are"),
-            plan.places
+            plan.max_targets
         );
     }
     text

@@ -1,4 +1,4 @@
-//! Which `TrackedField` each selected resource has or gets, by the rules of the controller. Pure.
+//! Plan of a set: the `TrackedField` that each selected resource has or gets, by the rules of the controller. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use crate::controllers::tracked_field_set::precedence::{
     self, Claimant, Demand, Existing, Tracking,
 };
 
-/// A `TrackedField`, as far as the command needs it.
+/// The parts of a stored `TrackedField` that the plan depends on.
 #[derive(Debug)]
 pub(super) struct Stored {
     key: ObjectKey,
@@ -60,8 +60,8 @@ impl MatchState {
         Self::Leaving,
     ];
 
-    /// Returns the state in a sentence about fields.
-    pub(super) fn words(self) -> &'static str {
+    /// Returns the state as an adjective.
+    pub(super) fn adjective(self) -> &'static str {
         match self {
             Self::Tracked => "tracked",
             Self::New => "new",
@@ -82,7 +82,7 @@ impl MatchState {
     }
 }
 
-/// A field of a selected resource, or of a resource whose child leaves.
+/// A field of a selected resource, or of a resource whose child the set no longer needs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MatchedField {
@@ -90,7 +90,7 @@ pub(super) struct MatchedField {
     pub(super) name: String,
     pub(super) field: String,
     pub(super) state: MatchState,
-    /// Name of the `TrackedField`, which may not exist yet; empty without a place.
+    /// Name of the `TrackedField`, which may not exist yet; empty for a resource beyond `maxTargets`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) tracked_field: String,
 }
@@ -112,10 +112,10 @@ pub(super) struct MatchPlan {
     pub(super) matches: Vec<MatchedField>,
     /// Number of selected resources.
     pub(super) targets: usize,
-    /// Number of them beyond `places`.
+    /// Number of selected resources beyond `max_targets`.
     pub(super) left_out: usize,
     /// Value of `maxTargets`.
-    pub(super) places: usize,
+    pub(super) max_targets: usize,
 }
 
 impl MatchPlan {
@@ -124,7 +124,8 @@ impl MatchPlan {
     }
 }
 
-/// Returns the fields of `targets`, and the children that the set no longer needs. `seniorities`: of the stored sets.
+/// Returns the fields of `targets`, and the children that the set no longer needs. `seniorities` are those of the stored
+/// sets.
 pub(super) fn plan(
     set: &TrackedFieldSet,
     resource: &ResourceName,
@@ -132,13 +133,13 @@ pub(super) fn plan(
     fields: &[Stored],
     seniorities: &HashMap<ObjectKey, Seniority>,
 ) -> MatchPlan {
-    let places = set.spec.places();
+    let max_targets = set.spec.max_targets();
     let known = Known::new(set, resource, fields, seniorities);
     let mut plan = MatchPlan {
         matches: Vec::new(),
         targets: targets.len(),
         left_out: 0,
-        places,
+        max_targets,
     };
     let by_target: Vec<Vec<MatchedField>> = targets
         .into_iter()
@@ -152,7 +153,7 @@ pub(super) fn plan(
     let mut needed = HashSet::new();
     for (mut matches, is_left_out) in by_target
         .into_iter()
-        .zip(precedence::left_out(&demands, places))
+        .zip(precedence::left_out(&demands, max_targets))
     {
         if is_left_out {
             plan.left_out += 1;

@@ -1,4 +1,4 @@
-//! The children of a `TrackedFieldSet`: their names, their specs, and when one may be deleted. Pure.
+//! The children of a `TrackedFieldSet`: their names, their specs, and when the set may delete them. Pure.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -27,14 +27,14 @@ const MAX_READABLE_LENGTH: usize = 165;
 /// Number of base32 characters of the digest in the name of a child: 100 bits.
 const DIGEST_LENGTH: usize = 20;
 
-/// Time for which Pending entries keep a child that is no longer needed. A contact point that is missing would hold the
-/// child's place for ever.
+/// Time for which Pending entries keep a child that the set no longer needs. With a missing contact point the child
+/// would otherwise occupy a slot for ever.
 const MAX_WAIT: Duration = Duration::from_hours(24);
 
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
 pub type Identity = u64;
 
-/// Creation time and UID of a set; the smaller sorts first.
+/// Creation time and UID of a set; the older set comes first.
 pub(crate) type Seniority = (Option<Time>, Option<String>);
 
 /// Returns the seniority of the set with this metadata.
@@ -100,7 +100,7 @@ pub enum Initial {
 }
 
 impl Initial {
-    /// Reads the value; any other counts as the default.
+    /// Reads the value of a child; any other value counts as `Notify`.
     pub fn of(field: &TrackedField) -> Self {
         if field.spec.initial.as_deref() == Some("Quiet") {
             Self::Quiet
@@ -117,7 +117,7 @@ impl Initial {
     }
 }
 
-/// Returns what all children of a set have in common.
+/// Returns the part of the spec that all children of a set share.
 pub fn notification(spec: &TrackedFieldSetSpec) -> Arc<NotificationSpec> {
     let mut notification = spec.template.clone();
     notification.history_limit.get_or_insert(HISTORY_LIMIT);
@@ -163,7 +163,7 @@ pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveChild {
     pub initial: Initial,
-    /// Digest of what the set writes.
+    /// Digest of the parts that the set writes.
     pub content: u64,
 }
 
@@ -178,7 +178,7 @@ impl LiveChild {
     }
 }
 
-/// Returns a digest of what `owner` writes: a live child with the same one needs no read.
+/// Returns a digest of the parts that `owner` writes. A live child with the same digest needs no read.
 pub(crate) fn content_of(child: &TrackedField, owner: &Owner) -> u64 {
     content(child, Some(&owner.path()), &[owner.uid()])
 }
@@ -192,26 +192,26 @@ fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64
     hash.finish()
 }
 
-/// Why a child leaves.
+/// Reason to delete a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DepartureReason {
     /// Another `TrackedField` tracks the field with the same contact point, or the set no longer asks for it.
     Unneeded,
     /// The set selects no target of that name.
     Unselected {
-        /// True if a read has shown a target that the set does not select, false if there is none; `None` without such
-        /// evidence.
+        /// True if a read has returned a target that the set does not select, false if there is no target, `None` if
+        /// unknown.
         exists: Option<bool>,
     },
 }
 
-/// When a child may be deleted.
+/// When the set may delete a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     Now,
-    /// After this time, unless it changes before.
+    /// After this time, unless the child changes before.
     After(Duration),
-    /// Once more is known about its target.
+    /// The newest state of the target is not known or not recorded yet.
     Unknown,
 }
 
@@ -225,7 +225,7 @@ impl Departure {
     }
 }
 
-/// Returns when a child with this history may be deleted. `keep` is the time for which the child of a deleted target
+/// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted target
 /// stays; `age` returns the age of a Pending entry.
 pub(crate) fn departure(
     history: &[Entry],
@@ -246,7 +246,7 @@ pub(crate) fn departure(
         .filter(|last| last.action == ChangeAction::Deleted);
     match (deleted, exists) {
         (Some(deleted), _) => Departure::once(keep.saturating_sub(waited(deleted, now))),
-        // The deletion of the target is recorded first.
+        // The child must first record the deletion of its target.
         (None, Some(false)) if !history.is_empty() => Departure::Unknown,
         (None, Some(_)) => Departure::Now,
         (None, None) => Departure::Unknown,

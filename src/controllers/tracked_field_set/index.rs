@@ -1,8 +1,8 @@
 //! Index of the resources that sets select, of the namespaces, and of all `TrackedField`s. Of a resource, the index
 //! keeps only the name and the age, and only while a set selects it.
 //!
-//! Only a reconcile registers a selection, so a standby keeps no resources. A watch that runs already shows no unchanged
-//! resource again: the reconcile lists what the watch may have shown before ([`SetIndex::unlisted`]).
+//! Only a reconcile registers a selection, so a standby keeps no resources. A running watch does not repeat unchanged
+//! resources, so the reconcile lists those that the watch may have shown before ([`SetIndex::unlisted`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,12 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 
 use super::child::Identity;
 use super::precedence::Tracking;
-use super::selection::{Places, Selection};
+use super::selection::{Selection, TargetNamespaces};
 
-/// Maximum number of changed resources of a set: a reconcile compares everything after more.
+/// Maximum number of changed resources that a set remembers. Beyond that, the next reconcile compares everything.
 const MAX_CHANGES: usize = 1000;
-/// Maximum number of resources that the watch shows during a list: the reconcile lists again after more.
-const MAX_SEEN: usize = 10_000;
+/// Maximum number of resources that the watch may show during a list. Beyond that, the reconcile lists again.
+const MAX_SHOWN_DURING_LIST: usize = 10_000;
 
 /// Index of the resources that sets select.
 pub(crate) struct SetIndex {
@@ -55,16 +55,17 @@ struct Selected {
     targets: BTreeMap<ObjectKey, Target>,
     unlisted: Unlisted,
     changes: Changes,
-    /// Resources that the watch has shown since the reconcile began to list, selected or not; `None` if no list is valid.
-    seen_since_list: Option<HashSet<ObjectKey>>,
+    /// Resources that the watch has shown since the reconcile began to list, selected or not; `None` without a running
+    /// list, and once the list is outdated.
+    shown_since_list: Option<HashSet<ObjectKey>>,
 }
 
 /// Resources that the watch may have shown before the set selected them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unlisted {
-    /// True if everything has to be listed.
+    /// True if all resources have to be listed.
     pub all: bool,
-    /// Namespaces that begin to match.
+    /// Namespaces that have begun to match.
     pub namespaces: BTreeSet<String>,
 }
 
@@ -82,7 +83,7 @@ pub struct Changes {
 pub struct Target {
     version: u64,
     pub created: Option<Timestamp>,
-    /// True if the resource was selected because its namespace began to match.
+    /// True if the set selects the resource because the namespace began to match.
     pub(crate) from_namespace_change: bool,
     /// Identities of the fields for which the set has had a child.
     pub(crate) had_children: Vec<Identity>,
@@ -95,7 +96,7 @@ struct Watch {
 }
 
 impl SetIndex {
-    /// Creates an empty index. `trigger` wakes the sets that a change concerns.
+    /// Creates an empty index. `trigger` reconciles the sets that a change affects.
     pub fn new(
         scope: WatchScope,
         namespaces_sync: SyncState,
@@ -151,7 +152,7 @@ impl SetIndex {
                 all: true,
                 ..Changes::default()
             },
-            seen_since_list: None,
+            shown_since_list: None,
         };
         state.sets.insert(set.clone(), selected);
     }
@@ -197,18 +198,18 @@ impl SetIndex {
         set: &ObjectKey,
     ) -> Option<impl Iterator<Item = Option<&'a Watch>>> {
         let selection = &state.sets.get(set)?.selection;
-        let namespaces = match (&selection.places, &self.scope) {
-            (Places::Named(names), WatchScope::Namespaces(_)) => {
+        let namespaces = match (&selection.namespaces, &self.scope) {
+            (TargetNamespaces::Named(names), WatchScope::Namespaces(_)) => {
                 names.iter().cloned().map(Some).collect()
             }
-            (Places::Cluster, _) => vec![None],
+            (TargetNamespaces::Cluster, _) => vec![None],
             _ => self.scope.namespaces(),
         };
         let watch = |namespace| state.watches.get(&(selection.resource.clone(), namespace));
         Some(namespaces.into_iter().map(watch))
     }
 
-    /// Returns what the set's reconcile has to list, and collects from now on what the watch shows meanwhile.
+    /// Returns the resources that the set's reconcile has to list, and starts to remember what the watch shows meanwhile.
     pub(crate) fn unlisted(&self, set: &ObjectKey) -> Unlisted {
         let mut state = self.state();
         let is_listed = self.is_listed_in(&state, set);
@@ -216,13 +217,13 @@ impl SetIndex {
             return Unlisted::default();
         };
         if selected.unlisted != Unlisted::default() {
-            selected.seen_since_list = is_listed.then(HashSet::new);
+            selected.shown_since_list = is_listed.then(HashSet::new);
         }
         selected.unlisted.clone()
     }
 
-    /// Returns whether the set selects an object with this metadata. A namespace whose labels are unknown counts as not
-    /// selected, except by a selector of all.
+    /// Returns whether the set selects an object with this metadata. Of namespace selectors, only the empty one selects a
+    /// namespace whose labels are unknown.
     pub(crate) fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
         let state = self.state();
         let selected = state.sets.get(set);
@@ -236,16 +237,16 @@ impl SetIndex {
             || self.state().namespaces.contains_key(name)
     }
 
-    /// Ends a list, unless it is complete.
+    /// Ends a list; does nothing after [`SetIndex::listed`].
     pub(crate) fn end_list(&self, set: &ObjectKey) {
         if let Some(selected) = self.state().sets.get_mut(set) {
-            selected.seen_since_list = None;
+            selected.shown_since_list = None;
         }
     }
 
-    /// Adds selected resources that a reconcile has listed. What the watch has shown meanwhile is newer. Returns `false` if
-    /// the reconcile has to list again: the watch has shown too much meanwhile, or lists the resource itself, and only
-    /// that list shows what is deleted.
+    /// Adds selected resources that a reconcile has listed, except those that the watch has shown meanwhile. Returns
+    /// `false` if the reconcile must list again: the watch has shown too many resources meanwhile, or has begun a list,
+    /// and only the watch's list reveals deleted resources.
     pub fn listed(
         &self,
         set: &ObjectKey,
@@ -256,7 +257,7 @@ impl SetIndex {
         let Some(selected) = state.sets.get_mut(set) else {
             return false;
         };
-        let Some(seen) = selected.seen_since_list.take() else {
+        let Some(seen) = selected.shown_since_list.take() else {
             return false;
         };
         for (key, target) in listed {
@@ -295,7 +296,7 @@ impl SetIndex {
         state.sets.get(set).map_or(0, |it| it.targets.len())
     }
 
-    /// Returns what has changed since the last call.
+    /// Returns the changes since the last call.
     pub(crate) fn take_changes(&self, set: &ObjectKey) -> Changes {
         let mut state = self.state();
         let selected = state.sets.get_mut(set);
@@ -351,7 +352,7 @@ impl SetIndex {
         self.state().fields.get(key)?.owner.clone()
     }
 
-    /// Records a `TrackedField`, and wakes the sets of its namespace if it tracks something else now.
+    /// Records a `TrackedField`. If its [`Tracking`] has changed, triggers reconciles of the other sets in its namespace.
     pub(crate) fn field_changed(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
         let tracking = Tracking::of(field);
@@ -379,8 +380,8 @@ impl SetIndex {
     }
 
     /// Applies the state of an object. Returns whether a set selects it.
-    fn apply(&self, resource: &ResourceName, seen: SeenObject) -> bool {
-        let SeenObject {
+    fn apply(&self, resource: &ResourceName, seen: ShownObject) -> bool {
+        let ShownObject {
             key,
             version,
             created,
@@ -401,7 +402,7 @@ impl SetIndex {
             }
             let selection = &selected.selection;
             let known = selected.targets.get(&key);
-            // A list that a reconcile has read was newer.
+            // The reconcile's list was newer than this event.
             if known.is_some_and(|known| version < known.version) {
                 is_kept = true;
                 continue;
@@ -443,7 +444,7 @@ impl SetIndex {
             if selected.is_list_void_after(key) {
                 changed.push(set.clone());
             }
-            // The event may be older than a list that a reconcile has read.
+            // The event may be older than the reconcile's list.
             let known = selected.targets.get(key);
             if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
                 selected.targets.remove(key);
@@ -473,9 +474,9 @@ impl SetIndex {
             }
             sets.push(set.clone());
             selected.changes.all |= matches!(phase, WatchPhase::Listed | WatchPhase::Stopped(_));
-            // A list wins even with lower versions, which a restored etcd has.
+            // After a restore of etcd, the versions in a newer list are lower than the known ones.
             if let WatchPhase::Listing { .. } = phase {
-                selected.seen_since_list = None;
+                selected.shown_since_list = None;
                 let targets = selected.targets.iter_mut();
                 for (_, target) in targets.filter(|(key, _)| key.is_in(namespace)) {
                     target.version = 0;
@@ -505,15 +506,17 @@ impl SetIndex {
                 (false, true) => {
                     selected.unlisted.namespaces.insert(name.to_owned());
                 }
-                // The watch of the resource shows what becomes of the resources of a deleted namespace.
+                // The watch of the resource shows the deletion of the resources of a deleted namespace.
                 (true, false) if labels.is_none() => {}
                 (true, false) => {
                     selected.unlisted.namespaces.remove(name);
                     selected.changes.all = true;
                     selected.targets.retain(|key, _| *key.namespace != *name);
                 }
-                // A named namespace begins or ceases to exist.
-                _ if !matches!(selected.selection.places, Places::Named(_)) => continue,
+                // A set that names the namespace reports its absence.
+                _ if !matches!(selected.selection.namespaces, TargetNamespaces::Named(_)) => {
+                    continue;
+                }
                 _ => {}
             }
             changed.push(set.clone());
@@ -524,23 +527,23 @@ impl SetIndex {
 }
 
 impl Selected {
-    /// Records that the watch has shown `key`. Returns whether that voids the list of the reconcile, which must be woken to
-    /// list again.
+    /// Records that the watch has shown `key`. Returns whether the reconcile must be triggered to list again.
     fn is_list_void_after(&mut self, key: &ObjectKey) -> bool {
-        let Some(seen) = &mut self.seen_since_list else {
+        let Some(seen) = &mut self.shown_since_list else {
             return false;
         };
         seen.insert(key.clone());
-        let is_void = seen.len() > MAX_SEEN;
+        let is_void = seen.len() > MAX_SHOWN_DURING_LIST;
         if is_void {
-            self.seen_since_list = None;
+            self.shown_since_list = None;
         }
         is_void
     }
 }
 
 impl Changes {
-    /// Adds a resource. The memory is bounded: a suspended set keeps its selection, and no reconcile takes the changes.
+    /// Adds a resource. The number is bounded, because a suspended set keeps its selection, and no reconcile takes the
+    /// changes.
     fn add(&mut self, target: &ObjectKey) {
         if !self.all {
             self.targets.insert(target.clone());
@@ -605,20 +608,20 @@ impl IndexState {
     }
 }
 
-/// Returns the key before all others.
+/// Returns the first key in the order of keys.
 fn first_key() -> ObjectKey {
     ObjectKey::new("", "")
 }
 
-/// An object that a watch shows, as far as sets need it.
-struct SeenObject {
+/// The parts of a watched object that sets need.
+struct ShownObject {
     key: ObjectKey,
     version: u64,
     created: Option<Timestamp>,
     labels: BTreeMap<String, String>,
 }
 
-impl SeenObject {
+impl ShownObject {
     fn of(object: &RawObject) -> Self {
         Self {
             key: ObjectKey::new(&object.namespace().unwrap_or_default(), &object.name_any()),
@@ -629,7 +632,7 @@ impl SeenObject {
     }
 }
 
-/// Index of the selected objects of one resource, before another index.
+/// Index of the selected objects of one resource, which passes each object on to another index.
 struct SelectedIndex {
     sets: Arc<SetIndex>,
     then: Arc<dyn watch::Index<RawObject>>,
@@ -639,9 +642,9 @@ struct SelectedIndex {
 impl watch::Index<RawObject> for SelectedIndex {
     fn apply(&self, object: RawObject) -> bool {
         let is_needed = self.sets.selects(&self.resource);
-        // The text may be long, and everything else waits for the lock.
-        let seen = is_needed.then(|| SeenObject::of(&object));
-        // The tracker first: a woken set reads the tracker's state.
+        // Parsing a long text under the lock would delay everything else.
+        let seen = is_needed.then(|| ShownObject::of(&object));
+        // The tracker comes first, because the reconcile of a set reads the tracker's state.
         let is_kept = self.then.apply(object);
         seen.is_some_and(|seen| self.sets.apply(&self.resource, seen)) || is_kept
     }
@@ -874,11 +877,11 @@ mod tests {
         };
         let unlisted = fixture.sets.unlisted(&set());
         let show = |number: usize| fixture.show(&format!("shop/{number}"), 2, &json!({}));
-        (0..MAX_SEEN).for_each(|number| _ = show(number));
+        (0..MAX_SHOWN_DURING_LIST).for_each(|number| _ = show(number));
         assert_eq!(woken(), []);
         fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
         assert_eq!(woken(), [set()], "the set lists again");
-        show(MAX_SEEN);
+        show(MAX_SHOWN_DURING_LIST);
         assert_eq!(woken(), []);
         assert!(!listed(&unlisted), "the deletion is forgotten");
         assert!(listed(&fixture.sets.unlisted(&set())));

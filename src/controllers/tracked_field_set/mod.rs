@@ -1,8 +1,8 @@
 //! `TrackedFieldSet`: one `TrackedField` for each field of each selected resource.
 //!
-//! The [`index`] keeps what the watches show of the selected resources. A reconcile compares it with the set's children,
-//! creates and changes `TrackedField`s, and deletes those that nothing needs any more ([`child`] decides when). Absence
-//! is no evidence: while a watch of the resource is not healthy or has not listed it, the set deletes nothing.
+//! The [`index`] keeps the names of the selected resources. A reconcile compares the index with the set's children,
+//! creates and changes `TrackedField`s, and deletes those that the set no longer needs ([`child`] decides when). While
+//! the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,8 +42,8 @@ use self::child::{Departure, DepartureReason, Identity, Initial, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
-use self::selection::{Places, Selection, SelectionError};
-use self::writes::{DepartureReads, MAX_WRITES, RECHECK, Rejections};
+use self::selection::{Selection, SelectionError, TargetNamespaces};
+use self::writes::{DepartureReads, MAX_WRITES, RECHECK_INTERVAL, Rejections};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
@@ -69,7 +69,8 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
     &[
         Permission::namespaced(GROUP, &["trackedfieldsets"], &["get", "list", "watch"]),
         Permission::namespaced(GROUP, &["trackedfieldsets/status"], &["patch"]),
-        // Required where admission checks owner references that block the owner's deletion.
+        // The admission plugin OwnerReferencesPermissionEnforcement requires `update` to set references that block the
+        // owner's deletion.
         Permission::namespaced(GROUP, &["trackedfieldsets/finalizers"], &["update"]),
         Permission::namespaced(
             GROUP,
@@ -80,7 +81,7 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
         EVENTS,
     ],
 )
-// The sets would create their TrackedFields again.
+// The sets go before the TrackedFields, which they would otherwise create again.
 .with_uninstall_rank(5);
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/trackedfieldset";
@@ -146,7 +147,7 @@ pub struct TrackedFieldSets<T> {
     pub(super) metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
     pub(super) sync_period: Duration,
-    /// Minimum time between two writes of a set's status: its numbers change with every child.
+    /// Minimum time between two writes of a set's status, whose numbers change with every child.
     pub(super) status_interval: Duration,
     pub(super) states: Mutex<HashMap<ObjectKey, SetState>>,
 }
@@ -154,7 +155,7 @@ pub struct TrackedFieldSets<T> {
 /// State of a set between two reconciles.
 #[derive(Default)]
 pub(crate) struct SetState {
-    /// Desired children, as of the last reconcile; `None` if the next one has to compare everything.
+    /// Desired children, as of the last reconcile; `None` if the next reconcile must compare everything.
     plan: Option<Plan>,
     rejected: Rejections,
     /// Children created and deleted since the last Event about them.
@@ -166,16 +167,16 @@ pub(crate) struct SetState {
 /// Children that the set owns.
 type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 
-/// Desired children of a set. A reconcile continues the plan of the one before with what has changed.
+/// Desired children of a set. A reconcile updates the plan of the previous reconcile.
 struct Plan {
     /// Generation and requests of the set that the plan is for.
     basis: (Option<i64>, Option<String>),
     /// Time of the last comparison of everything.
     compared: Instant,
     desired: HashMap<ObjectKey, DesiredField>,
-    /// Numbers of fields that other `TrackedField`s track, by target.
+    /// Number of fields of each target that other `TrackedField`s track.
     covered: HashMap<ObjectKey, usize>,
-    /// Resources without a place.
+    /// Resources beyond `maxTargets`.
     left_out: BTreeSet<ObjectKey>,
 }
 
@@ -185,15 +186,15 @@ struct DesiredField {
     /// Index in `spec.fields`.
     field: usize,
     initial: Initial,
-    /// True for one child of each target: the number of these is the number of occupied places.
-    counts_place: bool,
-    /// Fingerprint of the child that matched; `None` if the child has to be compared.
+    /// True for one child of each target: these children occupy the slots that `maxTargets` allows.
+    takes_slot: bool,
+    /// Fingerprint of the child that matched; `None` if the reconcile must compare the child.
     checked: Option<u64>,
     /// True if other clients kept changing the child at the last write.
     is_contested: bool,
 }
 
-/// A target, with its children and its demand for a place.
+/// A target, with its children and its demand for a slot.
 struct Planned {
     target: ObjectKey,
     known: Target,
@@ -205,11 +206,11 @@ struct Planned {
 /// Children that the set no longer needs.
 #[derive(Default)]
 struct Departures {
-    /// Children to delete, at the version that the decision is about.
+    /// Children to delete, at the version that the decision depends on.
     due: Vec<KnownDeparture>,
     /// Number of children that stay for now.
     waiting: usize,
-    /// When to check those again.
+    /// When to check the waiting children again.
     check_after: Option<Duration>,
 }
 
@@ -227,7 +228,8 @@ struct Written {
     deleted: usize,
     /// Number of writes that a later reconcile makes.
     remaining: usize,
-    /// Number of writes of children that have changed meanwhile. The event of that change wakes the set.
+    /// Number of rejected writes of children that have changed meanwhile. The watch event of the change triggers a
+    /// reconcile.
     stale: usize,
     /// Reason and message of a child that other clients keep changing, and the delay until it is corrected.
     contested: Option<(String, Duration)>,
@@ -248,7 +250,7 @@ enum ChildWrite {
 enum WriteResult {
     Created,
     Changed,
-    /// The write waits for a rate limit, which wakes the set.
+    /// The write waits for a rate limit, which triggers a reconcile.
     Waits,
     Deleted,
 }
@@ -293,7 +295,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
                 return Ok(outcome.requeue(Requeue::Poll));
             }
         };
-        if matches!(selection.places, Places::Labelled(_))
+        if matches!(selection.namespaces, TargetNamespaces::Labelled(_))
             && let Some(sync) = &self.index.namespaces_sync
         {
             sync.synced().await;
@@ -309,7 +311,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         self.targets.end_idle_watches();
         self.targets.ensure_watch(&resolved);
         if let Some(problem) = self.index.watch_problem(&cx.key) {
-            return Ok(of_watch(&resource, problem).requeue(Requeue::Poll));
+            return Ok(watch_outcome(&resource, problem).requeue(Requeue::Poll));
         }
         if !self.index.is_listed(&cx.key) {
             return Ok(listing(&resource));
@@ -319,7 +321,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         }
         self.children.synced().await;
 
-        // A reconcile that ends early leaves no plan, so that the next one compares everything.
+        // A reconcile that ends early stores no plan, so the next one compares everything.
         let mut plan = self.plan(cx, &resource);
         let unchecked = self.children.owned_where(cx, |key, child| {
             let desired = plan.desired.get(key);
@@ -352,7 +354,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         let (outcome, retry_after) = self.outcome(cx, targets, &plan, &written);
         self.states().entry(cx.key.clone()).or_default().plan = Some(plan);
         let made = written.created + written.changed + written.deleted;
-        let stale_after = (written.stale > 0).then_some(RECHECK);
+        let stale_after = (written.stale > 0).then_some(RECHECK_INTERVAL);
         let delays = [check_after, report_after, retry_after, stale_after];
         let requeue = writes::requeue(made, written.remaining, delays);
         let outcome = outcome.requeue(requeue);
@@ -440,7 +442,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         } = &*self.targets;
         let epoch = self.targets.epoch(&reference);
         let resolved = resolver.resolve(client, &reference, epoch);
-        // The reconcile has the same timeout, began earlier, and must report this one.
+        // Half of the reconcile's own timeout: the reconcile must have time to report this one.
         if let Ok(resolved) = tokio::time::timeout(*timeout / 2, resolved).await {
             return Ok(resolved?);
         }
@@ -457,7 +459,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         })
     }
 
-    /// Records the selection, and since when it applies. A crash must not report resources that were selected before.
+    /// Records the selection and its start. After a crash, the set must not report resources that it selected before.
     async fn record_selection(&self, cx: &mut Context<TrackedFieldSet>) -> Result<()> {
         let TrackedFieldSetSpec { target, fields, .. } = &cx.object.spec;
         let text = serde_json::to_string(&(target, fields)).unwrap_or_default();
@@ -473,8 +475,9 @@ impl<T: Transport> TrackedFieldSets<T> {
         cx.write_status().await
     }
 
-    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the list is void,
-    /// because the watch lists the resources again or shows too many meanwhile: the index wakes the set.
+    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the list is
+    /// outdated, because the watch relisted the resources or showed too many meanwhile. The index then triggers another
+    /// reconcile.
     async fn list(
         &self,
         key: &ObjectKey,
@@ -515,8 +518,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         Ok(self.index.listed(key, &unlisted, listed))
     }
 
-    /// Returns the desired children: those of the last reconcile, except of targets that have changed. Everything is planned
-    /// after a change of the spec, a complete list and each resync.
+    /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets after a
+    /// change of the spec, a complete list and each resync.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
         let requested_at = cx.object.annotations().get(REQUESTED_AT).cloned();
         let basis = (cx.object.metadata.generation, requested_at);
@@ -528,7 +531,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let before = before.filter(|plan| {
             !changes.all && plan.basis == basis && plan.compared.elapsed() < self.sync_period
         });
-        let places = cx.object.spec.places();
+        let slots = cx.object.spec.max_targets();
         if let Some(mut plan) = before {
             plan.desired
                 .retain(|_, it| !changes.targets.contains(&it.target));
@@ -541,12 +544,12 @@ impl<T: Transport> TrackedFieldSets<T> {
             let planned: Vec<_> = changed
                 .map(|(known, target)| self.planned(cx, resource, target, known))
                 .collect();
-            let occupied = plan.desired.values().filter(|it| it.counts_place).count();
-            let places = places.saturating_sub(occupied);
+            let occupied = plan.desired.values().filter(|it| it.takes_slot).count();
+            let slots = slots.saturating_sub(occupied);
             let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
-            // Free places are filled in the order of all targets.
-            if plan.left_out.is_empty() || precedence::free_places(&demands, places) == 0 {
-                self.place(cx, &mut plan, planned, places);
+            // The first targets by name get the free slots, so a free slot requires a plan of all targets.
+            if plan.left_out.is_empty() || precedence::free_slots(&demands, slots) == 0 {
+                self.fill_slots(cx, &mut plan, planned, slots);
                 return plan;
             }
         }
@@ -561,7 +564,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             covered: HashMap::new(),
             left_out: BTreeSet::new(),
         };
-        self.place(cx, &mut plan, planned, places);
+        self.fill_slots(cx, &mut plan, planned, slots);
         plan
     }
 
@@ -607,16 +610,16 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Adds the children of the targets that get one of these places.
-    fn place(
+    /// Adds the children of the targets that get one of these slots.
+    fn fill_slots(
         &self,
         cx: &Context<TrackedFieldSet>,
         plan: &mut Plan,
         planned: Vec<Planned>,
-        places: usize,
+        slots: usize,
     ) {
         let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
-        let left_out = precedence::left_out(&demands, places);
+        let left_out = precedence::left_out(&demands, slots);
         let mut with_child = Vec::new();
         for (planned, is_left_out) in planned.into_iter().zip(left_out) {
             let Planned { target, known, .. } = planned;
@@ -642,7 +645,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     target: target.clone(),
                     field,
                     initial,
-                    counts_place: at == 0,
+                    takes_slot: at == 0,
                     checked: None,
                     is_contested: false,
                 };
@@ -655,7 +658,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         self.index.record_children(&cx.key, with_child);
     }
 
-    /// Decides which children leave.
+    /// Decides which children to delete.
     async fn departures(
         &self,
         cx: &Context<TrackedFieldSet>,
@@ -693,22 +696,21 @@ impl<T: Transport> TrackedFieldSets<T> {
                 }
                 Decided::Unsent { after } => {
                     departures.waiting += 1;
-                    after.min(RECHECK)
+                    after.min(RECHECK_INTERVAL)
                 }
                 Decided::Unknown => {
                     departures.waiting += 1;
-                    RECHECK
+                    RECHECK_INTERVAL
                 }
             };
             let check_after = departures.check_after.get_or_insert(next);
             *check_after = next.min(*check_after);
         }
-        // The oldest make room, if all their entries are sent. Times are in seconds; the version orders children within
-        // one.
+        // The oldest children whose entries are all sent make room. Times are in seconds, so the version breaks ties.
         waiting.sort_by_key(|(last, child)| (*last, child.known.version));
-        let places = spec.places() * spec.fields.len();
+        let slots = spec.max_targets() * spec.fields.len();
         let children = plan.desired.len() + departures.waiting + waiting.len();
-        let excess = children.saturating_sub(places).min(waiting.len());
+        let excess = children.saturating_sub(slots).min(waiting.len());
         departures.waiting += waiting.len() - excess;
         let excess = waiting.into_iter().take(excess);
         departures.due.extend(excess.map(|(_, child)| child));
@@ -724,7 +726,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         known: &KnownChild<LiveChild>,
         reads: &DepartureReads,
     ) -> Decided {
-        // The history must be that of the version that is deleted.
+        // The decision must use the history of the version that it deletes.
         let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
@@ -746,7 +748,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 && history
                     .last()
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
-            // The deletions of this reconcile wake the set, and each reconcile decides in another order.
+            // The deletions of this reconcile trigger the next one, which decides in another order.
             if needs_read && !reads.take() {
                 return Decided::Unknown;
             }
@@ -782,8 +784,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Returns whether a target exists that the set does not select, from a read: the watch may lag, or have missed an event.
-    /// Returns `None` if the answer proves neither.
+    /// Returns whether the target exists and the set does not select it, by a read, because the watch may lag or may have
+    /// missed an event. Returns `None` if the read proves neither that nor the target's absence.
     async fn exists_unselected(
         &self,
         cx: &Context<TrackedFieldSet>,
@@ -806,8 +808,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Sends one write. Returns the child's key, whether the write is a deletion, and the result. Once the quota is exceeded,
-    /// further creations wait.
+    /// Sends one write, except a creation while the quota is exceeded. Returns the child's key, whether the write is a
+    /// deletion, and the result.
     async fn perform(
         &self,
         cx: &Context<TrackedFieldSet>,
@@ -845,8 +847,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         (key, false, result)
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked`: children that are not known to
-    /// match.
+    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are not
+    /// known to match.
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,
@@ -913,10 +915,10 @@ impl<T: Transport> TrackedFieldSets<T> {
                 }),
             }
         }
-        let (ensures, left) = writes::ensured(ensures, contested);
+        let (ensures, left) = writes::limited(ensures, contested);
         further += left;
         let all = due.len() + ensures.len() + further;
-        due.truncate(writes::deletions(due.len(), ensures.len()));
+        due.truncate(writes::deletion_count(due.len(), ensures.len()));
         let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
         writes.extend(ensures);
         writes.truncate(MAX_WRITES);
@@ -982,7 +984,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                         desired.is_contested = false;
                     }
                 }
-                // The next reconcile decides again.
+                // The child has changed, so the next reconcile decides again.
                 Err(error) if error.is_stale() => written.stale += 1,
                 Err(error) => match error.classify() {
                     (Class::Transient | Class::Stale, _) => written.error = Some(error),
@@ -1118,7 +1120,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 }
 
-/// Ends the list of a set, also if the reconcile is dropped.
+/// Guard that ends the list of a set, also if the reconcile is dropped.
 struct ListGuard<'a> {
     index: &'a SetIndex,
     set: &'a ObjectKey,
@@ -1133,21 +1135,21 @@ impl Drop for ListGuard<'_> {
 /// Decision about a child that the set no longer needs.
 enum Decided {
     Now,
-    /// The child of a deleted target stays for this time, unless its place is needed.
+    /// The child of a deleted target stays for this time, unless another child needs its slot.
     Kept {
         after: Duration,
         /// Time of the last entry.
         last: Option<Timestamp>,
     },
-    /// The child has Pending entries, which must be sent first, or expire after this time.
+    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
     Unsent {
         after: Duration,
     },
-    /// More must be known first.
+    /// The cache or the tracker lacks the newest state of the child or of its target.
     Unknown,
 }
 
-/// Checks what does not depend on the cluster.
+/// Checks the fields, template and condition of a spec, without the cluster.
 pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
     let notification = child::notification(spec);
     let mut names = HashSet::new();
@@ -1175,8 +1177,8 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Returns whether the first entry of a new child is sent: if the set says so, or the target was created while the set
-/// was watching.
+/// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the set
+/// selected it.
 fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) -> Initial {
     if cx.object.spec.initial.as_deref() == Some("Notify") {
         return Initial::Notify;
@@ -1207,7 +1209,7 @@ fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome
     }
 }
 
-fn of_watch(resource: &ResourceName, problem: WatchProblem) -> Outcome {
+fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
     let waiting = WaitingReason::of_watch(resource, problem);
     Outcome::failed(waiting.reason(), waiting.message())
 }

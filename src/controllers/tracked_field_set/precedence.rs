@@ -1,5 +1,5 @@
-//! Which `TrackedField` tracks a field for a set or instead of it, and which targets get a place. Pure: the controller and
-//! `quartermaster matches` decide by the same rules.
+//! Precedence between sets and `TrackedField`s that track one field, and between targets beyond `maxTargets`. Pure: the
+//! controller and `quartermaster matches` decide by the same rules.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use qm_runtime::ownership::owner_of;
 
 use super::child::{self, Identity, Seniority};
 
-/// A `TrackedField`, as far as sets need it.
+/// The parts of a `TrackedField` that precedence depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tracking {
     pub identity: Identity,
@@ -40,11 +40,11 @@ impl Tracking {
     }
 }
 
-/// A set, as far as precedence depends on it.
+/// The parts of a set that precedence depends on.
 pub(crate) struct Claimant<'a> {
     pub key: &'a ObjectKey,
     pub contact_point: &'a str,
-    /// `None` if the set is not stored yet: it is the youngest.
+    /// `None` if the set is not stored yet, and so is the youngest.
     pub(crate) seniority: Option<Seniority>,
 }
 
@@ -52,20 +52,20 @@ pub(crate) struct Claimant<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Existing {
     None,
-    /// The set owns it.
+    /// The set owns the `TrackedField`.
     Own(ObjectKey),
-    /// The set may adopt it.
+    /// The set may adopt the `TrackedField`.
     Adoptable(ObjectKey),
-    /// Another one sends the same messages and comes first.
+    /// The `TrackedField` has another owner, sends the same messages and takes precedence.
     Covered(ObjectKey),
 }
 
 impl Claimant<'_> {
-    /// Returns the `TrackedField` that serves the field. `derived` is the key of a child that the set creates;
-    /// `owns` tells whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
+    /// Returns the `TrackedField` that tracks the field. `derived` is the key of a child that the set creates. `owns`
+    /// returns whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
     ///
-    /// A user's `TrackedField`, or one of an older set, covers the field. One that the set may adopt replaces the child that
-    /// the set has created: it keeps its history.
+    /// A user's `TrackedField`, or one of an older set, covers the field. A `TrackedField` that the set may adopt replaces
+    /// the child that the set has created, so that the history stays.
     pub fn existing(
         &self,
         candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
@@ -96,7 +96,8 @@ impl Claimant<'_> {
         existing
     }
 
-    /// Returns whether another owner comes first: an older set, or one that no longer exists and has orphaned its children.
+    /// Returns whether another owner takes precedence: an older set, or a set that no longer exists and has orphaned its
+    /// children.
     fn yields_to(
         &self,
         owner: &ObjectKey,
@@ -108,20 +109,20 @@ impl Claimant<'_> {
     }
 }
 
-/// Demand of a target for one of the set's places.
+/// Demand of a target for one of the slots that `maxTargets` allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
     /// Other `TrackedField`s track all fields.
     Nothing,
-    /// The target has a child, and keeps it.
+    /// The target has a child, which keeps its slot.
     Kept,
-    /// The target needs a free place.
+    /// The target needs a free slot.
     New,
 }
 
 impl Demand {
-    /// Returns the demand of a target; `has_child` tells for each field that no other `TrackedField` covers whether it has
-    /// a child.
+    /// Returns the demand of a target. `has_child` has an item for each field that no other `TrackedField` covers: whether
+    /// the field has a child.
     pub fn of(has_child: impl IntoIterator<Item = bool>) -> Self {
         let mut demand = Self::Nothing;
         for has_child in has_child {
@@ -134,16 +135,16 @@ impl Demand {
     }
 }
 
-/// Returns the number of places that no target of these keeps.
-pub(crate) fn free_places(demands: &[Demand], places: usize) -> usize {
+/// Returns the number of slots that these targets do not keep.
+pub(crate) fn free_slots(demands: &[Demand], slots: usize) -> usize {
     let kept = demands.iter().filter(|demand| **demand == Demand::Kept);
-    places.saturating_sub(kept.count())
+    slots.saturating_sub(kept.count())
 }
 
-/// Returns for each target whether it is left out. `demands` are in the order of namespace and name, by which free places are
-/// filled.
-pub(crate) fn left_out(demands: &[Demand], places: usize) -> Vec<bool> {
-    let mut free = free_places(demands, places);
+/// Returns for each target whether it gets no slot. `demands` are in the order of namespace and name, in which targets
+/// get free slots.
+pub(crate) fn left_out(demands: &[Demand], slots: usize) -> Vec<bool> {
+    let mut free = free_slots(demands, slots);
     let mut is_left_out = |demand: &Demand| {
         let is_left_out = *demand == Demand::New && free == 0;
         if *demand == Demand::New {
@@ -237,6 +238,6 @@ mod tests {
         assert_eq!(left_out(&demands, 5), [false; 5]);
         assert_eq!(left_out(&demands, 2), [false, false, true, false, true]);
         assert_eq!(left_out(&demands, 0), [true, false, true, false, true]);
-        assert_eq!([3, 1, 0].map(|it| free_places(&demands, it)), [2, 0, 0]);
+        assert_eq!([3, 1, 0].map(|it| free_slots(&demands, it)), [2, 0, 0]);
     }
 }

@@ -20,10 +20,10 @@ pub struct Selection {
     labels: Selector,
     include: Vec<WildMatch>,
     exclude: Vec<WildMatch>,
-    pub(crate) places: Places,
+    pub(crate) namespaces: TargetNamespaces,
 }
 
-/// Why a selection matches nothing. Every message says what to write instead.
+/// Reason why a selection matches nothing. Each message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SelectionError {
     /// The resources are cluster-scoped, and the spec names namespaces.
@@ -36,7 +36,7 @@ pub(crate) enum SelectionError {
 
 /// The namespaces of a selection.
 #[derive(Clone, Debug)]
-pub(crate) enum Places {
+pub(crate) enum TargetNamespaces {
     /// The resources are cluster-scoped.
     Cluster,
     Named(BTreeSet<String>),
@@ -44,7 +44,7 @@ pub(crate) enum Places {
 }
 
 impl Selection {
-    /// Creates the selection of a set in `namespace`. `namespaced`: the resources are.
+    /// Creates the selection of a set in `namespace`; `namespaced` if the resources are namespaced.
     ///
     /// # Errors
     /// If no resource can match.
@@ -62,19 +62,19 @@ impl Selection {
             labels: selector(labels, "target.selector")?,
             include: compile(include),
             exclude: compile(exclude),
-            places: Places::of(target, namespaced, namespace)?,
+            namespaces: TargetNamespaces::of(target, namespaced, namespace)?,
             resource,
         })
     }
 
     /// Returns the APIs that list every resource of the selection.
     pub fn apis(&self, client: &Client, resource: &ApiResource) -> Vec<Api<DynamicObject>> {
-        match &self.places {
-            Places::Named(names) => names
+        match &self.namespaces {
+            TargetNamespaces::Named(names) => names
                 .iter()
                 .map(|name| Api::namespaced_with(client.clone(), name, resource))
                 .collect(),
-            Places::Cluster | Places::Labelled(_) => {
+            TargetNamespaces::Cluster | TargetNamespaces::Labelled(_) => {
                 vec![Api::all_with(client.clone(), resource)]
             }
         }
@@ -85,18 +85,18 @@ impl Selection {
         ListParams::default().labels_from(&self.labels)
     }
 
-    /// Returns whether the selection reaches `namespace`, which has these labels if it is known to exist.
+    /// Returns whether the selection includes `namespace`. `labels` are those of the namespace, `None` if unknown.
     pub fn reaches(&self, namespace: &str, labels: Option<&Labels>) -> bool {
-        match &self.places {
-            Places::Cluster => namespace.is_empty(),
-            Places::Named(names) => names.contains(namespace),
-            Places::Labelled(selector) => {
+        match &self.namespaces {
+            TargetNamespaces::Cluster => namespace.is_empty(),
+            TargetNamespaces::Named(names) => names.contains(namespace),
+            TargetNamespaces::Labelled(selector) => {
                 selector.selects_all() || labels.is_some_and(|labels| selector.matches(labels))
             }
         }
     }
 
-    /// Returns whether a resource with this name and these labels is selected, wherever it is.
+    /// Returns whether a resource with this name and these labels is selected, whatever its namespace.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         (self.include.is_empty() || self.include.iter().any(|it| it.matches(name)))
             && !self.exclude.iter().any(|it| it.matches(name))
@@ -104,7 +104,7 @@ impl Selection {
     }
 }
 
-impl Places {
+impl TargetNamespaces {
     fn of(
         target: &TargetSelector,
         namespaced: bool,

@@ -9,21 +9,21 @@ use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{Backoff, BackoffPolicy};
 use qm_runtime::outcome::Requeue;
 
-/// Maximum writes per reconcile, so that other sets proceed.
+/// Maximum number of writes per reconcile, so that other sets proceed.
 pub(crate) const MAX_WRITES: usize = 256;
-/// Maximum reads of departing targets per reconcile, so that deletions follow before its timeout.
+/// Maximum number of reads per reconcile of targets that are no longer selected, so that time is left for deletions.
 const MAX_DEPARTURE_READS: usize = MAX_WRITES;
-/// Delay until a rejected write of a child is tried again, after the first and at most.
-const REJECTED: BackoffPolicy = BackoffPolicy {
+/// Backoff of a rejected write of a child.
+const REJECTION_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(5),
     max: Duration::from_mins(5),
 };
-/// Interval of the checks for what no event may announce, such as whether a leaving child may be deleted.
-pub const RECHECK: Duration = Duration::from_secs(5);
-/// Minimum delay after a reconcile that has no more to write, or could not write.
+/// Interval of checks that no watch event may trigger, such as whether the set may delete a child.
+pub const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Minimum delay after a reconcile that has made all its writes, or none.
 const MIN_DELAY: Duration = Duration::from_secs(1);
 
-/// Rejected writes of a set: they must not delay the others.
+/// Rejected writes of a set, each with its own backoff, so that they do not delay the others.
 #[derive(Default)]
 pub(crate) struct Rejections {
     children: BTreeMap<ObjectKey, Rejection>,
@@ -115,7 +115,7 @@ impl Rejection {
         (reason, message): (Cow<'static, str>, String),
         now: Instant,
     ) -> Self {
-        let mut backoff = before.map_or_else(|| REJECTED.start(), |before| before.backoff);
+        let mut backoff = before.map_or_else(|| REJECTION_BACKOFF.start(), |before| before.backoff);
         Self {
             is_deletion,
             reason,
@@ -126,7 +126,7 @@ impl Rejection {
     }
 }
 
-/// Reads of departing targets that a reconcile may still make.
+/// Number of reads of unselected targets that a reconcile may still make.
 pub struct DepartureReads(AtomicUsize);
 
 impl Default for DepartureReads {
@@ -145,9 +145,9 @@ impl DepartureReads {
     }
 }
 
-/// Returns the writes of one reconcile, and the number of further ones. Children that other clients keep changing come
-/// last: most of their corrections wait, and must not take the place of the other writes.
-pub fn ensured<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) {
+/// Returns the writes of one reconcile, and the number of writes beyond its limit. Writes of contested children come
+/// last, because most of them wait and must not displace the others.
+pub fn limited<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) {
     let all = others.len() + contested.len();
     others.append(&mut contested);
     others.truncate(MAX_WRITES);
@@ -155,14 +155,14 @@ pub fn ensured<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) 
     (others, further)
 }
 
-/// Returns how many of the due deletions a reconcile makes. They come first, because a quota may forbid creations until
-/// then, but they leave half of the writes to the others.
-pub fn deletions(due: usize, others: usize) -> usize {
+/// Returns how many of the due deletions a reconcile makes. Deletions come first, because a quota may forbid creations
+/// until then, but they leave half of the writes to the others.
+pub fn deletion_count(due: usize, others: usize) -> usize {
     due.min(MAX_WRITES - others.min(MAX_WRITES / 2))
 }
 
-/// Returns when to reconcile the set again. `made` and `remaining` are numbers of writes. Only a reconcile that has made
-/// one is continued at once: the next reconcile would fail in the same way.
+/// Returns when to reconcile the set again. `made` and `remaining` are numbers of writes. If none could be made, the next
+/// reconcile waits, because it would fail in the same way.
 pub fn requeue(
     made: usize,
     remaining: usize,
@@ -171,7 +171,7 @@ pub fn requeue(
     if made > 0 && remaining > 0 {
         return Requeue::After(Duration::ZERO);
     }
-    let recheck = (remaining > 0).then_some(RECHECK);
+    let recheck = (remaining > 0).then_some(RECHECK_INTERVAL);
     delays
         .into_iter()
         .chain([recheck])
@@ -194,7 +194,7 @@ mod tests {
     fn only_a_reconcile_that_has_written_is_continued_at_once() {
         let after = |seconds| Requeue::After(Duration::from_secs(seconds));
         assert_eq!(requeue(1, 1, []), after(0));
-        assert_eq!(requeue(0, 1, []), Requeue::After(RECHECK));
+        assert_eq!(requeue(0, 1, []), Requeue::After(RECHECK_INTERVAL));
         assert_eq!(requeue(0, 1, [Some(Duration::ZERO)]), after(1));
         let delays = [None, Some(Duration::from_secs(9))];
         assert_eq!(requeue(1, 0, delays), after(9));
@@ -203,22 +203,22 @@ mod tests {
 
     #[test]
     fn deletions_leave_half_to_the_other_writes() {
-        assert_eq!(deletions(3, 1000), 3);
-        assert_eq!(deletions(1000, 1000), MAX_WRITES / 2);
-        assert_eq!(deletions(1000, 0), MAX_WRITES);
-        assert_eq!(deletions(1000, 6), MAX_WRITES - 6);
+        assert_eq!(deletion_count(3, 1000), 3);
+        assert_eq!(deletion_count(1000, 1000), MAX_WRITES / 2);
+        assert_eq!(deletion_count(1000, 0), MAX_WRITES);
+        assert_eq!(deletion_count(1000, 6), MAX_WRITES - 6);
     }
 
     #[test]
     fn contested_children_take_no_place_of_others() {
         let (others, contested) = (vec!["other"; 3], vec!["contested"; MAX_WRITES]);
-        let (writes, further) = ensured(others.clone(), contested);
+        let (writes, further) = limited(others.clone(), contested);
         assert_eq!((writes.len(), further), (MAX_WRITES, 3));
         assert_eq!(writes[..3], others);
-        let (writes, further) = ensured(vec!["other"; MAX_WRITES + 2], vec!["contested"]);
+        let (writes, further) = limited(vec!["other"; MAX_WRITES + 2], vec!["contested"]);
         assert_eq!((writes.len(), further), (MAX_WRITES, 3));
         assert!(!writes.contains(&"contested"));
-        assert_eq!(ensured(vec!["other"], vec![]), (vec!["other"], 0));
+        assert_eq!(limited(vec!["other"], vec![]), (vec!["other"], 0));
     }
 
     /// The reads are concurrent.
@@ -259,7 +259,7 @@ mod tests {
         rejections.reject_creations(why(), now);
         assert!(rejections.creations_wait(now));
         assert!(rejections.waiting(now).is_empty());
-        assert!(!rejections.creations_wait(now + REJECTED.max));
+        assert!(!rejections.creations_wait(now + REJECTION_BACKOFF.max));
         rejections.allow_creations();
         assert_eq!(rejections.retry_after(now), None);
     }

@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 use qm_api::tracked_field::Entry;
 use qm_api::{TrackedField, TrackedFieldSet};
-use quartermaster::controllers::tracked_field_set::writes::RECHECK;
+use quartermaster::controllers::tracked_field_set::writes::RECHECK_INTERVAL;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::proxy::{Fault, Match, Point, Proxy, Seen, Times, Verb};
@@ -122,7 +122,7 @@ async fn deletion_of_a_changed_child_waits_for_the_watch() {
     // A recheck that an earlier reconcile has scheduled may repeat the first attempt sooner.
     let times = attempts(&seen);
     let between = times[2].duration_since(times[0]);
-    assert!(between >= RECHECK, "twice within {between:?}");
+    assert!(between >= RECHECK_INTERVAL, "twice within {between:?}");
     bed.children_of("all", &["a", "b"]).await;
 
     frozen.take_back();
