@@ -1,5 +1,6 @@
-//! CRDs and the order of `uninstall`, as they follow from the list of kinds, which is beside the controllers' modules.
-//! Permissions, policies, metrics, commands and the reference pages follow from the list, too.
+//! The list of kinds, with what follows from it: CRDs and the order of `uninstall`. Permissions, policies, metrics,
+//! commands and the reference pages follow from the list, too. The list itself is in [`controllers`](crate::controllers),
+//! so that a new kind changes one file besides its own.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use qm_core::kind::KindInfo;

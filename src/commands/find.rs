@@ -14,8 +14,8 @@ const MAX_SUGGESTED: u32 = 20;
 /// Reads an object.
 ///
 /// # Errors
-/// Returns an error if the request fails, or if no such object exists: then with the namespaces that have an object of
-/// this name, or with the names in this namespace.
+/// The request fails, or no such object exists. The error then names the namespaces that have an object of this name, or
+/// the objects in this namespace.
 pub(super) async fn get<K>(
     client: &Client,
     namespace: &str,
@@ -58,22 +58,22 @@ where
     let namespaces = elsewhere.iter().filter_map(ResourceExt::namespace);
     let namespaces: Vec<_> = namespaces.map(|it| format!("-n {it}")).collect();
 
-    let missing = |there: String| {
-        anyhow::anyhow!("there is no {kind} {name} in namespace {namespace}; there is {there}")
+    let missing = |others: String| {
+        anyhow::anyhow!("there is no {kind} {name} in namespace {namespace}; {others}")
     };
     if !namespaces.is_empty() {
-        return missing(format!("one with {}", namespaces.join(" or ")));
+        return missing(format!("there is one with {}", namespaces.join(" or ")));
     }
     let here: Api<K> = Api::namespaced(client.clone(), namespace);
     match here.list_metadata(&some).await {
         Ok(list) if !list.items.is_empty() => {
             let names: Vec<_> = list.items.iter().map(ResourceExt::name_any).collect();
-            missing(names.join(", "))
+            missing(format!("there is {}", names.join(", ")))
         }
         Err(error) if has_code(&error, 404) => {
             let install = cluster.command(crate::INSTALL_CRDS);
             anyhow::anyhow!("the CRD of {kind}s is not installed ({install})")
         }
-        _ => missing("none at all there".into()),
+        _ => missing(format!("the namespace has no {kind}")),
     }
 }

@@ -21,7 +21,7 @@ use crate::cli::commands::{HistoryArgs, Output, RecordedObject};
 mod cells;
 mod of_set;
 
-const HEAD: [&str; 6] = ["TIME", "", "ACTION", "VALUE", "DELIVERY", "BY"];
+const COLUMNS: [&str; 6] = ["TIME", "", "ACTION", "VALUE", "DELIVERY", "BY"];
 
 pub(crate) async fn run(
     client: Client,
@@ -78,7 +78,7 @@ async fn of_field(
     if history.is_empty() {
         out.line("Nothing is recorded yet.")?;
     } else {
-        let (mut head, mut rows) = (HEAD.to_vec(), rows(&history));
+        let (mut head, mut rows) = (COLUMNS.to_vec(), rows(&history));
         if let Some(when) = &args.when {
             head.push("SENDS");
             add_sends(&mut rows, &history, when);
@@ -119,7 +119,7 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
 
 /// Adds the column SENDS to the rows of entries. A row that names another subject is shorter.
 fn add_sends(rows: &mut [Vec<Cell>], history: &[Entry], when: &When) {
-    let entries = rows.iter_mut().filter(|row| row.len() == HEAD.len());
+    let entries = rows.iter_mut().filter(|row| row.len() == COLUMNS.len());
     for (row, sends) in entries.zip(sends(history, when)) {
         row.push(sends_cell(&sends));
     }
@@ -166,7 +166,7 @@ mod tests {
 
     fn drawn(history: Value) -> String {
         let history: Vec<Entry> = serde_json::from_value(history).unwrap();
-        let table = printer::draw(&HEAD, &rows(&history), false);
+        let table = printer::draw(&COLUMNS, &rows(&history), false);
         format!("{table}{}", summary(&history))
     }
 

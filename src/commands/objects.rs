@@ -76,7 +76,7 @@ pub(crate) struct Undelivered {
     pub(crate) value: Option<String>,
 }
 
-/// The facts about an object that the commands use.
+/// Summary of an object for the commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ObjectSummary {
@@ -242,7 +242,7 @@ impl ObjectSummary {
         self.set.as_deref().filter(|_| is_healthy)
     }
 
-    /// Returns true if the object has a finalizer that the operator removes after its cleanup.
+    /// Returns whether the object has a finalizer that the operator removes after its cleanup.
     pub(crate) fn needs_operator(&self) -> bool {
         self.finalizers.iter().any(|it| is_own_finalizer(it))
     }

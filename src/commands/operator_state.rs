@@ -118,7 +118,7 @@ impl LeaseVersion {
         }
     }
 
-    /// Returns true if the Lease has expired even if the clocks differ.
+    /// Returns whether the Lease has expired, even if the clocks differ by [`CLOCK_SKEW`].
     fn is_expired(&self, now: Timestamp) -> bool {
         self.age(now) > self.duration + CLOCK_SKEW
     }
@@ -128,7 +128,7 @@ impl LeaseVersion {
         Duration::try_from(now.duration_since(self.renewed)).unwrap_or_default()
     }
 
-    /// Returns the reason why the operator counts as gone, for an expired Lease.
+    /// Returns why an expired Lease shows that the operator has stopped.
     pub(crate) fn why_gone(&self) -> String {
         match self.holder.as_str() {
             "" => "no replica holds the Lease".into(),

@@ -79,7 +79,7 @@ impl StatusReport {
         }
     }
 
-    /// Returns true if every kind could be listed.
+    /// Returns whether every kind could be listed.
     pub(crate) fn is_complete(&self) -> bool {
         self.snapshot.forbidden_kinds.is_empty()
     }

@@ -39,7 +39,8 @@ impl FailedRequest {
         }
     }
 
-    /// Returns the error of a list in `namespace`, or in all namespaces; a user may lack the permission for all only.
+    /// Returns the error of a list in `namespace`, or in all namespaces. A user who may not list all namespaces may still
+    /// list one.
     pub(super) fn of_list(error: &kube::Error, namespace: Option<&str>) -> Self {
         let mut error = Self::new(error);
         if error.code == Some(403) && namespace.is_none() {
@@ -48,12 +49,12 @@ impl FailedRequest {
         error
     }
 
-    /// Returns true if `error` is the answer of an apiserver that is overloaded or starting.
+    /// Returns whether `error` is the answer of an apiserver that is overloaded or starting.
     pub(super) fn is_busy(error: &anyhow::Error) -> bool {
         matches!(Self::code_of(error), Some(429 | 503 | 504))
     }
 
-    /// Returns true if the same request may succeed later: the apiserver did not answer, or is overloaded or starting.
+    /// Returns whether the same request may succeed later: the apiserver did not answer, or is overloaded or starting.
     pub(super) fn may_pass(error: &anyhow::Error) -> bool {
         match Self::code_of(error) {
             Some(code) => code == 429 || code >= 500,
@@ -61,7 +62,7 @@ impl FailedRequest {
         }
     }
 
-    /// Returns true if the user lacks a permission.
+    /// Returns whether the user lacks a permission.
     pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
         Self::code_of(error) == Some(403)
     }

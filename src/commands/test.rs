@@ -29,7 +29,7 @@ enum TestState<'a> {
     NotAccepted(&'a str),
     /// The operator sends nothing while the contact point is suspended.
     Suspended,
-    /// Somebody changed the annotation, so the operator may never send this message.
+    /// Another client changed the annotation, so the operator may never send this message.
     Replaced,
 }
 

@@ -62,7 +62,7 @@ impl Candidate {
         })
     }
 
-    /// Returns true if a failed read leaves open what adoption would do.
+    /// Returns whether a failed read leaves open what adoption would do.
     pub(super) fn is_undetermined(&self) -> bool {
         matches!(self.object, CandidateObject::Unreadable)
             || matches!(self.adoptability, Adoptability::Unknown(_))

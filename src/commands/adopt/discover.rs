@@ -45,7 +45,8 @@ impl Adopt<'_> {
         Ok(candidates)
     }
 
-    /// Lists the resources of a kind. Returns those that the user means and nobody is deleting, and the UIDs of all.
+    /// Lists the resources of a kind. Returns those that the arguments name and that are not being deleted, and the UIDs
+    /// of all.
     async fn owners<K>(&self) -> anyhow::Result<(Vec<(K, Owner)>, BTreeSet<String>)>
     where
         K: Kind + Resource<Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,

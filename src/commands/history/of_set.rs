@@ -20,10 +20,10 @@ use super::super::{FailedRequest, find};
 use super::cells::{action, changed_by, delivery, sends, sends_cell, target_name, time, value};
 use crate::cli::commands::{HistoryArgs, Output};
 
-/// Number of shown entries.
-const NEWEST: usize = 200;
+/// Maximum number of shown entries.
+const MAX_SHOWN: usize = 200;
 
-/// A child, as far as its entries show it.
+/// The parts of a child that its entries share.
 struct Child {
     name: String,
     target: TargetReference,
@@ -32,7 +32,7 @@ struct Child {
 
 /// An entry of a child.
 struct RecordedEntry {
-    /// Time, and within one second the id, which begins with the time of the observation.
+    /// Sort key: the time in seconds, then the id, which begins with the exact time of the observation.
     order: (Option<Timestamp>, Option<String>),
     child: Rc<Child>,
     entry: Entry,
@@ -127,7 +127,7 @@ impl Timeline {
             });
         }
         // A set of 10,000 children may have 2 million entries.
-        if self.newest.len() > 10 * NEWEST {
+        if self.newest.len() > 10 * MAX_SHOWN {
             self.limit();
         }
     }
@@ -135,7 +135,7 @@ impl Timeline {
     /// Sorts the entries, and drops all but the newest.
     fn limit(&mut self) {
         self.newest.sort_by(|a, b| a.order.cmp(&b.order));
-        let excess = self.newest.len().saturating_sub(NEWEST);
+        let excess = self.newest.len().saturating_sub(MAX_SHOWN);
         self.newest.drain(..excess);
     }
 }

@@ -30,7 +30,7 @@ pub(super) async fn read(
     Ok((crds, unknown))
 }
 
-/// Returns true for a CRD of this program. The objects of any other CRD are foreign, too.
+/// Returns whether the CRD belongs to this program. The objects of any other CRD are foreign, too.
 pub(super) fn is_owned(crd: &Crd) -> bool {
     crd.annotations().contains_key(SCHEMA)
 }
@@ -39,8 +39,8 @@ pub(super) fn is_deleting(crd: &Crd) -> bool {
     crd.metadata.deletion_timestamp.is_some()
 }
 
-/// Returns true if the command deletes the CRD, or somebody already does. CRDs stay if the command is limited to a
-/// namespace.
+/// Returns whether the command deletes the CRD, or the CRD is already being deleted. CRDs stay if the command is limited
+/// to a namespace.
 pub(super) fn is_purged(crd: &Crd, args: &UninstallArgs) -> bool {
     is_owned(crd) && args.scope.namespace().is_none() && (is_deleting(crd) || args.purge)
 }

@@ -82,7 +82,7 @@ impl Deletion<'_> {
         )?))
     }
 
-    /// Returns true if nothing more can be done about what remains, which has not changed for the time `unchanged`.
+    /// Returns whether nothing more can be done about what remains, which has not changed for the time `unchanged`.
     async fn is_over(&self, remaining: &Remaining, unchanged: Duration) -> bool {
         let is_stalled = unchanged > self.args.stalled_after;
         if !is_stalled || !remaining.waits_for_operator(self.args) {
@@ -96,7 +96,7 @@ impl Deletion<'_> {
     }
 
     /// Takes the next step for each object, kind by kind, and deletes the CRDs once no object is found. Returns `None`
-    /// if nothing is left. An error that is no `RequestError` ends the deletion.
+    /// if nothing is left. An error that is no [`FailedRequest`] ends the deletion.
     async fn take_steps(&self) -> anyhow::Result<Option<Remaining>> {
         let mut is_found = false;
         let mut remaining = Remaining::default();

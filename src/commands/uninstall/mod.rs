@@ -136,7 +136,7 @@ async fn discover(
 }
 
 /// Returns notes for the user if the operator may not be running. With `--without-operator`, fails unless the operator
-/// is known to be gone, and also returns the Lease that proves it.
+/// has certainly stopped, and also returns the Lease that proves it.
 async fn operator_notes(
     client: &Client,
     args: &UninstallArgs,

@@ -1,4 +1,4 @@
-//! Objects that the command deletes, and the fate of their children.
+//! Plan of an uninstall: the objects that the command deletes, and which of their children stay.
 
 use std::io;
 
@@ -72,7 +72,7 @@ impl UninstallPlan {
         out.line("")?;
         let mut rows = Vec::new();
         for kind in &self.kinds {
-            let targets = self.targets.iter().filter(|target| target.is(kind));
+            let targets = self.targets.iter().filter(|target| target.is_of(kind));
             let targets: Vec<_> = targets.collect();
             if targets.is_empty() {
                 continue;
@@ -123,7 +123,7 @@ impl UninstallPlan {
     }
 }
 
-/// Describes what becomes of the children of these objects, all of one kind, or of their messages.
+/// Describes which children of these objects, all of one kind, stay or go, or how many of their messages are lost.
 fn children(kind: &KindInfo, targets: &[&UninstallTarget], args: &UninstallArgs) -> String {
     let keeps = args.keep_children;
     let stays = keeps || args.without_operator;
@@ -157,13 +157,13 @@ fn children(kind: &KindInfo, targets: &[&UninstallTarget], args: &UninstallArgs)
 /// Returns what stays after the operator's finalizers are removed, with the command that deletes it.
 fn left_behind(target: &UninstallTarget, cluster: &ClusterArgs) -> Option<String> {
     let title = target.object.title();
-    if target.is(&config_map_sync::KIND) {
+    if target.is_of(&config_map_sync::KIND) {
         let label = format!("{OWNER_UID}={}", target.object.uid);
         let command = format!("kubectl delete configmaps --all-namespaces -l {label}");
         let command = cluster.command(&command);
         return Some(format!("the copies of {title}: {command}"));
     }
-    if !target.is(&my_ingress::KIND) {
+    if !target.is_of(&my_ingress::KIND) {
         return None;
     }
     let Some(arn) = &target.arn else {

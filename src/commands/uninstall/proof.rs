@@ -1,4 +1,5 @@
-//! `--without-operator`: proves that the operator is gone, and that no other operator's objects lose their finalizers.
+//! `--without-operator`: proves that the operator has stopped, and that no other operator's objects lose their
+//! finalizers.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::commands::operator_state::{LeaseVersion, other_leases};
 const HANDOVER: Duration = Duration::from_secs(5);
 const UNKNOWN: &str = "cannot tell whether the operator is running, and --without-operator is safe only once it has stopped";
 
-/// Fails unless the operator is known to be gone. Returns its expired Lease, if there is one, and notes for the user.
+/// Fails unless the operator has certainly stopped. Returns its expired Lease, if there is one, and notes for the user.
 pub(super) async fn prove_gone(
     client: &Client,
     args: &UninstallArgs,

@@ -38,7 +38,7 @@ impl Remaining {
         targets.map(|target| target.version.clone()).collect()
     }
 
-    /// Returns true if missing permissions are all that is in the way.
+    /// Returns whether missing permissions are the only problem.
     pub(super) fn is_forbidden(&self) -> bool {
         let targets = self.targets.iter().map(|target| &target.problem);
         let problems = targets.chain(self.crds.iter().map(|(_, problem)| problem));
@@ -46,7 +46,7 @@ impl Remaining {
         !codes.is_empty() && codes.iter().all(|code| *code == Some(403))
     }
 
-    /// Returns true if only the operator can proceed.
+    /// Returns whether only the operator can proceed.
     pub(super) fn waits_for_operator(&self, args: &UninstallArgs) -> bool {
         let mut targets = self.targets.iter();
         !self.targets.is_empty() && targets.all(|target| target.waits_for_operator(args))
@@ -151,7 +151,7 @@ impl Remaining {
                  {command}{note}"
             ));
         }
-        if waiting.iter().any(|target| target.is(&my_ingress::KIND)) {
+        if waiting.iter().any(|target| target.is_of(&my_ingress::KIND)) {
             let command = uninstall(format!("--keep-children{namespace}{}", lease.flags()));
             remedies.push(format!(
                 "To keep the load balancers in AWS and all other children, run: {command}"

@@ -1,4 +1,4 @@
-//! An object to delete: the next step, what blocks it, and how a change is undone.
+//! An object to delete: its next step, the blockers of its deletion, and the commands that undo a change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,11 +77,11 @@ impl UninstallTarget {
         if is_guarded && without_operator {
             return UninstallStep::RemoveFinalizers;
         }
-        let is_sync = self.is(&config_map_sync::KIND);
+        let is_sync = self.is_of(&config_map_sync::KIND);
         if is_guarded && keep_children && is_sync && !self.orphans_copies {
             return UninstallStep::Change("deletionPolicy", "Orphan".into());
         }
-        if is_guarded && keep_children && self.is(&my_ingress::KIND) {
+        if is_guarded && keep_children && self.is_of(&my_ingress::KIND) {
             // The operator adds the finalizer again, unless the MyIngress is suspended.
             return if self.is_deleting() || self.is_suspended {
                 UninstallStep::RemoveFinalizers
@@ -110,7 +110,7 @@ impl UninstallTarget {
         })
     }
 
-    pub(super) fn is(&self, kind: &KindInfo) -> bool {
+    pub(super) fn is_of(&self, kind: &KindInfo) -> bool {
         self.kind.controller == kind.controller
     }
 
@@ -122,13 +122,13 @@ impl UninstallTarget {
         self.object.state == ObjectState::Terminating
     }
 
-    /// Returns true if the object cannot be deleted before the operator has acted.
+    /// Returns whether the object cannot be deleted before the operator has acted.
     pub(super) fn needs_operator(&self, args: &UninstallArgs) -> bool {
         let is_kept_owner = args.keep_children && self.has_children() && !self.is_deleting();
         is_kept_owner || self.object.needs_operator()
     }
 
-    /// Returns true if only the operator can take the next step.
+    /// Returns whether only the operator can take the next step.
     pub(super) fn waits_for_operator(&self, args: &UninstallArgs) -> bool {
         self.step(args) == UninstallStep::Wait && self.needs_operator(args)
     }
