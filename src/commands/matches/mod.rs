@@ -23,7 +23,7 @@ use super::{FailedRequest, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
 use crate::controllers::tracked_field_set::child::{Seniority, seniority};
-use crate::controllers::tracked_field_set::selection::{Selection, TargetNamespaces};
+use crate::controllers::tracked_field_set::selection::{SelectedNamespaces, Selection};
 
 mod load;
 mod plan;
@@ -81,8 +81,8 @@ async fn targets(
 ) -> anyhow::Result<BTreeSet<ObjectKey>> {
     let plural = &selection.resource.plural;
     let namespaces = match selection.namespaces {
-        TargetNamespaces::Labelled(_) => namespaces(client).await?,
-        TargetNamespaces::Named(_) | TargetNamespaces::Cluster => BTreeMap::new(),
+        SelectedNamespaces::Labelled(_) => namespaces(client).await?,
+        SelectedNamespaces::Named(_) | SelectedNamespaces::Cluster => BTreeMap::new(),
     };
     let mut targets = BTreeSet::new();
     for api in selection.apis(client, &resolved.resource) {

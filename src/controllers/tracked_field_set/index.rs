@@ -19,7 +19,7 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 
 use super::child::Identity;
 use super::precedence::Tracking;
-use super::selection::{Selection, TargetNamespaces};
+use super::selection::{SelectedNamespaces, Selection};
 
 /// Maximum number of changed resources that a set remembers. Beyond that, the next reconcile compares everything.
 const MAX_CHANGES: usize = 1000;
@@ -199,10 +199,10 @@ impl SetIndex {
     ) -> Option<impl Iterator<Item = Option<&'a Watch>>> {
         let selection = &state.sets.get(set)?.selection;
         let namespaces = match (&selection.namespaces, &self.scope) {
-            (TargetNamespaces::Named(names), WatchScope::Namespaces(_)) => {
+            (SelectedNamespaces::Named(names), WatchScope::Namespaces(_)) => {
                 names.iter().cloned().map(Some).collect()
             }
-            (TargetNamespaces::Cluster, _) => vec![None],
+            (SelectedNamespaces::Cluster, _) => vec![None],
             _ => self.scope.namespaces(),
         };
         let watch = |namespace| state.watches.get(&(selection.resource.clone(), namespace));
@@ -514,7 +514,7 @@ impl SetIndex {
                     selected.targets.retain(|key, _| *key.namespace != *name);
                 }
                 // A set that names the namespace reports its absence.
-                _ if !matches!(selected.selection.namespaces, TargetNamespaces::Named(_)) => {
+                _ if !matches!(selected.selection.namespaces, SelectedNamespaces::Named(_)) => {
                     continue;
                 }
                 _ => {}

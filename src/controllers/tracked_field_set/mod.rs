@@ -42,7 +42,7 @@ use self::child::{Departure, DepartureReason, Identity, Initial, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
-use self::selection::{Selection, SelectionError, TargetNamespaces};
+use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{DepartureReads, MAX_WRITES, RECHECK_INTERVAL, Rejections};
 use super::tracked_field::field::Selectors;
 use super::tracked_field::follow::Targets;
@@ -295,7 +295,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
                 return Ok(outcome.requeue(Requeue::Poll));
             }
         };
-        if matches!(selection.namespaces, TargetNamespaces::Labelled(_))
+        if matches!(selection.namespaces, SelectedNamespaces::Labelled(_))
             && let Some(sync) = &self.index.namespaces_sync
         {
             sync.synced().await;

@@ -20,7 +20,7 @@ pub struct Selection {
     labels: Selector,
     include: Vec<WildMatch>,
     exclude: Vec<WildMatch>,
-    pub(crate) namespaces: TargetNamespaces,
+    pub(crate) namespaces: SelectedNamespaces,
 }
 
 /// Reason why a selection matches nothing. Each message says what to write instead.
@@ -36,7 +36,7 @@ pub(crate) enum SelectionError {
 
 /// The namespaces of a selection.
 #[derive(Clone, Debug)]
-pub(crate) enum TargetNamespaces {
+pub(crate) enum SelectedNamespaces {
     /// The resources are cluster-scoped.
     Cluster,
     Named(BTreeSet<String>),
@@ -62,7 +62,7 @@ impl Selection {
             labels: selector(labels, "target.selector")?,
             include: compile(include),
             exclude: compile(exclude),
-            namespaces: TargetNamespaces::of(target, namespaced, namespace)?,
+            namespaces: SelectedNamespaces::of(target, namespaced, namespace)?,
             resource,
         })
     }
@@ -70,11 +70,11 @@ impl Selection {
     /// Returns the APIs that list every resource of the selection.
     pub fn apis(&self, client: &Client, resource: &ApiResource) -> Vec<Api<DynamicObject>> {
         match &self.namespaces {
-            TargetNamespaces::Named(names) => names
+            SelectedNamespaces::Named(names) => names
                 .iter()
                 .map(|name| Api::namespaced_with(client.clone(), name, resource))
                 .collect(),
-            TargetNamespaces::Cluster | TargetNamespaces::Labelled(_) => {
+            SelectedNamespaces::Cluster | SelectedNamespaces::Labelled(_) => {
                 vec![Api::all_with(client.clone(), resource)]
             }
         }
@@ -88,9 +88,9 @@ impl Selection {
     /// Returns whether the selection includes `namespace`. `labels` are those of the namespace, `None` if unknown.
     pub fn reaches(&self, namespace: &str, labels: Option<&Labels>) -> bool {
         match &self.namespaces {
-            TargetNamespaces::Cluster => namespace.is_empty(),
-            TargetNamespaces::Named(names) => names.contains(namespace),
-            TargetNamespaces::Labelled(selector) => {
+            SelectedNamespaces::Cluster => namespace.is_empty(),
+            SelectedNamespaces::Named(names) => names.contains(namespace),
+            SelectedNamespaces::Labelled(selector) => {
                 selector.selects_all() || labels.is_some_and(|labels| selector.matches(labels))
             }
         }
@@ -104,7 +104,7 @@ impl Selection {
     }
 }
 
-impl TargetNamespaces {
+impl SelectedNamespaces {
     fn of(
         target: &TargetSelector,
         namespaced: bool,
