@@ -215,7 +215,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn name_with_a_denied_address_is_rejected() {
+async fn name_with_a_metadata_address_is_rejected() {
     let Scene {
         dns,
         folder: _folder,
@@ -223,10 +223,23 @@ async fn name_with_a_denied_address_is_rejected() {
     } = scene("").await;
     let bed = Bed::shared("metadata").await;
     let _operator = Operator::start(&bed, settings).await;
-    for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
+    let denied = [
+        "169.254.169.254",
+        "fd00:ec2::254",
+        "fd00:c1::a9fe:a9fe",
+        "192.0.0.192",
+        "fd00:42::42",
+        "fd00:a9fe:a9fe::1",
+        "fd00:100::100:200",
+    ];
+    for (number, address) in denied.into_iter().enumerate() {
+        let name = format!("denied-{number}");
         dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
-        bed.webhook(name, &format!("http://{name}.test/")).await;
-        let (_, message) = condition(&bed.not_ready(name, "AddressNotAllowed").await);
+        bed.webhook(&name, &format!("http://{name}.test/")).await;
+    }
+    for (number, address) in denied.into_iter().enumerate() {
+        let name = format!("denied-{number}");
+        let (_, message) = condition(&bed.not_ready(&name, "AddressNotAllowed").await);
         assert!(
             message.contains(address) && message.contains("metadata"),
             "{message}"
@@ -236,6 +249,27 @@ async fn name_with_a_denied_address_is_rejected() {
     let (_, message) = condition(&bed.not_ready("none", "Unreachable").await);
     assert!(
         message.contains("DNS has no address for this name"),
+        "{message}"
+    );
+}
+
+/// Each name of the search list alone would take two seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lookup_of_names_without_answers_ends_at_its_limit() {
+    let Scene {
+        dns,
+        folder: _folder,
+        settings,
+    } = scene("search one.test two.test\noptions ndots:5").await;
+    let bed = Bed::shared("limit").await;
+    for name in ["web.one.test", "web.two.test", "web"] {
+        dns.silence(name);
+    }
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("web", "http://web/").await;
+    let (_, message) = condition(&bed.not_ready("web", "Unreachable").await);
+    assert!(
+        message.contains("no answer from DNS within 3 s"),
         "{message}"
     );
 }

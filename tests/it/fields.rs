@@ -6,15 +6,16 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
-use qm_api::TrackedField;
 use qm_api::tracked_field::{Delivery, Entry, Skipped};
+use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use crate::support::{
-    Bed, Operator, SOON, Settings, actions_and_values, changes, fill_tracker_role, texts,
+    Bed, CHAT, Operator, SOON, Settings, TOKEN, actions_and_values, bot_api, changes,
+    fill_tracker_role, texts,
 };
 
 #[tokio::test]
@@ -886,6 +887,71 @@ async fn missing_empty_false_and_null_are_four_values() {
             "Value: (not set)"
         ]
     );
+}
+
+/// Newlines and marks that change the direction of text are spaces in the operator's own texts; event data and templates
+/// get the value itself.
+#[tokio::test]
+async fn value_cannot_forge_lines_of_a_message() {
+    let value = "1\nNamespace: prod\r\u{2028}Status: Deleted\u{202e}\u{2066}\u{61c}x";
+    let shown = "1 Namespace: prod  Status: Deleted   x";
+    let bed = Bed::shared("forged").await;
+    let (receiver, telegram) = (Receiver::start().unwrap(), bot_api());
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    bed.deployment("web", 1).await;
+    let annotation = json!({ "metadata": { "annotations": { "note": value } } });
+    bed.patch::<Deployment>("web", annotation).await;
+    let track = async |name: &str, contact_point: &str, template: Option<&str>| {
+        let spec = json!({
+            "contactPoint": contact_point,
+            "field": "{.metadata.annotations.note}",
+            "target": { "kind": "Deployment", "namespace": bed.namespace, "name": "web" },
+            "template": template,
+        });
+        bed.create::<TrackedField>(name, json!({ "spec": spec }))
+            .await;
+    };
+    track("default", "chat", None).await;
+    track("event", "hook", None).await;
+    track("template", "hook", Some("{{ value }}")).await;
+    for name in ["default", "event", "template"] {
+        bed.delivered(name, &[("Created", Some(value))]).await;
+    }
+    let text = telegram.messages()[1].text.clone();
+    let expected = format!(
+        "Resource kind: Deployment\nName: web\nStatus: Created\nValue: {shown}\nNamespace: {}",
+        bed.namespace
+    );
+    assert_eq!(text, expected);
+    for change in changes(&receiver) {
+        assert_eq!(change["value"], value);
+        let is_templated = change["trackedField"] == "template";
+        let expected = if is_templated { value } else { &expected };
+        assert_eq!(change["text"], expected);
+    }
+
+    let digests = json!({ "spec": { "digestSeconds": 300 } });
+    bed.patch::<ContactPoint>("chat", digests).await;
+    let is_pending = |field: &TrackedField| field.history().unwrap().iter().any(Entry::is_pending);
+    for name in ["a", "b"] {
+        track(name, "chat", None).await;
+        bed.until(name, "has a Pending entry", is_pending).await;
+    }
+    let request =
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } });
+    bed.patch::<ContactPoint>("chat", request).await;
+    for name in ["a", "b"] {
+        bed.delivered(name, &[("Created", Some(value))]).await;
+    }
+    let digest = telegram.messages()[2].text.clone();
+    let line = format!(
+        "Deployment {}/web {{.metadata.annotations.note}}: Created {shown}",
+        bed.namespace
+    );
+    assert_eq!(digest.lines().skip(1).collect::<Vec<_>>(), [&line; 2]);
 }
 
 #[tokio::test]

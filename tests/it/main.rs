@@ -35,6 +35,7 @@ mod installed;
 mod my_app;
 mod my_ingress;
 mod nesting;
+mod oldest_kubernetes;
 mod outages;
 mod own_namespace;
 mod pins;

@@ -17,6 +17,9 @@ const LOWEST_PORT: u16 = 10_000;
 /// The folder of etcd's data.
 pub(super) const DATA: &str = "etcd";
 
+/// The environment variable with further flags for every apiserver, separated by spaces.
+const FURTHER_FLAGS: &str = "TESTBED_APISERVER_FLAGS";
+
 /// Folder of the programs, and folder of all their files.
 #[derive(Debug)]
 pub(super) struct Servers {
@@ -156,6 +159,7 @@ impl Servers {
             .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
             .arg(flag("audit-log-path", self.audit_log()))
             .arg("--audit-log-maxsize=0") // no rotation, because marks are offsets in the file
+            .args(further_flags())
             .args(&self.apiserver_flags)
             .spawn(self.file("kube-apiserver.log"))
     }
@@ -218,6 +222,12 @@ fn without_the_end_of_jobs(stages: &str) -> String {
         .split_inclusive("---\n")
         .filter(|stage| !stage.contains("\n  name: pod-complete\n"))
         .collect()
+}
+
+/// Returns the flags in the environment variable [`FURTHER_FLAGS`].
+fn further_flags() -> Vec<String> {
+    let flags = std::env::var(FURTHER_FLAGS).unwrap_or_default();
+    flags.split_whitespace().map(str::to_owned).collect()
 }
 
 fn local(port: u16) -> String {

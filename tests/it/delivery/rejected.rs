@@ -1,8 +1,9 @@
 //! Rejected messages are kept, unless the receiver accepts others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::join_all;
+use http::StatusCode;
 use qm_api::tracked_field::Delivery;
 use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
@@ -98,6 +99,49 @@ async fn receiver_that_rejects_everything_for_a_while_loses_no_entry(
         tests(&receiver).len() <= 2,
         "the first test message, and one that showed the recovery"
     );
+}
+
+#[tokio::test]
+async fn three_messages_rejected_in_a_row_stop_the_contact_point() {
+    let bed = Bed::shared("three").await;
+    let (receiver, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    // Longer than the test.
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.webhook("other", &other.url()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    // All entries wait before the receiver rejects the first one.
+    receiver.always(status(503));
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        bed.track(name, "Deployment", "web", "replicas", "hook")
+            .await;
+        bed.until(name, "its first value", |field: &TrackedField| {
+            !field.history().unwrap().is_empty()
+        })
+        .await;
+    }
+    receiver.always(status(400));
+    bed.not_ready("hook", "Rejected").await;
+    // A message of another contact point, sent later, shows that nothing more was tried.
+    bed.track("marker", "Deployment", "web", "replicas", "other")
+        .await;
+    bed.delivered("marker", &[("Created", Some("1"))]).await;
+    let requests = receiver.requests();
+    let rejected: BTreeSet<_> = requests
+        .iter()
+        .filter(|request| request.answered.unwrap() == StatusCode::BAD_REQUEST)
+        .map(|request| request.json().unwrap())
+        // A rejected digest accuses none of its entries.
+        .filter(|message| message["entries"].is_null())
+        .map(|message| message["trackedField"].to_string())
+        .collect();
+    assert_eq!(rejected.len(), 3, "{rejected:?}");
+    for name in names {
+        assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
+    }
 }
 
 #[rstest]

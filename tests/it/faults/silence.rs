@@ -1,10 +1,12 @@
 //! An apiserver that does not answer, and stalled watches.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Fault, Match, Times, Verb};
+use testbed::proxy::{Ending, Fault, Match, Point, Then, Times, Verb};
 use testbed::wait::until;
+use tokio::sync::Semaphore;
 
 use super::{Scene, scene};
 use crate::support::{Operator, SOON, Settings};
@@ -123,6 +125,45 @@ async fn silent_watches_are_restarted() {
     scene.bed.delivered("new", &[("Created", Some("1"))]).await;
     scene.bed.ready("new").await;
     assert!(frozen.hits() > 0, "they were never silent");
+    scene.assert_sent_in_order();
+}
+
+/// A read that disagrees with the watch wins only after five seconds without a watch event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_lags_behind_reads_loses_no_value() {
+    let scene = scene("lags", &["web"], &["--sync-period=1s"]).await;
+    let allowed = Arc::new(Semaphore::new(0));
+    let held = Fault::hook(Point::Before, {
+        let allowed = Arc::clone(&allowed);
+        move |_| {
+            let allowed = Arc::clone(&allowed);
+            async move {
+                allowed.acquire_owned().await.unwrap().forget();
+                Then::GoOn
+            }
+        }
+    });
+    let reads = Match::verb(Verb::Get).resource("deployments").name("web");
+    let reads = scene.proxy.inject(reads, Times::Always, held);
+    let frozen = scene.proxy.freeze(Match::watch("deployments"));
+    for replicas in [2, 3] {
+        scene.bed.scale("web", replicas).await;
+    }
+    frozen.wait_for_hits(2, SOON).await.unwrap();
+    reads.wait_for_hits(1, SOON).await.unwrap();
+    allowed.add_permits(1);
+    // The operator has processed the first answer. The second one comes after the watch has caught up.
+    reads.wait_for_hits(2, SOON).await.unwrap();
+    frozen.take_back();
+    let mut expected = vec![("Created", Some("1"))];
+    expected.extend([("Updated", Some("2")), ("Updated", Some("3"))]);
+    scene.bed.delivered("web", &expected).await;
+    reads.take_back();
+    allowed.add_permits(Semaphore::MAX_PERMITS);
+    // The next value shows that the later answers changed nothing.
+    scene.bed.scale("web", 4).await;
+    expected.push(("Updated", Some("4")));
+    scene.bed.delivered("web", &expected).await;
     scene.assert_sent_in_order();
 }
 

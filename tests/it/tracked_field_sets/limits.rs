@@ -68,7 +68,7 @@ async fn set_without_cross_namespace_refs_reaches_its_own_namespace() {
 }
 
 #[tokio::test]
-async fn oldest_leaving_child_makes_room() {
+async fn oldest_leaving_children_make_room_for_new_ones_and_when_max_targets_shrinks() {
     let bed = Bed::shared("sets-room").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -90,6 +90,28 @@ async fn oldest_leaving_child_makes_room() {
     bed.children_of("all", &["a", "b"]).await;
     bed.deployment("c", 1).await;
     bed.children_of("all", &["a", "c"]).await;
+
+    let max_targets = |number: usize| json!({ "spec": { "maxTargets": number } });
+    bed.patch::<TrackedFieldSet>("all", max_targets(3)).await;
+    bed.deployment("d", 1).await;
+    bed.children_of("all", &["a", "c", "d"]).await;
+    bed.delete::<Deployment>("d").await;
+    bed.child_history("all", "d", |history| {
+        history.len() == 2 && !history[1].is_pending()
+    })
+    .await;
+    for (number, left) in [(2, &["c", "d"][..]), (1, &["c"])] {
+        bed.patch::<TrackedFieldSet>("all", max_targets(number))
+            .await;
+        bed.children_of("all", left).await;
+    }
+    // Targets that exist keep their children.
+    bed.patch::<TrackedFieldSet>("all", max_targets(2)).await;
+    bed.deployment("e", 1).await;
+    bed.children_of("all", &["c", "e"]).await;
+    bed.patch::<TrackedFieldSet>("all", max_targets(1)).await;
+    bed.set_reads("all", "Ready").await;
+    bed.children_of("all", &["c", "e"]).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Expiry of entries.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::history::Now;
 
@@ -102,15 +104,32 @@ fn unsent_request_is_not_an_attempt() {
     assert!(queue.outcome("a").is_empty());
 }
 
-#[test]
-fn wall_clock_ahead_for_one_reconcile_expires_nothing() {
-    let mut queue = TestQueue::open();
-    queue.observe("a", &["1"], false, Duration::ZERO);
-    queue.observe("a", &["1"], false, 2 * DAY);
-    queue.enqueue("a", &["1"]);
-    let request = queue.start().unwrap();
-    queue.respond(&request, Err(retry("503")));
-    assert!(queue.outcome("a").is_empty());
+/// A step: hours that pass, and hours by which the wall clock is ahead then.
+fn clock_step() -> impl Strategy<Value = (u64, u64)> {
+    (0..6_u64, prop::sample::select(vec![0, 25, 60]))
+}
+
+proptest! {
+    #[test]
+    fn wall_clock_that_jumps_expires_nothing(steps in prop::collection::vec(clock_step(), 1..12)) {
+        let mut queue = TestQueue::open();
+        let begin = queue.now;
+        queue.observe("a", &["1"], false, Duration::ZERO);
+        queue.enqueue("a", &["1"]);
+        for (hours, ahead) in steps {
+            queue.now += Duration::from_hours(hours);
+            let age = queue.now - begin;
+            queue.observe("a", &["1"], false, age + Duration::from_hours(ahead));
+            prop_assert!(queue.outcome("a").is_empty(), "without an attempt");
+            let request = queue.start().unwrap();
+            queue.respond(&request, Err(retry("503")));
+            prop_assert_eq!(!queue.outcome("a").is_empty(), age > DAY);
+            if age > DAY {
+                break;
+            }
+            queue.now += RETRY_POLICY.backoff.max;
+        }
+    }
 }
 
 #[test]
