@@ -171,7 +171,7 @@ impl StaleWatch {
         Some(format!("{objects}{LIST_END}{end}\n"))
     }
 
-    /// Serves the list from before the step, with the events since once the operator rests.
+    /// Serves the list from before the step, and what came since once the operator rests.
     async fn serve_old_list(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
         self.is(Phase::After).await;
         let Some(list) = self.old_list.get() else {
@@ -182,15 +182,17 @@ impl StaleWatch {
         let answer = proxy::Fault::Say(list.clone());
         let old = self
             .proxy
-            .inject(self.lists.clone(), Times::First(1), answer);
+            .inject(self.lists.clone(), Times::Always, answer);
+        self.expire();
+        old.wait_for_hits(1, SOON)
+            .await
+            .unwrap_or_else(|error| panic!("no list: {error:#}"));
         if self.fails_over {
-            // The new leader lists.
+            // The new leader may list again.
             self.fail_over(replicas).await;
-        } else {
-            self.expire();
         }
-        old.wait_for_hits(1, SOON).await.unwrap();
         scene.calms_down().await;
+        old.take_back();
         later.take_back();
     }
 }
