@@ -180,9 +180,7 @@ impl StaleWatch {
         self.has_struck.store(true, Ordering::Relaxed);
         let later = self.proxy.freeze(self.watch.clone());
         let answer = proxy::Fault::Say(list.clone());
-        let old = self
-            .proxy
-            .inject(self.lists.clone(), Times::Always, answer);
+        let old = self.proxy.inject(self.lists.clone(), Times::Always, answer);
         self.expire();
         old.wait_for_hits(1, SOON)
             .await
