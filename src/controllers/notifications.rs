@@ -66,7 +66,6 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         manager.namespaces_sync.clone(),
         sets.trigger.clone(),
     ));
-    fields.observe(Arc::clone(&set_index));
     let tracker = Arc::new(Tracker::new(
         fields.trigger.clone(),
         !manager.settings.leader_elect,
@@ -165,9 +164,13 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             manager.watch_namespaces(needed, Arc::clone(&set_index));
         }
         let metrics = setup.manager.metrics.register(SetMetrics::register);
+        let children = setup.children_of_kind(&mut fields, LiveChild::of, &[]);
+        // The children come first: a set that the index wakes must not find a deleted child among them, which would
+        // stay in its plan.
+        fields.observe(Arc::clone(&set_index));
         Ok(TrackedFieldSets {
             index: set_index,
-            children: setup.children_of_kind(&mut fields, LiveChild::of, &[]),
+            children,
             sets: setup.objects.clone(),
             fields: field_store,
             targets,

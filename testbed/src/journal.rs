@@ -26,7 +26,7 @@ impl<T> Default for Journal<T> {
 }
 
 impl<T> Journal<T> {
-    pub(crate) fn push(&self, item: T) {
+    pub(crate) fn push(&self, item: T) -> Arc<T> {
         let item = Arc::new(item);
         // The lock is held while the item is added, so that listeners see the order of the list.
         let listeners = lock(&self.listeners);
@@ -39,6 +39,7 @@ impl<T> Journal<T> {
             listener(&item);
         }
         self.length.send_replace(length);
+        item
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<T>> {

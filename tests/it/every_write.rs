@@ -9,7 +9,7 @@ use futures::{StreamExt as _, stream};
 use testbed::proxy::ApiRequest;
 use tokio::sync::Semaphore;
 
-use crate::torture::{Case, Fault, Kind, Setting, Step, observe, run};
+use crate::torture::{Case, Fault, Kind, Place, Setting, observe, run};
 
 /// Number of cases that run side by side for each kind.
 const SIDE_BY_SIDE: usize = 2;
@@ -59,14 +59,13 @@ async fn survives(kind: Kind, at_least: usize) {
         .zip(FAULTS.into_iter().cycle())
         .map(|(number, fault)| Case {
             kind,
-            step: Step::Write,
-            number,
+            place: Place::Write(number),
             fault,
         });
     let runs = cases.map(|case| {
         let (reference, setting) = (&reference, &setting);
         Box::pin(async move {
-            let result = run(case, reference, setting).await;
+            let result = run(case.clone(), reference, setting).await;
             result.unwrap_or_else(|error| panic!("{case}: {error}"))
         })
     });

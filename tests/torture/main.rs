@@ -1,4 +1,4 @@
-//! Every fault at every request of the operator, for every kind: `make torture`.
+//! Every fault at every request and watch of the operator, for every kind: `make torture`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 // As in tests/it.
 #![allow(
@@ -28,13 +28,15 @@ use tokio::sync::Semaphore;
 
 use self::progress::Progress;
 use self::state::{Outcome, State};
-use self::torture::{Case, Fault, Kind, Reference, Setting, Step, keep_panics, observe, run};
+use self::torture::{
+    Case, Fault, Kind, Part, Place, Reference, Setting, keep_panics, observe, run,
+};
 
 /// Number of cases that exist for each one that acts. The others rest.
 const EXISTING: usize = 5;
 
-/// Kills the operator at each of its requests, loses the answer of each, and rejects each; compares the end state with
-/// that of a run without faults.
+/// Kills the operator at each of its requests, loses the answer of each, and rejects each; makes each of its watches
+/// stale in each step; compares the states with those of a run without faults.
 #[derive(Parser)]
 #[command(name = "torture")]
 struct Arguments {
@@ -44,6 +46,9 @@ struct Arguments {
     /// Run the cases of this kind only, such as `app_service`; repeatable
     #[arg(long = "kind", value_name = "KIND")]
     kinds: Vec<Kind>,
+    /// Run the cases at these places only: write, call or watch; repeatable
+    #[arg(long = "at", value_name = "PLACE")]
+    parts: Vec<Part>,
     /// Number of cases that act side by side
     #[arg(long, value_name = "NUMBER", default_value_t = 6)]
     side_by_side: usize,
@@ -118,11 +123,18 @@ fn main() -> ExitCode {
         for (request, count) in &reference.by_resource {
             println!("  {count:3} {request}");
         }
+        for (watch, events) in reference.events_by_watch() {
+            println!("  {events:3} events of {watch}");
+        }
         if replays {
             let cases = arguments.cases.iter().filter(|case| case.kind == kind);
-            campaign.play(cases.copied().collect(), &reference, true);
+            campaign.play(cases.cloned().collect(), &reference, true);
         } else {
-            campaign.play_all(kind, &reference);
+            let is_wanted = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
+            campaign.play_requests(kind, &reference, is_wanted);
+            if is_wanted(Part::Watch) {
+                campaign.play(reference.watch_cases(kind), &reference, false);
+            }
             campaign.progress.print_counts(kind, began.elapsed());
         }
     }
@@ -134,7 +146,7 @@ fn main() -> ExitCode {
 }
 
 impl Campaign {
-    fn setting(&self, case: Option<Case>) -> Setting<'_> {
+    fn setting(&self, case: Option<&Case>) -> Setting<'_> {
         let name = case.map_or("reference".into(), |case| case.to_string());
         let log = self.failed.join(format!("{}.log", name.replace('/', "_")));
         Setting {
@@ -152,37 +164,41 @@ impl Campaign {
 
     /// Plays every fault at every request. A run with faults may have more requests than the one without, so each fault
     /// continues until a request does not come.
-    fn play_all(&self, kind: Kind, reference: &Reference) {
-        let counts = [
-            (Step::Write, reference.writes),
-            (Step::Call, reference.calls),
+    fn play_requests(&self, kind: Kind, reference: &Reference, is_wanted: impl Fn(Part) -> bool) {
+        type NewPlace = fn(u64) -> Place;
+        let requests: [(Part, NewPlace, usize, Vec<Fault>); 2] = [
+            (
+                Part::Write,
+                Place::Write,
+                reference.writes,
+                Fault::at_writes(),
+            ),
+            (Part::Call, Place::Call, reference.calls, Fault::at_calls()),
         ];
-        let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
-        let case = |step, number, fault| Case {
+        let requests = requests
+            .into_iter()
+            .filter(|(part, _, count, _)| is_wanted(*part) && *count > 0);
+        let requests: Vec<_> = requests.collect();
+        let case = |place, fault: &Fault| Case {
             kind,
-            step,
-            number,
-            fault,
+            place,
+            fault: *fault,
         };
         let mut cases = Vec::new();
-        for (step, count) in &counts {
+        for (_, place, count, faults) in &requests {
             for number in 1..=u64::try_from(*count).unwrap() {
-                cases.extend(
-                    Fault::all(*step)
-                        .into_iter()
-                        .map(|it| case(*step, number, it)),
-                );
+                cases.extend(faults.iter().map(|it| case(place(number), it)));
             }
         }
         self.play(cases, reference, false);
-        for (step, count) in &counts {
-            let (mut number, mut faults) = (u64::try_from(*count).unwrap(), Fault::all(*step));
+        for (_, place, count, mut faults) in requests {
+            let mut number = u64::try_from(count).unwrap();
             while !faults.is_empty() {
                 number += 1;
-                let more: Vec<_> = faults.iter().map(|it| case(*step, number, *it)).collect();
-                self.play(more, reference, false);
+                let more = faults.iter().map(|it| case(place(number), it));
+                self.play(more.collect(), reference, false);
                 faults.retain(|fault| {
-                    let outcome = self.progress.outcome(case(*step, number, *fault));
+                    let outcome = self.progress.outcome(&case(place(number), fault));
                     outcome == Some(Outcome::Held)
                 });
             }
@@ -192,7 +208,7 @@ impl Campaign {
     /// Plays these cases side by side, without those that an earlier run finished, except `again`.
     fn play(&self, mut cases: Vec<Case>, reference: &Reference, again: bool) {
         if !again {
-            cases.retain(|case| !self.progress.is_finished(*case));
+            cases.retain(|case| !self.progress.is_finished(case));
         }
         self.progress.expect(cases.len());
         let queue = Arc::new(Mutex::new(VecDeque::from(cases)));
@@ -208,7 +224,8 @@ impl Campaign {
                     };
                     while let Some(case) = next() {
                         let began = Instant::now();
-                        let result = block_on(run(case, reference, &self.setting(Some(case))));
+                        let result =
+                            block_on(run(case.clone(), reference, &self.setting(Some(&case))));
                         self.progress.finish(case, &result, began.elapsed());
                     }
                 });

@@ -1,10 +1,11 @@
 //! Progress, failures and counts.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::state::{Outcome, State};
-use crate::torture::{Case, Fault, Kind, Report, Step};
+use crate::torture::{Case, Kind, Report};
 
 /// The finished cases, and the time that the others may take.
 pub struct Progress(Mutex<Inner>);
@@ -37,12 +38,12 @@ impl Progress {
         self.lock().left += u64::try_from(cases).unwrap();
     }
 
-    pub fn outcome(&self, case: Case) -> Option<Outcome> {
-        self.lock().state.outcomes.get(&case).copied()
+    pub fn outcome(&self, case: &Case) -> Option<Outcome> {
+        self.lock().state.outcomes.get(case).copied()
     }
 
     /// Returns whether a case needs no other run.
-    pub fn is_finished(&self, case: Case) -> bool {
+    pub fn is_finished(&self, case: &Case) -> bool {
         let outcome = self.outcome(case);
         outcome.is_some_and(|outcome| outcome != Outcome::Failed)
     }
@@ -59,7 +60,7 @@ impl Progress {
             Err(_) => Outcome::Failed,
         };
         let mut inner = self.lock();
-        if let Err(error) = inner.state.add(case, outcome, took) {
+        if let Err(error) = inner.state.add(case.clone(), outcome, took) {
             eprintln!("the state is not saved: {error}");
         }
         inner.done += 1;
@@ -79,7 +80,7 @@ impl Progress {
                 rejected,
                 ..
             }) => format!("held, {writes} writes, {rejected} rejected"),
-            Ok(_) => "no such request".into(),
+            Ok(_) => "not reached".into(),
             Err(error) => {
                 inner.failures += 1;
                 format!("FAILED: {error}\n  replay it: make torture CASE={case}")
@@ -97,21 +98,16 @@ impl Progress {
         let outcomes = &inner.state.outcomes;
         println!("{kind}, {took:.0?}:");
         println!("  {:22} {:>6} {:>6}", "fault", "runs", "failed");
-        for step in [Step::Write, Step::Call] {
-            for fault in Fault::all(step) {
-                let of = |wanted| {
-                    let is = |(case, outcome): &(&Case, &Outcome)| {
-                        (case.kind, case.step, case.fault) == (kind, step, fault)
-                            && **outcome == wanted
-                    };
-                    outcomes.iter().filter(is).count()
-                };
-                let (held, failed) = (of(Outcome::Held), of(Outcome::Failed));
-                if held + failed > 0 {
-                    let name = format!("{step} {fault}");
-                    println!("  {name:22} {:>6} {failed:>6}", held + failed);
-                }
-            }
+        let mut counts = BTreeMap::<_, (usize, usize)>::new();
+        for (case, outcome) in outcomes.iter().filter(|(case, _)| case.kind == kind) {
+            let name = format!("{} {}", case.place.part(), case.fault.group());
+            // Hidden events have one row, after the first.
+            let rows = counts.entry((case.place.part(), name)).or_default();
+            rows.0 += usize::from(*outcome != Outcome::Unreached);
+            rows.1 += usize::from(*outcome == Outcome::Failed);
+        }
+        for ((_, name), (runs, failed)) in counts {
+            println!("  {name:22} {runs:>6} {failed:>6}");
         }
     }
 }

@@ -248,20 +248,32 @@ impl<K: ReconciledKind> Context<K> {
     /// Sets annotations of the object, or removes those without a value, unless the object already has these values.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object has changed since.
+    /// [`Error::Stale`] if the object has changed since or no longer exists.
     pub async fn annotate(&mut self, annotations: &[(&str, Option<&str>)]) -> Result<()> {
+        if self.try_annotate(annotations).await? {
+            return Ok(());
+        }
+        Err(Error::Stale("the object no longer exists".into()))
+    }
+
+    /// Sets annotations, as [`Context::annotate`] does; returns `false` if the object no longer exists.
+    async fn try_annotate(&mut self, annotations: &[(&str, Option<&str>)]) -> Result<bool> {
         let before = self.object.annotations();
         let is_same =
             |(name, value): &(&str, Option<&str>)| before.get(*name).map(String::as_str) == *value;
         if annotations.iter().all(is_same) {
-            return Ok(());
+            return Ok(true);
         }
         let annotations = annotations.iter().copied().collect();
         let (api, manager) = (self.api(), self.shared.field_manager);
         let writing = write::annotate(&api, manager, self.object.as_ref(), &annotations);
         let written = self.shared.own_writes.write(&self.key, writing).await;
-        self.object = written.map_err(Error::api("the annotations could not be written"))?;
-        Ok(())
+        match written.map_err(Error::api("the annotations could not be written")) {
+            Ok(object) => self.object = object,
+            Err(error) if error.is_not_found() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     /// Adds the kind's finalizer. Call this before creating anything that must be deleted before the object.
@@ -474,7 +486,8 @@ impl<C: Controller> Managed<C> {
                 .iter()
                 .map(|(name, value)| (*name, value.as_deref()))
                 .collect();
-            annotated = cx.annotate(&annotations).await;
+            // The watch has yet to show the deletion of an object that no longer exists.
+            annotated = cx.try_annotate(&annotations).await.map(drop);
         }
         let written = cx.try_write_status().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.

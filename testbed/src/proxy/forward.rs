@@ -42,10 +42,9 @@ async fn through(
 ) -> Result<Response<Body>, Error> {
     let moment = Moment::now();
     let (about, request) = read(request).await?;
-    shared.requests.push(Seen {
-        at: moment.instant,
-        request: about.clone(),
-    });
+    let seen = shared
+        .requests
+        .push(Seen::new(moment.instant, about.clone()));
     let faults = shared.rules.decide(|matching| matching.matches(&about));
     if let Some(answer) = before(&faults, &about).await? {
         return Ok(answer);
@@ -78,6 +77,7 @@ async fn through(
         };
     }
     let mut response = shared.client.request(request).await?;
+    seen.answered(response.status());
     if let Some(answer) = after_applied(&faults, &about).await? {
         return Ok(answer);
     }

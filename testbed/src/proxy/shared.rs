@@ -1,8 +1,9 @@
 //! State of a proxy, and the requests it received.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use http::StatusCode;
 use http::uri::{Authority, Scheme};
 
 use super::body::Upstream;
@@ -18,6 +19,26 @@ pub struct Seen {
     pub at: Instant,
     /// The parsed request.
     pub request: ApiRequest,
+    answer: OnceLock<StatusCode>,
+}
+
+impl Seen {
+    pub(super) fn new(at: Instant, request: ApiRequest) -> Self {
+        Self {
+            at,
+            request,
+            answer: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn answered(&self, status: StatusCode) {
+        let _ = self.answer.set(status);
+    }
+
+    /// Returns the apiserver's own status, once it has answered.
+    pub fn answer(&self) -> Option<StatusCode> {
+        self.answer.get().copied()
+    }
 }
 
 /// State of a proxy.

@@ -16,8 +16,10 @@ use crate::journal::lock;
 use crate::serve::Line;
 
 /// An event of a watch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
+    /// The request of the watch.
+    pub request: ApiRequest,
     /// ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
     pub kind: String,
     /// The object's namespace, empty if it has none.
@@ -189,7 +191,7 @@ impl Watches {
             let WatchFault::Hide(hidden) = fault else {
                 return false;
             };
-            let hide = event(line).is_some_and(|event| hidden(&event));
+            let hide = event(request, line).is_some_and(|event| hidden(&event));
             if hide {
                 hits.send_modify(|hits| *hits += 1);
             }
@@ -308,7 +310,7 @@ impl Lines {
     }
 }
 
-fn event(line: &[u8]) -> Option<WatchEvent> {
+fn event(request: &ApiRequest, line: &[u8]) -> Option<WatchEvent> {
     #[derive(Deserialize)]
     struct Event {
         r#type: String,
@@ -330,6 +332,7 @@ fn event(line: &[u8]) -> Option<WatchEvent> {
         object: Object { metadata },
     } = serde_json::from_slice(line).ok()?;
     Some(WatchEvent {
+        request: request.clone(),
         kind: r#type,
         namespace: metadata.namespace,
         name: metadata.name,

@@ -16,7 +16,7 @@ use testbed::wait::until;
 use super::deliveries::deliveries;
 use super::kills::seeded;
 use super::ledger::Ledger;
-use super::replicas::{candidate, leads};
+use super::replicas::candidate;
 use super::{CAUGHT_UP, assert_order, bed_without_controllers};
 use crate::support::{Bed, Operator};
 
@@ -63,7 +63,7 @@ async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     }
     let ledger = Ledger::open(&bed);
     let mut leader = Replica::start(&bed, 0).await;
-    leads(&leader.operator).await;
+    leader.operator.leads().await;
     for field in 0..FIELDS {
         let name = field_name(field);
         bed.track(
@@ -89,7 +89,7 @@ async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
             }
             disturb(&standby.proxy, &mut stale).await;
             leader.operator.kill();
-            leads(&standby.operator).await;
+            standby.operator.leads().await;
             leader = standby;
         }
         over.store(true, Ordering::Relaxed);

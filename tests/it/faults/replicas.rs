@@ -166,30 +166,18 @@ pub(super) fn candidate(life: usize) -> Settings {
         .flag("--leader-elect")
 }
 
-pub(super) async fn leads(operator: &Operator) {
-    until("the replica leads", SOON, async || {
-        let metrics = operator.metrics().await;
-        let leads = |line: &str| {
-            line.starts_with("leader_election_master_status{") && line.ends_with("} 1")
-        };
-        Ok(metrics.lines().any(leads).then_some(()))
-    })
-    .await
-    .unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_frozen_past_its_lease_writes_nothing_more() {
     let scene = scene("frozen").await;
     let enough = AtomicBool::new(false);
     let freezes = async {
         let mut leader = scene.replica(0).await;
-        leads(&leader).await;
+        leader.leads().await;
         for life in 0..ROUNDS {
             let standby = scene.replica(life + 1).await;
             scene.until_replica_sends(life).await;
             leader.child().freeze().unwrap();
-            leads(&standby).await;
+            standby.leads().await;
             scene.until_replica_sends(life + 1).await;
 
             let mark = scene.bed.plane.audit().mark().await.unwrap();
@@ -268,7 +256,7 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
     // Each message has a receiver with an open connection, so that sending takes only a moment.
     let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
-    leads(&leader).await;
+    leader.leads().await;
     bed.deployment("web", 1).await;
     for (at, receiver) in receivers.iter().enumerate() {
         bed.webhook(&format!("point-{at}"), &receiver.url()).await;
@@ -302,7 +290,7 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
     let frozen = Instant::now();
     receivers.iter().for_each(Receiver::behave);
     let standby = Operator::start(&bed, candidate(1)).await;
-    leads(&standby).await;
+    standby.leads().await;
     for at in 0..receivers.len() {
         bed.delivered(&format!("it-{at}"), &[("Created", Some("1"))])
             .await;
@@ -344,7 +332,7 @@ async fn new_leader_with_a_stale_cache_repeats_nothing() {
     let receiver = Receiver::start().unwrap();
     let ledger = Ledger::open(&bed);
     let mut leader = Operator::start(&bed, candidate(0)).await;
-    leads(&leader).await;
+    leader.leads().await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.refuse().await.unwrap();
@@ -360,7 +348,7 @@ async fn new_leader_with_a_stale_cache_repeats_nothing() {
     bed.delivered("it", &[("Created", Some("1"))]).await;
     frozen.wait_for_hits(1, SOON).await.unwrap();
     leader.kill();
-    leads(&standby).await;
+    standby.leads().await;
     let listed = Match::verb(Verb::List).resource("trackedfields");
     until(
         "the replica has listed the waiting entries, or sent them",
@@ -384,7 +372,7 @@ async fn standby_observes_changes_while_nobody_leads() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let mut leader = Operator::start(&bed, candidate(0)).await;
-    leads(&leader).await;
+    leader.leads().await;
     track_map(&bed, "map", "1").await;
     bed.delivered("map", &[("Created", Some("1"))]).await;
     let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
@@ -398,7 +386,7 @@ async fn standby_observes_changes_while_nobody_leads() {
     for value in ["2", "3"] {
         set_map(&maps(&bed), "map", value).await;
     }
-    leads(&standby).await;
+    standby.leads().await;
     // The net change between two leaders' reconciles gives one entry.
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("3"))])
         .await;
@@ -574,7 +562,7 @@ async fn terminated_leader_releases_its_lease() {
     let enough = AtomicBool::new(false);
     let handovers = async {
         let mut leader = scene.replica(0).await;
-        leads(&leader).await;
+        leader.leads().await;
         for life in 0..ROUNDS {
             let standby = scene.replica(life + 1).await;
             scene.until_replica_sends(life).await;
@@ -586,7 +574,7 @@ async fn terminated_leader_releases_its_lease() {
                 "the process exits with 0: {}",
                 leader.child().log_tail()
             );
-            leads(&standby).await;
+            standby.leads().await;
             scene.until_replica_sends(life + 1).await;
             leader = standby;
         }

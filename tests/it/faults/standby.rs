@@ -11,7 +11,7 @@ use testbed::wait::until;
 use super::bed_without_controllers;
 use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::replicas::{candidate, leads};
+use super::replicas::candidate;
 use super::{assert_no_repeats, assert_order};
 use crate::support::{Bed, Operator, SOON, Settings};
 
@@ -34,7 +34,7 @@ impl Pair {
         bed.deployment("web", 1).await;
         let ledger = Ledger::open(&bed);
         let leader = Operator::start(&bed, candidate(0)).await;
-        leads(&leader).await;
+        leader.leads().await;
         bed.track("web", "Deployment", "web", "replicas", "hook")
             .await;
         bed.delivered("web", &[("Created", Some("1"))]).await;
@@ -97,7 +97,7 @@ async fn new_leader_records_a_return_to_its_last_seen_value() {
     assert_eq!(pair.proxy.end_watches(&watch, Ending::Gone), 1);
     cut.take_back();
     pair.standby_listed(2).await;
-    leads(&pair.standby).await;
+    pair.standby.leads().await;
     expected.push(("Updated", Some("1")));
     pair.bed.delivered("web", &expected).await;
     pair.assert_sent_in_order();
@@ -119,7 +119,7 @@ async fn new_leader_lists_once_whatever_is_tracked() {
     for field in &fields {
         pair.bed.scale(field, 2).await;
     }
-    leads(&pair.standby).await;
+    pair.standby.leads().await;
     for field in &fields {
         pair.bed
             .delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))])
@@ -137,7 +137,7 @@ async fn new_leader_finds_changes_missing_from_a_silent_watch() {
     pair.leader.kill();
     pair.bed.scale("web", 2).await;
     silent.wait_for_hits(1, SOON).await.unwrap();
-    leads(&pair.standby).await;
+    pair.standby.leads().await;
     let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
     pair.bed.delivered("web", &expected).await;
     for (replicas, value) in [(3, "3"), (2, "2")] {
@@ -218,7 +218,7 @@ async fn new_leader_never_records_a_stale_value() {
     let late = pair.proxy.freeze(Match::watch("deployments"));
     pair.leader.kill();
     pair.bed.scale("web", 3).await;
-    leads(&pair.standby).await;
+    pair.standby.leads().await;
     lagging.wait_for_hits(1, SOON).await.unwrap();
     pair.standby_listed(2).await;
     // Only a read shows the value.

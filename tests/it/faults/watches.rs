@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use qm_api::{ContactPoint, TrackedField};
 use testbed::proxy::{Ending, Fault, Match, Point, Seen, Then, Times, Verb};
 use testbed::wait::until;
 use tokio::sync::Notify;
@@ -121,6 +122,34 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
         }
     }
     scene.assert_sent_in_order();
+}
+
+/// A `TrackedField` whose deletion the watch has yet to show cannot be annotated, which is no failure to retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn write_to_a_deleted_field_is_not_retried() {
+    let scene = scene("late-deletion", &["web", "other"], &[]).await;
+    let bed = &scene.bed;
+    let late = scene.proxy.freeze(Match::watch("trackedfields"));
+    bed.delete::<TrackedField>("web").await;
+    late.wait_for_hits(1, SOON).await.unwrap();
+    scene.proxy.forget();
+    bed.delete::<ContactPoint>("hook").await;
+    // A marker: retries would come before.
+    bed.waiting("other", "ContactPointNotFound").await;
+    bed.webhook("hook", &scene.receiver.url()).await;
+    bed.scale("other", 2).await;
+    bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))])
+        .await;
+    let annotated = Match::verb(Verb::Patch)
+        .resource("trackedfields")
+        .subresource("")
+        .name("web");
+    assert!(scene.proxy.count(&annotated) > 0);
+    let metrics = scene.operator.metrics().await;
+    let errors = "controller_runtime_reconcile_errors_total{controller=\"trackedfield\"}";
+    let errors = metrics.lines().find(|line| line.starts_with(errors));
+    assert!(errors.is_none_or(|line| line.ends_with(" 0")), "{errors:?}");
+    late.take_back();
 }
 
 /// A target that is tracked before it exists is read with the result 404, which arrives late.

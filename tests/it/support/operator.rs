@@ -235,6 +235,19 @@ impl Operator {
         );
     }
 
+    /// Waits until this replica leads.
+    pub async fn leads(&self) {
+        let is_leading = |line: &str| {
+            line.starts_with("leader_election_master_status{") && line.ends_with("} 1")
+        };
+        until("the replica leads", SOON, async || {
+            let metrics = self.metrics().await;
+            Ok(metrics.lines().any(is_leading).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
     /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Cases: one fault at one request of one workload.
+//! Cases: one fault at one place of one workload.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +12,9 @@ use super::Kind;
 /// Whole seconds of the header `Retry-After` of a 429.
 const RETRY_AFTER: u32 = 1;
 
+/// Number of events of a step of which each is hidden in turn.
+const HIDDEN: u64 = 8;
+
 /// A rejection of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Answer {
@@ -24,7 +27,22 @@ pub enum Answer {
     Timeout,
 }
 
-/// A fault at one request of the operator.
+/// A fault of one watch during one step of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Staleness {
+    /// Holds the events of the step back until the operator rests.
+    Frozen,
+    /// Hides the event of this number, from 1; a 410 follows once the operator rests.
+    Hidden(u64),
+    /// Answers 410 in place of the step's first event.
+    Expired,
+    /// Shows no event of the step, and answers 410 once the operator rests.
+    Gap,
+    /// Answers 410 after the step, and the list with the state before the step; then sends what came since.
+    OldList,
+}
+
+/// A fault at one place of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// Kills the operator before the request is performed.
@@ -39,25 +57,50 @@ pub enum Fault {
     Once(Answer),
     /// Answers the request and its repetitions with a rejection, for longer than the longest backoff.
     Lasting(Answer),
+    /// Makes the operator's view stale.
+    Stale(Staleness),
+    /// Makes the view of a standby stale, and kills the leader after the step.
+    StaleStandby(Staleness),
 }
 
-/// The server of a request.
+/// What a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
+pub enum Part {
     /// A write to the apiserver.
     Write,
     /// A call to AWS.
     Call,
+    /// A watch during a step.
+    Watch,
 }
 
-/// A fault at a request of a workload. The name, such as `app_service/write-7/lost-answer`, selects the case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Place of a fault in a workload.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The write of this number, from 1.
+    Write(u64),
+    /// The call to AWS of this number, from 1.
+    Call(u64),
+    /// A watch, as [`super::steps::watch_name`] names it, during the step of this number, from 1.
+    Watch(String, usize),
+}
+
+/// A fault at a place of a workload. The name, such as `app_service/write-7/lost-answer`, selects the case.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
     pub kind: Kind,
-    pub step: Step,
-    /// Number of the request in its workload, from 1.
-    pub number: u64,
+    pub place: Place,
     pub fault: Fault,
+}
+
+impl Place {
+    pub fn part(&self) -> Part {
+        match self {
+            Self::Write(_) => Part::Write,
+            Self::Call(_) => Part::Call,
+            Self::Watch(..) => Part::Watch,
+        }
+    }
 }
 
 impl Answer {
@@ -102,16 +145,22 @@ impl Answer {
 }
 
 impl Fault {
-    /// Returns every fault at requests of this server, in a fixed order.
-    pub fn all(step: Step) -> Vec<Self> {
-        let answers = Answer::ALL.into_iter().filter(|answer| match step {
-            Step::Write => true,
-            Step::Call => !matches!(answer, Answer::Conflict | Answer::Timeout),
-        });
-        let answers: Vec<_> = answers.collect();
-        let mut all = vec![Self::KillBefore, Self::KillApplied];
+    /// Returns every fault at writes, in a fixed order.
+    pub fn at_writes() -> Vec<Self> {
+        Self::at_requests(true, &Answer::ALL)
+    }
+
+    /// Returns every fault at calls of AWS, in a fixed order.
+    pub fn at_calls() -> Vec<Self> {
+        let mut answers = Answer::ALL.to_vec();
+        answers.retain(|answer| !matches!(answer, Answer::Conflict | Answer::Timeout));
         // AWS answers in clear text over one connection: a kill after the answer equals one before the next request.
-        if step == Step::Write {
+        Self::at_requests(false, &answers)
+    }
+
+    fn at_requests(kill_answered: bool, answers: &[Answer]) -> Vec<Self> {
+        let mut all = vec![Self::KillBefore, Self::KillApplied];
+        if kill_answered {
             all.push(Self::KillAnswered);
         }
         all.push(Self::LostAnswer);
@@ -120,7 +169,34 @@ impl Fault {
         all
     }
 
-    /// Returns the point of a kill.
+    /// Returns every fault of a watch with this number of events in a step, in a fixed order. A list `may_be_old` if
+    /// the request allows an old one.
+    pub fn of_watch(events: u64, may_be_old: bool) -> Vec<Self> {
+        let mut views = vec![Staleness::Frozen, Staleness::Expired];
+        if may_be_old {
+            views.push(Staleness::OldList);
+        }
+        let hidden = (1..=events.min(HIDDEN)).map(Staleness::Hidden);
+        let gap = (events > 1).then_some(Staleness::Gap);
+        let alone = views.iter().copied().chain(gap).chain(hidden);
+        let first = [Staleness::Hidden(1)];
+        let standby = views.iter().copied().chain(first);
+        alone
+            .map(Self::Stale)
+            .chain(standby.map(Self::StaleStandby))
+            .collect()
+    }
+
+    /// Returns the name without the number of an event.
+    pub fn group(self) -> String {
+        match self {
+            Self::Stale(Staleness::Hidden(_)) => "hidden".into(),
+            Self::StaleStandby(Staleness::Hidden(_)) => "standby-hidden".into(),
+            _ => self.to_string(),
+        }
+    }
+
+    /// Returns the point of a kill at a request.
     pub fn kills_at(self) -> Option<Point> {
         match self {
             Self::KillBefore => Some(Point::Before),
@@ -140,28 +216,59 @@ impl fmt::Display for Fault {
             Self::LostAnswer => out.write_str("lost-answer"),
             Self::Once(answer) => write!(out, "{}", answer.code().as_u16()),
             Self::Lasting(answer) => write!(out, "{}-lasting", answer.code().as_u16()),
+            Self::Stale(view) => view.fmt(out),
+            Self::StaleStandby(view) => write!(out, "standby-{view}"),
         }
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for Staleness {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frozen => out.write_str("frozen"),
+            Self::Hidden(number) => write!(out, "hidden-{number}"),
+            Self::Expired => out.write_str("410"),
+            Self::Gap => out.write_str("gap"),
+            Self::OldList => out.write_str("old-list"),
+        }
+    }
+}
+
+impl fmt::Display for Part {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Write => "write",
             Self::Call => "call",
+            Self::Watch => "watch",
         })
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = [Self::Write, Self::Call, Self::Watch]
+            .into_iter()
+            .find(|part| part.to_string() == name);
+        found.ok_or_else(|| format!("{name} is no place of faults; write write, call or watch"))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Write(number) => write!(out, "write-{number}"),
+            Self::Call(number) => write!(out, "call-{number}"),
+            Self::Watch(watch, step) => write!(out, "{watch}-{step}"),
+        }
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            step,
-            number,
-            fault,
-        } = self;
-        write!(out, "{kind}/{step}-{number}/{fault}")
+        let Self { kind, place, fault } = self;
+        write!(out, "{kind}/{place}/{fault}")
     }
 }
 
@@ -170,18 +277,20 @@ impl FromStr for Case {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let parse = || {
-            let [kind, request, fault] = name.split('/').collect::<Vec<_>>().try_into().ok()?;
-            let (step, number) = request.split_once('-')?;
-            let step = [Step::Write, Step::Call]
-                .into_iter()
-                .find(|it| it.to_string() == step)?;
+            let [kind, place, fault] = name.split('/').collect::<Vec<_>>().try_into().ok()?;
+            let (of, number) = place.rsplit_once('-')?;
+            let (place, faults) = match of {
+                "write" => (Place::Write(number.parse().ok()?), Fault::at_writes()),
+                "call" => (Place::Call(number.parse().ok()?), Fault::at_calls()),
+                watch => (
+                    Place::Watch(watch.into(), number.parse().ok()?),
+                    Fault::of_watch(HIDDEN, true),
+                ),
+            };
             Some(Self {
                 kind: kind.parse().ok()?,
-                step,
-                number: number.parse().ok()?,
-                fault: Fault::all(step)
-                    .into_iter()
-                    .find(|it| it.to_string() == fault)?,
+                place,
+                fault: faults.into_iter().find(|it| it.to_string() == fault)?,
             })
         };
         parse().ok_or_else(|| format!("{name} is no case; write app_service/write-7/lost-answer"))

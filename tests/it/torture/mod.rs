@@ -1,4 +1,4 @@
-//! Campaigns of faults: a workload for each kind, faults at each request of the operator, and an oracle.
+//! Campaigns of faults: a workload for each kind, faults at each request and watch of the operator, and an oracle.
 //!
 //! The program `tests/torture` runs every case, and `tests/it/every_write.rs` a fixed part.
 #![allow(dead_code)] // each of them uses some parts only
@@ -7,11 +7,13 @@ mod case;
 mod differences;
 mod scene;
 mod snapshot;
+mod staleness;
+mod steps;
 mod strike;
 mod workloads;
 
 #[allow(unused_imports)] // as above
-pub use self::case::{Case, Fault, Step};
+pub use self::case::{Case, Fault, Part, Place};
 #[allow(unused_imports)] // as above
 pub use self::scene::{Reference, Report, Setting, keep_panics, observe, run};
 pub use self::workloads::Kind;

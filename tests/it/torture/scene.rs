@@ -1,21 +1,22 @@
 //! `run` plays a workload once, and asks the oracle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 use testbed::aws::Aws;
-use testbed::proxy::{ApiRequest, Proxy};
+use testbed::proxy::{ApiRequest, Proxy, Seen, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::case::Case;
+use super::case::{Case, Fault, Part, Place, Staleness};
 use super::differences::differences;
+use super::steps::{Events, Steps, with_old_lists};
 use super::strike::{Strike, is_write, writes};
 use super::{Kind, snapshot};
 use crate::support::{Bed, Operator, Settings};
@@ -31,6 +32,10 @@ const FLAGS: [&str; 4] = [
 /// Time without a write after which a run without faults has settled. The reference is recorded once, so the time may be
 /// long.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// Time without a write after which an operator with a stale view has done what it can. On a slow machine the view is
+/// current earlier.
+const CALM: Duration = Duration::from_secs(1);
 
 /// Maximum time until a state is reached although faults delay it.
 const REACHED: Duration = Duration::from_mins(2);
@@ -65,12 +70,43 @@ pub struct Reference {
     pub calls: usize,
     /// Numbers of writes by verb and resource.
     pub by_resource: BTreeMap<String, usize>,
+    /// Numbers of creations and deletions that took effect, by verb and resource.
+    performed: BTreeMap<String, usize>,
+    /// Numbers of events of the watches, by step.
+    pub events: Events,
+    /// The watches whose lists may be old.
+    old_lists: BTreeSet<String>,
+}
+
+impl Reference {
+    /// Returns the number of events of each watch.
+    pub fn events_by_watch(&self) -> BTreeMap<&str, u64> {
+        let mut events = BTreeMap::new();
+        for ((watch, _), count) in &self.events {
+            *events.entry(watch.as_str()).or_default() += count;
+        }
+        events
+    }
+
+    /// Returns every case of a watch.
+    pub fn watch_cases(&self, kind: Kind) -> Vec<Case> {
+        let cases = self.events.iter().flat_map(|((watch, step), events)| {
+            let may_be_old = self.old_lists.contains(watch);
+            let faults = Fault::of_watch(*events, may_be_old).into_iter();
+            faults.map(move |fault| Case {
+                kind,
+                place: Place::Watch(watch.clone(), *step),
+                fault,
+            })
+        });
+        cases.collect()
+    }
 }
 
 /// Result of a case that holds.
 #[derive(Debug)]
 pub struct Report {
-    /// True if the case's request has come.
+    /// True if the case's place has come.
     pub struck: bool,
     /// Number of the operator's writes.
     pub writes: usize,
@@ -82,7 +118,7 @@ pub struct Report {
 
 enum Checkpoints<'a> {
     Record(Mutex<Vec<(&'static str, Value)>>),
-    Compare(&'a Reference, Mutex<usize>),
+    Compare(&'a Reference),
 }
 
 /// A running workload.
@@ -94,7 +130,10 @@ pub struct Scene<'a> {
     pub receiver: Receiver,
     /// AWS, for the kind that needs it.
     pub aws: Option<Aws>,
-    proxy: Proxy,
+    /// The proxy of each replica. The first replica leads.
+    proxies: Vec<Proxy>,
+    strike: Strike,
+    steps: Steps,
     checkpoints: Checkpoints<'a>,
 }
 
@@ -102,25 +141,47 @@ impl Scene<'_> {
     /// Returns whether the operator is killed in this run.
     pub fn has_kill(&self) -> bool {
         self.case
+            .as_ref()
             .is_some_and(|case| case.fault.kills_at().is_some())
     }
 
-    /// Waits until the state equals that of the run without faults. In that run, waits until the operator has settled,
-    /// and records the state.
+    /// Ends a step of the workload: waits until the state equals that of the run without faults. In that run, waits
+    /// until the operator has settled, and records the state.
     pub async fn checkpoint(&self, name: &'static str) {
+        self.reaches(name).await;
+        let before = self.uids().await;
+        if self.strike.end_step(self.steps.current()).await {
+            self.reaches(name).await;
+            assert_eq!(
+                self.uids().await,
+                before,
+                "an object is replaced after \"{name}\""
+            );
+        }
+        self.begin_step().await;
+    }
+
+    async fn begin_step(&self) {
+        let step = self.steps.begin_next();
+        self.strike.begin_step(step, self).await;
+    }
+
+    async fn uids(&self) -> BTreeSet<String> {
+        let (namespaces, kinds) = (self.kind.namespaces(&self.bed), self.kind.resources());
+        snapshot::uids(&self.bed, &namespaces, &kinds)
+            .await
+            .unwrap()
+    }
+
+    async fn reaches(&self, name: &'static str) {
         match &self.checkpoints {
             Checkpoints::Record(states) => {
                 let state = self.settles().await;
                 let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
                 states.push((name, state));
             }
-            Checkpoints::Compare(reference, next) => {
-                let number = {
-                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-                    *next += 1;
-                    *next - 1
-                };
-                let (recorded, expected) = &reference.states[number];
+            Checkpoints::Compare(reference) => {
+                let (recorded, expected) = &reference.states[self.steps.current() - 1];
                 assert_eq!(*recorded, name, "the order of checkpoints");
                 self.becomes(name, expected).await;
             }
@@ -141,9 +202,8 @@ impl Scene<'_> {
 
     /// Asserts that the state still equals that of the last checkpoint.
     async fn still_equals_checkpoint(&self) {
-        if let Checkpoints::Compare(reference, next) = &self.checkpoints {
-            let next = *next.lock().unwrap_or_else(PoisonError::into_inner);
-            let (name, expected) = &reference.states[next - 1];
+        if let Checkpoints::Compare(reference) = &self.checkpoints {
+            let (name, expected) = &reference.states[self.steps.current() - 2];
             let state = self.state().await.unwrap();
             let found = differences(expected, &state);
             assert!(
@@ -173,6 +233,11 @@ impl Scene<'_> {
         Ok(state)
     }
 
+    /// Waits until an operator with a stale view has done what it can.
+    pub async fn calms_down(&self) {
+        self.rests_for(CALM).await;
+    }
+
     /// Waits until the operator has written nothing for this time.
     async fn rests_for(&self, time: Duration) {
         let began = Instant::now();
@@ -182,26 +247,30 @@ impl Scene<'_> {
             Ok((last.elapsed() >= time).then_some(()))
         });
         if let Err(error) = rested.await {
-            let requests = self.proxy.requests();
+            let requests = self.requests();
             let last = requests.iter().rev().filter(|it| is_write(&it.request));
             let last: Vec<_> = last.take(5).map(|it| shown(&it.request)).collect();
             panic!("{error:#}; the last writes are {last:?}");
         }
     }
 
+    /// Returns the requests of all replicas.
+    fn requests(&self) -> Vec<Arc<Seen>> {
+        self.proxies.iter().flat_map(Proxy::requests).collect()
+    }
+
     fn last_write(&self) -> Option<Instant> {
-        let requests = self.proxy.requests();
-        let mut writes = requests.iter().rev().filter(|it| is_write(&it.request));
-        let written = writes.next().map(|it| it.at);
+        let requests = self.requests();
+        let writes = requests.iter().filter(|it| is_write(&it.request));
+        let written = writes.map(|it| it.at).max();
         let calls = self.aws.iter().flat_map(Aws::calls);
         let called = calls.filter(|call| !call.is_read()).map(|call| call.at);
         written.into_iter().chain(called).max()
     }
 
     /// Asserts that the operator wrote to no object that is not the workload's, and not without limit.
-    fn assert_writes(&self, strike: &Strike, reference: Option<&Reference>) {
+    fn assert_writes(&self, reference: Option<&Reference>) {
         let foreign: Vec<_> = self
-            .proxy
             .requests()
             .iter()
             .map(|it| &it.request)
@@ -209,13 +278,13 @@ impl Scene<'_> {
             .map(shown)
             .collect();
         assert!(foreign.is_empty(), "writes to foreign objects: {foreign:?}");
-        let rejected = strike.rejected();
+        let rejected = self.strike.rejected();
         assert!(
             rejected <= REPETITIONS,
             "{rejected} requests while all were rejected"
         );
         if let Some(reference) = reference {
-            let writes = self.proxy.count(&writes());
+            let writes = self.writes();
             let limit = 2 * reference.writes + 20;
             assert!(
                 writes <= limit,
@@ -223,6 +292,55 @@ impl Scene<'_> {
                 reference.writes
             );
         }
+        let is_stale = |case: &Case| case.place.part() == Part::Watch;
+        if let Some(reference) = reference
+            && self.case.as_ref().is_some_and(is_stale)
+        {
+            let performed = self.performed();
+            let more = performed.iter().filter(|(write, count)| {
+                let without = reference.performed.get(*write).copied().unwrap_or_default();
+                **count > without + self.performed_for_old_targets(write)
+            });
+            let more: Vec<_> = more.collect();
+            assert!(
+                more.is_empty(),
+                "more creations or deletions than without faults: {more:?} of {:?}",
+                reference.performed
+            );
+        }
+    }
+
+    /// Returns how many of these writes an old list causes: a set creates a field for a target that only such a list
+    /// shows, and deletes it later.
+    fn performed_for_old_targets(&self, write: &str) -> usize {
+        let fault = self.case.as_ref().map(|case| case.fault);
+        let is_old = matches!(
+            fault,
+            Some(Fault::Stale(Staleness::OldList) | Fault::StaleStandby(Staleness::OldList))
+        );
+        let is_set = self.kind == Kind::TrackedFieldSet && write.ends_with(" trackedfields");
+        usize::from(is_old && is_set)
+    }
+
+    fn writes(&self) -> usize {
+        self.proxies.iter().map(|it| it.count(&writes())).sum()
+    }
+
+    /// Returns the numbers of creations and deletions that took effect, by verb and resource.
+    fn performed(&self) -> BTreeMap<String, usize> {
+        let mut performed = BTreeMap::new();
+        for seen in self.requests() {
+            let request = &seen.request;
+            let counts = matches!(request.verb, Verb::Create | Verb::Delete)
+                && is_write(request)
+                && request.resource != "events"
+                && !request.query.contains("dryRun");
+            if counts && seen.answer().is_some_and(|status| status.is_success()) {
+                let write = format!("{:?} {}", request.verb, request.resource);
+                *performed.entry(write).or_default() += 1;
+            }
+        }
+        performed
     }
 
     fn owns(&self, request: &ApiRequest) -> bool {
@@ -266,18 +384,19 @@ fn shown(request: &ApiRequest) -> String {
 pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, String> {
     let states = Checkpoints::Record(Mutex::default());
     let (scene, report) = play(kind, None, states, setting).await?;
-    let Checkpoints::Record(states) = scene.checkpoints else {
-        unreachable!("the run recorded");
-    };
     let mut by_resource = BTreeMap::new();
-    for ((verb, resource), count) in scene.proxy.counts() {
+    let proxy = &scene.proxies[0];
+    for ((verb, resource), count) in proxy.counts() {
         if verb.is_write() {
             by_resource.insert(format!("{verb:?} {resource}"), count);
         }
     }
     Ok(Reference {
         by_resource,
-        states: states.into_inner().unwrap_or_else(PoisonError::into_inner),
+        performed: scene.performed(),
+        events: scene.steps.events(),
+        old_lists: with_old_lists(&scene.bed, proxy),
+        states: recorded(scene.checkpoints),
         writes: report.writes,
         calls: report.calls,
     })
@@ -289,10 +408,17 @@ pub async fn run(
     reference: &Reference,
     setting: &Setting<'_>,
 ) -> Result<Report, String> {
-    let compare = Checkpoints::Compare(reference, Mutex::new(0));
+    let compare = Checkpoints::Compare(reference);
     let (scene, report) = play(case.kind, Some(case), compare, setting).await?;
     drop(scene);
     Ok(report)
+}
+
+fn recorded(checkpoints: Checkpoints<'_>) -> Vec<(&'static str, Value)> {
+    let Checkpoints::Record(states) = checkpoints else {
+        unreachable!("the run recorded");
+    };
+    states.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn play<'a>(
@@ -303,52 +429,82 @@ async fn play<'a>(
 ) -> Result<(Scene<'a>, Report), String> {
     let mut permit = Some(setting.active.acquire().await.unwrap());
     let bed = Bed::shared(&format!("torture-{}", kind.short())).await;
-    let (proxy, file) = bed.through_proxy().await;
+    let fails_over = matches!(
+        case.as_ref().map(|case| case.fault),
+        Some(Fault::StaleStandby(_))
+    );
+    let (mut proxies, mut files) = (Vec::new(), Vec::new());
+    for _ in 0..1 + usize::from(fails_over) {
+        let (proxy, file) = bed.through_proxy().await;
+        proxies.push(proxy);
+        files.push(file);
+    }
     let receiver = Receiver::start().unwrap();
     let aws = if kind.calls_aws() {
         Some(super::workloads::lease_aws().await)
     } else {
         None
     };
+    let counted = setting.counted;
+    let strike = Strike::prepare(case.as_ref(), counted, &bed, &proxies, aws.as_ref());
     let scene = Scene {
         kind,
         case,
         bed,
         receiver,
         aws,
-        proxy,
+        proxies,
+        strike,
+        steps: Steps::default(),
         checkpoints,
     };
+    if let Checkpoints::Record(_) = &scene.checkpoints {
+        scene.steps.count_events(&scene.bed, &scene.proxies[0]);
+    }
     let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
     prepared.map_err(|_| last_panic())?;
-    let strike = Strike::prepare(case, setting.counted, &scene.proxy, scene.aws.as_ref());
     let mut settings = FLAGS
         .into_iter()
-        .fold(kind.settings(&scene), Settings::flag)
-        .kubeconfig(file);
+        .fold(kind.settings(&scene), Settings::flag);
     settings.program.clone_from(&setting.program);
-    let mut operator = Operator::launch(&scene.bed, settings).await;
-    let played = {
-        let whole = whole(&scene, &strike, setting, &mut permit);
-        let whole = AssertUnwindSafe(whole).catch_unwind();
-        tokio::select! {
-            played = whole => played.map_err(|_| last_panic()),
-            () = strike.act(&mut operator) => unreachable!("does not return"),
-        }
-    };
-    let played = played.and_then(|()| is_sound(&mut operator));
-    if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
-        let _ = std::fs::write(file, operator.logs());
+    if fails_over {
+        settings = settings.flag("--leader-elect");
     }
-    // The hooks hold the proxy.
-    scene.proxy.behave();
-    drop(operator);
+    let mut replicas = Vec::new();
+    for file in files {
+        let settings = settings.clone().kubeconfig(file);
+        let replica = Operator::start(&scene.bed, settings).await;
+        if fails_over && replicas.is_empty() {
+            replica.leads().await;
+        }
+        replicas.push(replica);
+    }
+    let played = {
+        let both = async {
+            tokio::select! {
+                () = whole(&scene, setting, &mut permit) => {}
+                () = scene.strike.act(&scene, &mut replicas) => unreachable!("does not return"),
+            }
+        };
+        let both = AssertUnwindSafe(both).catch_unwind();
+        both.await.map_err(|_| last_panic())
+    };
+    // A leader that was killed is the first.
+    let living = replicas.last_mut().unwrap();
+    let played = played.and_then(|()| is_sound(living));
+    if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
+        let logs: String = replicas.iter().map(Operator::logs).collect();
+        let _ = std::fs::write(file, logs);
+    }
+    // The hooks hold the proxies.
+    scene.proxies.iter().for_each(Proxy::behave);
+    drop(replicas);
     drop(permit);
     let report = Report {
-        struck: strike.has_struck(),
-        writes: scene.proxy.count(&writes()),
+        struck: scene.strike.has_struck(),
+        writes: scene.writes(),
         calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
-        rejected: strike.rejected(),
+        rejected: scene.strike.rejected(),
     };
     kind.clean(&scene, played.is_ok()).await;
     played.map(|()| (scene, report))
@@ -358,10 +514,10 @@ async fn play<'a>(
 /// at their end.
 async fn whole<'p>(
     scene: &Scene<'_>,
-    strike: &Strike,
     setting: &'p Setting<'_>,
     permit: &mut Option<SemaphorePermit<'p>>,
 ) {
+    let strike = &scene.strike;
     let rest = async |permit: &mut Option<SemaphorePermit<'p>>| {
         strike.is_over().await;
         permit.take();
@@ -369,6 +525,7 @@ async fn whole<'p>(
         *permit = Some(setting.active.acquire().await.unwrap());
         scene.still_equals_checkpoint().await;
     };
+    scene.begin_step().await;
     scene.kind.live(scene).await;
     let struck = strike.has_struck();
     if struck {
@@ -381,10 +538,10 @@ async fn whole<'p>(
     }
     scene.assert_no_orphan().await;
     let reference = match &scene.checkpoints {
-        Checkpoints::Compare(reference, _) => Some(*reference),
+        Checkpoints::Compare(reference) => Some(*reference),
         Checkpoints::Record(_) => None,
     };
-    scene.assert_writes(strike, reference);
+    scene.assert_writes(reference);
     scene.kind.assert_outside(scene);
 }
 

@@ -127,6 +127,25 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
     state
 }
 
+/// Returns the names and UIDs of all objects of these kinds in these namespaces.
+pub async fn uids(
+    bed: &Bed,
+    namespaces: &[String],
+    kinds: &[ApiResource],
+) -> anyhow::Result<BTreeSet<String>> {
+    let mut uids = BTreeSet::new();
+    for namespace in namespaces {
+        for kind in kinds {
+            let api: Api<DynamicObject> = Api::namespaced_with(bed.client.clone(), namespace, kind);
+            for object in api.list(&ListParams::default()).await? {
+                let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
+                uids.insert(format!("{} {namespace}/{name} {uid}", kind.kind));
+            }
+        }
+    }
+    Ok(uids)
+}
+
 /// Returns the objects whose owner is of our kinds and does not exist.
 pub async fn orphans(
     bed: &Bed,

@@ -1,4 +1,4 @@
-//! The strike of a case: the fault at its request.
+//! The strike of a case: the fault at its place.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,13 +7,15 @@ use testbed::aws::{self, Aws, Gate};
 use testbed::proxy::{self, ApiRequest, Match, Order, Point, Proxy, Then, Times};
 use tokio::sync::watch;
 
-use super::case::{Answer, Case, Fault, Step};
-use crate::support::{Operator, SOON, Trap};
+use super::case::{Answer, Case, Fault, Place};
+use super::scene::Scene;
+use super::staleness::StaleWatch;
+use crate::support::{Bed, Operator, SOON, Trap};
 
 /// Duration of a lasting fault: three times the longest backoff of the operators under test.
 pub const LASTING: Duration = Duration::from_secs(3);
 
-/// Returns the operator's writes. Reviews are created but change nothing.
+/// Returns the operator's writes. Reviews are created but change nothing, and Leases are no result of a reconcile.
 pub fn writes() -> Match {
     Match::writes().and(is_write)
 }
@@ -21,6 +23,7 @@ pub fn writes() -> Match {
 /// Returns whether a request may change something.
 pub fn is_write(request: &ApiRequest) -> bool {
     request.verb.is_write()
+        && request.resource != "leases"
         && !request.group.ends_with("authorization.k8s.io")
         && !request.group.ends_with("authentication.k8s.io")
 }
@@ -47,32 +50,37 @@ enum Means {
         aws: Aws,
         fault: aws::Fault,
     },
+    Stale(StaleWatch),
 }
 
 impl Strike {
     /// Prepares the fault of a case; none without one.
     pub fn prepare(
-        case: Option<Case>,
+        case: Option<&Case>,
         counted: fn(&ApiRequest) -> bool,
-        proxy: &Proxy,
+        bed: &Bed,
+        proxies: &[Proxy],
         aws: Option<&Aws>,
     ) -> Self {
-        let means = match (case, aws) {
-            (None, _) => Means::None,
-            (Some(case), None) if case.step == Step::Call => {
-                panic!("{case}: the kind calls no AWS")
+        let means = case.map_or(Means::None, |case| match (&case.place, aws) {
+            (Place::Call(_), None) => panic!("{case}: the kind calls no AWS"),
+            (Place::Call(number), Some(aws)) => of_call(case.fault, *number, aws),
+            (Place::Write(number), _) => of_write(case.fault, *number, counted, &proxies[0]),
+            (Place::Watch(watch, step), _) => {
+                // The last replica is the standby, if there is one.
+                let proxy = &proxies[proxies.len() - 1];
+                Means::Stale(StaleWatch::new(case.fault, watch, *step, bed, proxy))
             }
-            (Some(case), Some(aws)) if case.step == Step::Call => of_call(case, aws),
-            (Some(case), _) => of_write(case, counted, proxy),
-        };
+        });
         Self {
             means,
             over: watch::Sender::new(false),
         }
     }
 
-    /// Strikes when the operator sends the request. Does not return.
-    pub async fn act(&self, operator: &mut Operator) {
+    /// Strikes when the workload is at the place. Does not return.
+    pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
+        let operator = &mut replicas[0];
         match &self.means {
             Means::None => {}
             Means::Kill(trap) => {
@@ -105,15 +113,37 @@ impl Strike {
                 tokio::time::sleep(LASTING).await;
                 take_back(others);
             }
+            Means::Stale(stale) => stale.act(scene, replicas).await,
         }
         self.over.send_replace(true);
         std::future::pending::<()>().await;
     }
 
-    /// Returns whether the case's request has come.
+    /// Begins a step of the workload.
+    pub async fn begin_step(&self, step: usize, scene: &Scene<'_>) {
+        if let Means::Stale(stale) = &self.means {
+            stale.begin_step(step, scene).await;
+        }
+    }
+
+    /// Ends a step of the workload, whose state is reached: waits until the fault of this step is over. Returns whether
+    /// there was one.
+    pub async fn end_step(&self, step: usize) -> bool {
+        let Means::Stale(stale) = &self.means else {
+            return false;
+        };
+        if !stale.end_step(step) {
+            return false;
+        }
+        self.over.subscribe().wait_for(|over| *over).await.unwrap();
+        stale.has_struck()
+    }
+
+    /// Returns whether the case's place has come.
     pub fn has_struck(&self) -> bool {
         match &self.means {
             Means::None => false,
+            Means::Stale(stale) => stale.has_struck(),
             Means::Kill(trap) => trap.was_reached(),
             Means::KillCall(gate) => gate.was_reached(),
             Means::Once(order)
@@ -145,7 +175,7 @@ impl Strike {
     }
 }
 
-async fn hit(order: &Order) {
+pub async fn hit(order: &Order) {
     // A request that never comes ends the wait with the case.
     while order.wait_for_hits(1, SOON).await.is_err() {}
 }
@@ -156,13 +186,13 @@ fn take_back(order: &Mutex<Option<Order>>) {
     }
 }
 
-fn of_write(case: Case, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Means {
-    let nth = Times::Nth(case.number);
+fn of_write(fault: Fault, number: u64, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Means {
+    let nth = Times::Nth(number);
     let writes = || writes().and(counted);
-    if let Some(point) = case.fault.kills_at() {
-        return Means::Kill(Trap::set(proxy, writes(), point, case.number));
+    if let Some(point) = fault.kills_at() {
+        return Means::Kill(Trap::set(proxy, writes(), point, number));
     }
-    match case.fault {
+    match fault {
         Fault::Once(answer) => Means::Once(proxy.inject(writes(), nth, answer.of_apiserver())),
         Fault::Lasting(answer) => {
             let others = Arc::<Mutex<Option<Order>>>::default();
@@ -196,22 +226,22 @@ fn repetitions(of: ApiRequest) -> Match {
     })
 }
 
-fn of_call(case: Case, aws: &Aws) -> Means {
-    let once = |fault| Means::Once(aws.fault(aws::On::all(), Times::Nth(case.number), fault));
-    let gate = |point| Means::KillCall(aws.gate(aws::On::all(), case.number, point));
-    match case.fault {
+fn of_call(fault: Fault, number: u64, aws: &Aws) -> Means {
+    let once = |fault| Means::Once(aws.fault(aws::On::all(), Times::Nth(number), fault));
+    let gate = |point| Means::KillCall(aws.gate(aws::On::all(), number, point));
+    match fault {
         Fault::KillBefore => gate(aws::Point::Before),
         Fault::KillApplied | Fault::KillAnswered => gate(aws::Point::After),
-        Fault::LostAnswer => once(aws::Fault::CutAfter),
         Fault::Once(answer) => once(answer.of_aws()),
-        Fault::Lasting(answer) => lasting_calls(case, aws, answer),
+        Fault::Lasting(answer) => lasting_calls(number, aws, answer),
+        _ => once(aws::Fault::CutAfter),
     }
 }
 
-fn lasting_calls(case: Case, aws: &Aws, answer: Answer) -> Means {
+fn lasting_calls(number: u64, aws: &Aws, answer: Answer) -> Means {
     let fault = answer.of_aws();
     Means::LastingCalls {
-        first: aws.fault(aws::On::all(), Times::Nth(case.number), fault.clone()),
+        first: aws.fault(aws::On::all(), Times::Nth(number), fault.clone()),
         others: Arc::default(),
         aws: aws.clone(),
         fault,

@@ -1,0 +1,196 @@
+//! The strike of a case at a watch: a view of the cluster that is stale during one step of the workload.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use testbed::proxy::{self, Ending, Match, Order, Proxy, Times};
+use tokio::sync::watch;
+
+use super::case::{Fault, Staleness};
+use super::scene::Scene;
+use super::steps::{self, BOOKMARK};
+use super::strike::hit;
+use crate::support::{Bed, Operator, SOON};
+
+/// Annotation of the bookmark that ends a streamed list.
+const LIST_END: &str = "k8s.io/initial-events-end";
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Before,
+    During,
+    After,
+}
+
+/// A watch that becomes stale.
+pub struct StaleWatch {
+    view: Staleness,
+    /// True if the leader is killed after the step.
+    fails_over: bool,
+    step: usize,
+    watch: Match,
+    /// The lists of the watch that may be old.
+    lists: Match,
+    /// Proxy of the replica with the stale view.
+    proxy: Proxy,
+    phase: watch::Sender<Phase>,
+    /// Order of the step, unless the list is old.
+    order: OnceLock<Order>,
+    /// Answer to a list, before the step.
+    old_list: OnceLock<String>,
+    has_struck: AtomicBool,
+}
+
+impl StaleWatch {
+    pub fn new(fault: Fault, watch: &str, step: usize, bed: &Bed, proxy: &Proxy) -> Self {
+        let (view, fails_over) = match fault {
+            Fault::Stale(view) => (view, false),
+            Fault::StaleStandby(view) => (view, true),
+            _ => panic!("{fault} is no fault of a watch"),
+        };
+        Self {
+            view,
+            fails_over,
+            step,
+            watch: steps::watch(watch, bed),
+            lists: steps::old_lists(watch, bed),
+            proxy: proxy.clone(),
+            phase: watch::Sender::new(Phase::Before),
+            order: OnceLock::new(),
+            old_list: OnceLock::new(),
+            has_struck: AtomicBool::new(false),
+        }
+    }
+
+    pub fn has_struck(&self) -> bool {
+        self.has_struck.load(Ordering::Relaxed)
+    }
+
+    pub async fn begin_step(&self, step: usize, scene: &Scene<'_>) {
+        if step != self.step {
+            return;
+        }
+        // Events of the step before must not count.
+        scene.calms_down().await;
+        let watch = self.watch.clone();
+        let order = match self.view {
+            Staleness::Frozen if self.fails_over => Some(self.proxy.freeze_running(watch)),
+            Staleness::Frozen | Staleness::Expired | Staleness::Gap => {
+                Some(self.proxy.freeze(watch))
+            }
+            Staleness::Hidden(number) => {
+                let seen = AtomicU64::new(0);
+                Some(self.proxy.hide(watch, move |event| {
+                    event.kind != BOOKMARK && seen.fetch_add(1, Ordering::Relaxed) + 1 == number
+                }))
+            }
+            Staleness::OldList => {
+                if let Some(list) = self.read_list(scene).await {
+                    self.old_list.get_or_init(|| list);
+                }
+                None
+            }
+        };
+        if let Some(order) = order {
+            self.order.get_or_init(|| order);
+        }
+        self.phase.send_replace(Phase::During);
+    }
+
+    /// Returns whether this step has the fault.
+    pub fn end_step(&self, step: usize) -> bool {
+        if step == self.step {
+            self.phase.send_replace(Phase::After);
+        }
+        step == self.step
+    }
+
+    async fn is(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        phases.wait_for(|it| *it >= phase).await.unwrap();
+    }
+
+    /// Strikes. Returns once nothing is stale any more, and a new leader leads.
+    pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
+        self.is(Phase::During).await;
+        let Some(order) = self.order.get() else {
+            return self.serve_old_list(scene, replicas).await;
+        };
+        tokio::select! {
+            biased;
+            () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
+            () = self.is(Phase::After) => return order.take_back(),
+        }
+        let lasts = self.view != Staleness::Expired;
+        if lasts && self.fails_over {
+            self.fail_over(replicas).await;
+        }
+        if lasts {
+            scene.calms_down().await;
+        }
+        match self.view {
+            Staleness::Hidden(_) if !self.fails_over => {
+                order.take_back();
+                self.expire();
+            }
+            // What the watch holds is lost.
+            Staleness::Expired | Staleness::Gap => self.expire(),
+            _ => {}
+        }
+        order.take_back();
+        if !lasts && self.fails_over {
+            self.fail_over(replicas).await;
+        }
+    }
+
+    async fn fail_over(&self, replicas: &mut [Operator]) {
+        self.is(Phase::After).await;
+        replicas[0].kill();
+        replicas[1].leads().await;
+    }
+
+    fn expire(&self) {
+        self.proxy.end_watches(&self.watch, Ending::Gone);
+    }
+
+    /// Reads what the apiserver answers to a list of the watch; `None` if the operator has no such watch yet.
+    async fn read_list(&self, scene: &Scene<'_>) -> Option<String> {
+        let requests = self.proxy.requests();
+        let mut lists = requests.iter().map(|it| &it.request);
+        let list = lists.rfind(|it| self.lists.matches(it))?;
+        let ends_soon = |pair: &str| match pair.split_once('=') {
+            Some(("timeoutSeconds", _)) => "timeoutSeconds=1".to_owned(),
+            _ => pair.to_owned(),
+        };
+        let query: Vec<_> = list.query.split('&').map(ends_soon).collect();
+        let request = http::Request::get(format!("{}?{}", list.path, query.join("&")));
+        let request = request.body(Vec::new()).unwrap();
+        let answer = scene.bed.client.request_text(request).await.unwrap();
+        let (objects, rest) = answer.split_once(LIST_END).unwrap();
+        let (end, _) = rest.split_once('\n').unwrap();
+        Some(format!("{objects}{LIST_END}{end}\n"))
+    }
+
+    /// Serves the list from before the step, and what came since once the operator rests.
+    async fn serve_old_list(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
+        self.is(Phase::After).await;
+        let Some(list) = self.old_list.get() else {
+            return;
+        };
+        self.has_struck.store(true, Ordering::Relaxed);
+        let later = self.proxy.freeze(self.watch.clone());
+        let answer = proxy::Fault::Say(list.clone());
+        let old = self.proxy.inject(self.lists.clone(), Times::Always, answer);
+        self.expire();
+        old.wait_for_hits(1, SOON)
+            .await
+            .unwrap_or_else(|error| panic!("no list: {error:#}"));
+        if self.fails_over {
+            // The new leader may list again.
+            self.fail_over(replicas).await;
+        }
+        scene.calms_down().await;
+        old.take_back();
+        later.take_back();
+    }
+}

@@ -1,0 +1,93 @@
+//! The steps of a workload, which its checkpoints end, and the events of the operator's watches in each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use testbed::proxy::{ApiRequest, Match, Proxy, Verb};
+
+use crate::support::Bed;
+
+/// Kind of an event without news.
+pub const BOOKMARK: &str = "BOOKMARK";
+
+/// Numbers of events by watch and step.
+pub type Events = BTreeMap<(String, usize), u64>;
+
+/// The current step, and the events so far.
+#[derive(Clone, Default)]
+pub struct Steps {
+    current: Arc<AtomicUsize>,
+    events: Arc<Mutex<Events>>,
+}
+
+impl Steps {
+    /// Returns the number of the step, from 1; 0 before the workload.
+    pub fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub fn begin_next(&self) -> usize {
+        self.current.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Counts the events that the operator behind this proxy gets.
+    pub fn count_events(&self, bed: &Bed, proxy: &Proxy) {
+        let (steps, namespace) = (self.clone(), bed.namespace.clone());
+        proxy.hide(Match::verb(Verb::Watch), move |event| {
+            if event.kind != BOOKMARK {
+                let place = (watch_name(&event.request, &namespace), steps.current());
+                let mut events = steps.events.lock().unwrap_or_else(PoisonError::into_inner);
+                *events.entry(place).or_default() += 1;
+            }
+            false
+        });
+    }
+
+    /// Returns the events of the workload's steps.
+    pub fn events(&self) -> Events {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = std::mem::take(&mut *events);
+        events.retain(|(_, step), _| *step > 0);
+        events
+    }
+}
+
+/// Returns the name of a watch: the resource, and which of the workload's namespaces if it is not the first.
+pub fn watch_name(request: &ApiRequest, namespace: &str) -> String {
+    let watched = request.namespace.as_deref().unwrap_or_default();
+    match watched.strip_prefix(namespace) {
+        Some(suffix) if !suffix.is_empty() => {
+            format!("{}{}", request.resource, suffix.replacen('-', ".", 1))
+        }
+        _ => request.resource.clone(),
+    }
+}
+
+/// Matches the watch of this name.
+pub fn watch(name: &str, bed: &Bed) -> Match {
+    let (name, namespace) = (name.to_owned(), bed.namespace.clone());
+    Match::verb(Verb::Watch).and(move |request| watch_name(request, &namespace) == name)
+}
+
+/// Matches the lists of the watch of this name that may be old.
+pub fn old_lists(name: &str, bed: &Bed) -> Match {
+    let watch = watch(name, bed);
+    Match::any().and(move |request| may_be_old(request) && watch.matches(request))
+}
+
+/// Returns whether the apiserver may answer the request with a list from its cache, which may be old.
+fn may_be_old(request: &ApiRequest) -> bool {
+    request.verb == Verb::Watch
+        && request.query.contains("sendInitialEvents=true")
+        && request.query.split('&').any(|it| it == "resourceVersion=0")
+}
+
+/// Returns the names of the watches whose lists may be old.
+pub fn with_old_lists(bed: &Bed, proxy: &Proxy) -> BTreeSet<String> {
+    let requests = proxy.requests();
+    let lists = requests.iter().filter(|it| may_be_old(&it.request));
+    lists
+        .map(|it| watch_name(&it.request, &bed.namespace))
+        .collect()
+}
