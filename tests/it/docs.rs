@@ -147,7 +147,7 @@ fn every_named_path_exists() {
             let exists = if is_local && !named.contains([' ', '*', ':']) && !named.contains("KIND")
             {
                 root().join(named).exists()
-            } else if !is_local && named.ends_with(".rs") {
+            } else if !is_local && Path::new(named).extension().is_some_and(|it| it == "rs") {
                 sources.iter().any(|source| source.ends_with(named))
             } else {
                 true

@@ -434,7 +434,7 @@ async fn play<'a>(
         Some(Fault::StaleStandby(_))
     );
     let (mut proxies, mut files) = (Vec::new(), Vec::new());
-    for _ in 0..1 + usize::from(fails_over) {
+    for _ in 0..=usize::from(fails_over) {
         let (proxy, file) = bed.through_proxy().await;
         proxies.push(proxy);
         files.push(file);

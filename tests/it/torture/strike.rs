@@ -50,7 +50,7 @@ enum Means {
         aws: Aws,
         fault: aws::Fault,
     },
-    Stale(StaleWatch),
+    Stale(Box<StaleWatch>),
 }
 
 impl Strike {
@@ -69,7 +69,9 @@ impl Strike {
             (Place::Watch(watch, step), _) => {
                 // The last replica is the standby, if there is one.
                 let proxy = &proxies[proxies.len() - 1];
-                Means::Stale(StaleWatch::new(case.fault, watch, *step, bed, proxy))
+                Means::Stale(Box::new(StaleWatch::new(
+                    case.fault, watch, *step, bed, proxy,
+                )))
             }
         });
         Self {
