@@ -147,7 +147,7 @@ fn main() -> ExitCode {
 
 impl Campaign {
     fn setting(&self, case: Option<&Case>) -> Setting<'_> {
-        let name = case.map_or("reference".into(), |case| case.to_string());
+        let name = case.map_or("reference".into(), ToString::to_string);
         let log = self.failed.join(format!("{}.log", name.replace('/', "_")));
         Setting {
             active: &self.active,
@@ -226,7 +226,7 @@ impl Campaign {
                         let began = Instant::now();
                         let result =
                             block_on(run(case.clone(), reference, &self.setting(Some(&case))));
-                        self.progress.finish(case, &result, began.elapsed());
+                        self.progress.finish(&case, &result, began.elapsed());
                     }
                 });
             }

@@ -53,7 +53,7 @@ impl Progress {
     }
 
     /// Records a result and prints it, with the command that replays a failure.
-    pub fn finish(&self, case: Case, result: &Result<Report, String>, took: Duration) {
+    pub fn finish(&self, case: &Case, result: &Result<Report, String>, took: Duration) {
         let outcome = match result {
             Ok(report) if report.struck => Outcome::Held,
             Ok(_) => Outcome::Unreached,
