@@ -30,7 +30,7 @@ use self::line::Line;
 /// The rows, in the order of the table.
 #[rustfmt::skip] // related rows share a line
 const ROWS: [&str; 17] = [
-    "latency", "hang", "costly", "appear", "memory", "failover", "slow", "cpu", "start",
+    "latency", "hang", "expensive_paths", "appear", "memory", "failover", "slow", "cpu", "start",
     "copies", "crowd",
     "burst", "alone", "still",
     "sets", "rules",
@@ -75,7 +75,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
         match row {
             "latency" => rows::latency::latency(program).await,
             "hang" => rows::latency::hang(program).await,
-            "costly" => rows::costly::costly(program).await,
+            "expensive_paths" => rows::expensive_paths::expensive_paths(program).await,
             "appear" => rows::appear::appear(program).await,
             "memory" => rows::load::memory(program).await,
             "failover" => rows::replicas::failover(program).await,

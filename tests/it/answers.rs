@@ -442,15 +442,15 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
     bed.deployment("web", 0).await;
     bed.track("it", "Deployment", "web", "replicas", "chat")
         .await;
-    let mut expected_reasons = vec![("Created".to_owned(), "0".to_owned())];
-    let delivered = async |expected_reasons: &[(String, String)]| {
-        let expected_reasons: Vec<_> = expected_reasons
+    let mut expected = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |expected: &[(String, String)]| {
+        let expected: Vec<_> = expected
             .iter()
             .map(|(action, value)| (action.as_str(), Some(value.as_str())))
             .collect();
-        bed.delivered("it", &expected_reasons).await
+        bed.delivered("it", &expected).await
     };
-    delivered(&expected_reasons).await;
+    delivered(&expected).await;
     let faults = [
         (
             "bad JSON",
@@ -482,14 +482,14 @@ async fn invalid_answers_of_the_bot_api_are_retried() {
         assert!(waiting.contains(message), "{what}: {waiting}");
         assert!(waiting.len() < 600, "{what}: {} bytes", waiting.len());
         telegram.heal();
-        expected_reasons.push(("Updated".into(), replicas.to_string()));
-        delivered(&expected_reasons).await;
+        expected.push(("Updated".into(), replicas.to_string()));
+        delivered(&expected).await;
         bed.waiting("it", "").await;
         bed.ready("chat").await;
     }
     assert_eq!(
         telegram.messages().len(),
-        1 + expected_reasons.len(),
+        1 + expected.len(),
         "each message arrives once"
     );
 }

@@ -103,8 +103,8 @@ async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespac
                 .map(|status| &*status.conditions)
                 .unwrap_or_default();
             conditions.first().is_some_and(|ready| {
-                ready.message.contains(FLAG) && ready.message.contains("OutOfScope")
-                    || ready.reason == "OutOfScope"
+                ready.reason == "OutOfScope"
+                    || (ready.message.contains(FLAG) && ready.message.contains("OutOfScope"))
             })
         };
         bed.until(name, "reads OutOfScope", reads).await;

@@ -3,7 +3,7 @@
 pub mod appear;
 pub mod apps;
 pub mod copies;
-pub mod costly;
+pub mod expensive_paths;
 pub mod growth;
 pub mod latency;
 pub mod load;

@@ -281,7 +281,7 @@ impl Names {
     /// Records whether `name` has public addresses only.
     pub(crate) fn set_public(&self, name: &str, public: bool) {
         let known = &mut self.state().public;
-        if known.len() >= MAX_PUBLIC_NAMES {
+        if known.len() >= MAX_PUBLIC_NAMES && !known.contains_key(name) {
             known.clear();
         }
         known.insert(name.to_owned(), public);

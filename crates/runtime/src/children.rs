@@ -1,4 +1,4 @@
-//! Objects that controllers create in the cluster: one algorithm for every kind of child.
+//! One algorithm creates and corrects the children of every kind.
 //!
 //! A missing child is created, which cannot overwrite an existing object. For an existing child the operator determines
 //! the ownership first, and then takes the action that the pure [`DesiredChild::plan`] returns: it applies the child

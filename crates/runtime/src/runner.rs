@@ -99,7 +99,8 @@ fn api_status<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a St
 
 /// Returns whether the apiserver failed, rather than an admission or conversion webhook.
 fn is_server_error(status: &Status) -> bool {
-    status.code >= 500 && !status.message.contains("webhook")
+    let of_webhook = ["failed calling webhook", "conversion webhook"];
+    status.code >= 500 && !of_webhook.iter().any(|it| status.message.contains(it))
 }
 
 /// Time over which all objects are retried after an outage, however many there are: with the delay until a probe

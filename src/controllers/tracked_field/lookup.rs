@@ -7,12 +7,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use qm_api::tracked_field::ChangedBy;
 use qm_notify::history::{Details, ObservedField, ObservedValue};
 use qm_runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use qm_runtime::raw_object::{MAX_DECODED, RawObject, TooLarge};
+use qm_runtime::tasks;
 use serde_json::Value;
+use tracing::warn;
 
 use super::field::cost::{Cost, Sizes};
 use super::field::{FieldSelector, Selectors};
@@ -62,7 +65,7 @@ impl fmt::Display for Estimate {
         match self.0 {
             Some(nodes) => write!(
                 f,
-                "looking the field up takes about {} steps in this object",
+                "the lookup takes about {} steps in this object",
                 grouped(nodes)
             )?,
             None => f.write_str(
@@ -164,29 +167,39 @@ impl Lookups {
     }
 
     /// Decodes the object and looks up the fields.
-    pub(super) fn run(self, object: &RawObject, mode: LookupMode) -> LookupResults {
-        let Self {
-            fields,
-            requested,
-            known,
-        } = self;
+    pub(super) fn run(&self, object: &RawObject, mode: LookupMode) -> LookupResults {
         let whole = decoded(object)?;
-        let fields = look_up(&whole, fields, |field| requested.contains(field), mode);
-        let is_new = |field: &FieldSelector, known: Option<ObservedValue>| match fields.get(field) {
+        let is_requested = |field: &FieldSelector| self.requested.contains(field);
+        let fields = look_up(&whole, self.fields.clone(), is_requested, mode);
+        let is_new = |field: &FieldSelector, known: Option<&ObservedValue>| match fields.get(field)
+        {
             Some(Lookup::Found(ObservedValue::Missing)) | None => false,
-            Some(Lookup::Found(value)) => known.as_ref() != Some(value),
+            Some(Lookup::Found(value)) => known != Some(value),
             Some(_) => false,
         };
-        let changed_by = known
-            .into_iter()
+        let changed_by = self
+            .known
+            .iter()
             .filter_map(|(field, known)| {
-                let changed_by = is_new(&field, known)
+                let changed_by = is_new(field, known.as_ref())
                     .then(|| field.changed_by(&whole))
                     .flatten()?;
-                Some((field, Box::new(changed_by)))
+                Some((field.clone(), Box::new(changed_by)))
             })
             .collect();
         Ok(FoundFields { fields, changed_by })
+    }
+
+    /// Returns the results of `run`. If it panics, defers every lookup until a read: a panic fails a read for one
+    /// `TrackedField` alone, and a watch for all of them.
+    pub(super) fn or_deferred(self, run: impl FnOnce(&Self) -> LookupResults) -> LookupResults {
+        catch_unwind(AssertUnwindSafe(|| run(&self))).unwrap_or_else(|panic| {
+            warn!(
+                panic = tasks::panic_message(&*panic),
+                "lookups in a watched object panicked; will read it again"
+            );
+            self.deferred()
+        })
     }
 
     /// Defers every lookup until a read.

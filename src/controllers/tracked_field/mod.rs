@@ -418,9 +418,9 @@ impl<T: Transport> TrackedFields<T> {
     async fn run(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
         let (key, object) = (cx.key.clone(), Arc::clone(&cx.object));
         if let Err(message) = object.spec.check_size() {
-            // The history stays unchanged.
+            // The history stays unchanged. An outcome that it lacks is given up, because others wait for it.
             self.targets.unfollow(&key);
-            self.outbox.dequeue(&key, false);
+            self.outbox.dequeue(&key, true);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));
         }
         // Each observed change wakes the object: a rejected write must not be repeated that often.

@@ -550,7 +550,8 @@ impl Tracker {
         let lookups = state.lookups(&event.target);
         drop(state);
         // Decode and look up without the lock, because everything else waits for it.
-        let looked_up = exists.then(|| lookups.run(&event.object, LookupMode::Inline));
+        let looked_up = exists
+            .then(|| lookups.or_deferred(|lookups| lookups.run(&event.object, LookupMode::Inline)));
         self.apply_event(&event, looked_up.as_ref());
     }
 
@@ -632,7 +633,9 @@ impl Tracker {
         let fallback = lookups.clone();
         let job = {
             let event = Arc::clone(event);
-            move || lookups.run(&event.object, LookupMode::Background)
+            move || {
+                lookups.or_deferred(|lookups| lookups.run(&event.object, LookupMode::Background))
+            }
         };
         let looked_up = match self.background.acquire().await {
             Ok(permit) => permit.run(job).await,

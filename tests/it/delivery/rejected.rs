@@ -329,12 +329,12 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
     );
 
     receiver.behave();
-    let rejected = |field: &TrackedField| {
+    let delivered = |field: &TrackedField| {
         field.history().unwrap()[1..]
             .iter()
             .all(|e| is(e, Delivery::Delivered))
     };
-    bed.until("it", "the rest arrives", rejected).await;
+    bed.until("it", "the rest arrives", delivered).await;
     assert_eq!(tests(&receiver).len(), 2);
 }
 
@@ -474,13 +474,13 @@ async fn rejected_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         .count();
     assert!(refused > 0, "there was no digest");
     bed.until("hook", "is as before", |after: &ContactPoint| {
-        let rejected = |point: &ContactPoint| {
+        let readiness = |point: &ContactPoint| {
             point
                 .status
                 .clone()
                 .map(|status| (status.ready, status.conditions))
         };
-        rejected(after) == rejected(&before)
+        readiness(after) == readiness(&before)
     })
     .await;
 }
@@ -506,14 +506,14 @@ async fn contact_point_stays_ready_while_single_messages_are_rejected() {
     };
     bed.until("it", "fails", failed).await;
     bed.scale("web", 1).await;
-    let rejected = |field: &TrackedField| {
+    let delivered = |field: &TrackedField| {
         field
             .history()
             .unwrap()
             .iter()
             .any(|entry| is(entry, Delivery::Delivered))
     };
-    bed.until("it", "continues", rejected).await;
+    bed.until("it", "continues", delivered).await;
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
     assert_eq!(conditions(&after), conditions(&before));
@@ -569,7 +569,6 @@ async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     bed.point("topic", spec).await;
     bed.ready("topic").await;
     bed.deployment("web", 1).await;
-    let mut rejected = vec![];
     for (round, (chat, description)) in [
         (forum().with_closed_topic(3), "TOPIC_CLOSED"),
         (forum(), "message thread not found"),
@@ -587,7 +586,6 @@ async fn closed_topic_stops_the_contact_point_and_keeps_the_entries() {
         telegram.add_chat(forum().with_topic(3));
         bed.delivered(&name, &[("Created", Some("1"))]).await;
         bed.ready("topic").await;
-        rejected.push(name);
     }
     assert!(
         telegram

@@ -262,10 +262,10 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
             .all(|condition| condition.type_ != "OutcomesRecorded")
     })
     .await;
-    let recorded = of(&receiver, "refused");
+    let sent = of(&receiver, "refused");
     assert!(
-        recorded.iter().filter(|value| *value == "1").count() <= 2,
-        "{recorded:?}"
+        sent.iter().filter(|value| *value == "1").count() <= 2,
+        "{sent:?}"
     );
 }
 

@@ -9,9 +9,10 @@ use quartermaster::cli::{Cli, Timings};
 use super::{page, pages, prose, row};
 
 /// Flags of other programs (helm, kubectl, velero, the apiserver, the bench) that pages name without their command.
-const OF_OTHERS: [&str; 12] = [
+const OF_OTHERS: [&str; 13] = [
     "cluster-cidr",
     "create-namespace",
+    "feature-gates",
     "force-conflicts",
     "from-literal",
     "overwrite",

@@ -18,7 +18,7 @@ use super::kills::seeded;
 use super::ledger::Ledger;
 use super::replicas::candidate;
 use super::{CAUGHT_UP, assert_order, bed_without_controllers};
-use crate::support::{Bed, Operator};
+use crate::support::{Bed, Operator, SOON};
 
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
@@ -85,7 +85,7 @@ async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
         for life in 1..=KILLS {
             let standby = Replica::start(&bed, life).await;
             if life == KILLS / 2 {
-                refuse_outcomes(&leader.proxy);
+                refuse_outcomes(&leader.proxy).await;
             }
             disturb(&standby.proxy, &mut stale).await;
             leader.operator.kill();
@@ -163,17 +163,15 @@ async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.behave();
 }
 
-/// Rejects the leader's status writes of one object for a while.
-fn refuse_outcomes(proxy: &Proxy) {
+/// Rejects some status writes of one object by the leader, and waits for the first.
+async fn refuse_outcomes(proxy: &Proxy) {
     let writes = Match::verb(Verb::Patch)
         .resource("trackedfields")
         .subresource("status")
         .name(REFUSED);
-    proxy.inject(
-        writes,
-        Times::First(REFUSALS),
-        Fault::status(StatusCode::FORBIDDEN),
-    );
+    let rejection = Fault::status(StatusCode::FORBIDDEN);
+    let order = proxy.inject(writes, Times::First(REFUSALS), rejection);
+    order.wait_for_hits(1, SOON).await.unwrap();
 }
 
 /// Cuts the standby's watch of the targets for some seconds, answers it with 410, or lets it show stale state.

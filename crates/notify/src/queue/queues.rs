@@ -98,7 +98,7 @@ pub(crate) enum QueueStep {
 enum Choice {
     Send(Batch),
     Wait(Option<Instant>),
-    /// Entries wait, but since the last accepted message the receiver has rejected an entry of each `TrackedField`.
+    /// Entries wait, but since the last accepted message the receiver has refused an entry of each `TrackedField`.
     NoneLeft,
 }
 

@@ -13,7 +13,7 @@ pub(super) const MAX_REJECTED_WRITES: u32 = 5;
 /// Rejected writes since the last accepted one.
 pub(super) struct RejectedWrites {
     count: u32,
-    /// Status code of the last rejection.
+    /// Status code of the last rejection; 504 also if the apiserver did not answer.
     code: u16,
     /// First message with that code; a new message alone is not reported again.
     message: String,

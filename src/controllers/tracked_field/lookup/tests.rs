@@ -278,11 +278,23 @@ fn estimate_has_two_digits() {
     assert_eq!(of(u64::MAX), u64::MAX);
     let message = Estimate::of(11_000_001).to_string();
     assert!(
-        message.starts_with("looking the field up takes about 12,000,000 steps in this object; "),
+        message.starts_with("the lookup takes about 12,000,000 steps in this object; "),
         "{message}"
     );
     assert!(
         message.contains("may take 2,000,000: write names"),
         "{message}"
     );
+}
+
+#[test]
+fn lookups_that_panic_in_a_watched_object_are_deferred_until_a_read() {
+    let selectors = Selectors {
+        field: field("replicas"),
+        context: Vec::new(),
+    };
+    let mut lookups = Lookups::default();
+    lookups.add(&selectors, None, true);
+    let found = lookups.or_deferred(|_| panic!("boom")).unwrap();
+    assert_eq!(found.of(&selectors), Some(Lookup::Deferred));
 }

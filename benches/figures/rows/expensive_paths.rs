@@ -30,7 +30,7 @@ const ORDINARY: usize = 100;
 const CHANGES: usize = 2_000;
 
 /// Measures ordinary changes while an annotation of the huge Deployment changes once a second.
-pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
+pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, ORDINARY).await?;
     hostile(&stage).await;
     let operator = stage.operator(ORDINARY).await?;
@@ -66,6 +66,10 @@ pub async fn costly(program: PathBuf) -> Result<Vec<Line>> {
     let changing = tokio::spawn(changing(Arc::clone(&stage)));
     let changes = stage.paced(ORDINARY, RATE, CHANGES).await;
     let sample = stage.latencies(&changes, Sender::Operator).await?;
+    ensure!(
+        !changing.is_finished(),
+        "the huge Deployment no longer changes"
+    );
     changing.abort();
     let alive = operator.probe("livez").await?.0 == 200;
     let kept = alive && leaders(&stage).await? == before;
