@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use testbed::Options;
 use testbed::process::Folder;
+use testbed::wait::until;
 use tokio::process::Command;
 
-use crate::support::Bed;
+use crate::support::{Bed, SOON};
 
 /// The Go module that has OLM's CRDs.
 const MODULE: &str = "github.com/operator-framework/api@v0.9.1";
@@ -38,8 +39,13 @@ async fn apiserver_accepts_the_bundle_with_the_schema_of_olm() {
     let crd = crd_of_olm().await;
     bed.kubectl(&["create", "-f", crd.to_str().unwrap()]).await;
     let name = format!("crd/{KIND}");
-    bed.kubectl(&["wait", "--for=condition=Established", &name, "--timeout=1m"])
-        .await;
+    // kubectl fails while the CRD has no conditions.
+    until("the CRD is established", SOON, async || {
+        let wait = ["wait", "--for=condition=Established", &name];
+        bed.plane.run_kubectl(&wait, "").await.map(Some)
+    })
+    .await
+    .unwrap();
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("bundle/manifests");
     let mut services = 0;
     for file in fs::read_dir(manifests)

@@ -194,45 +194,31 @@ async fn nothing_leaves_while_the_kind_is_not_served() {
     let widgets = Widgets::new(&bed);
     widgets.serve(&bed).await;
     widgets.grant(&bed).await;
-    for name in ["one", "two"] {
-        widgets.put_text(&bed, name, r#"{"size":1}"#).await;
-    }
+    widgets.put_text(&bed, "one", r#"{"size":1}"#).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let target = json!({
         "kind": "Widget", "apiVersion": format!("{}/v1", widgets.group), "resource": "widgets",
     });
-    let set_of = |name: &str| {
-        let names = json!({ "target": { "names": { "include": [name] } } });
-        let mut spec = replicas(json!({ "target": target, "fields": ["{.spec.size}"] }));
-        super::merge(&mut spec["spec"], names);
-        spec
-    };
-    let sets = [("stays", "one"), ("leaves", "two")];
-    for (set, name) in sets {
-        bed.set(set, set_of(name)).await;
-        bed.child_history(set, name, is_quiet).await;
-        bed.set_reads(set, "Ready").await;
-    }
-    let before = bed.children("stays").await;
+    let spec = json!({ "target": target, "fields": ["{.spec.size}"] });
+    bed.set("all", replicas(spec)).await;
+    bed.child_history("all", "one", is_quiet).await;
+    bed.set_reads("all", "Ready").await;
+    let before = bed.children("all").await;
 
     widgets.end(&bed).await;
-    let keep_none = json!({ "spec": { "keepSeconds": 0 } });
-    bed.patch::<TrackedFieldSet>("leaves", keep_none).await;
-    for (set, name) in sets {
-        bed.set_reads(set, "ResourceMismatch").await;
-        bed.children_of(set, &[name]).await;
-    }
+    bed.set_reads("all", "ResourceMismatch").await;
+    let now = bed.children_of("all", &["one"]).await;
+    assert_eq!(now["one"].uid(), before["one"].uid());
     widgets.serve(&bed).await;
     widgets.put_text(&bed, "one", r#"{"size":2}"#).await;
-    bed.set_reads("stays", "Ready").await;
+    bed.set_reads("all", "Ready").await;
     let is_seen = |history: &[Entry]| {
         let last = history.last().and_then(|last| last.value.as_deref());
         last == Some("2")
     };
-    bed.child_history("stays", "one", is_seen).await;
-    let now = bed.children_of("stays", &["one"]).await;
+    bed.child_history("all", "one", is_seen).await;
+    let now = bed.children_of("all", &["one"]).await;
     assert_eq!(now["one"].uid(), before["one"].uid(), "the child goes on");
-    bed.children_of("leaves", &[]).await;
 }
 
 #[tokio::test]
