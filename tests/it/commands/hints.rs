@@ -59,7 +59,7 @@ async fn printed_commands_are_for_the_same_cluster() {
         json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     bed.patch::<ConfigMapSync>("settings", both).await;
     let way = [
-        "--timeout=20s",
+        "--timeout=2m",
         "--stalled-after=1s",
         "--leader-election-id=nobody",
     ];
