@@ -80,7 +80,7 @@ pub enum Error {
     /// A request failed.
     #[error("{problem}: {}", message(source))]
     Api {
-        /// What failed, such as `Deployment shop/web could not be read or written`.
+        /// Operation that failed, such as `Deployment shop/web could not be read or written`.
         problem: String,
         /// Cause of the failure.
         source: kube::Error,

@@ -63,7 +63,7 @@ pub enum Fault {
     StaleStandby(Staleness),
 }
 
-/// What a fault strikes.
+/// Kind of place that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// A write to the apiserver.

@@ -133,7 +133,7 @@ impl StaleWatch {
                 order.take_back();
                 self.expire();
             }
-            // What the watch holds is lost.
+            // The proxy drops the events that it has held back.
             Staleness::Expired | Staleness::Gap => self.expire(),
             _ => {}
         }
