@@ -168,7 +168,7 @@ async fn path_through_a_large_object_ends_with_the_newest_value() {
             .await;
         bed.delivered(name, &[("Created", Some("nginx:1"))]).await;
     }
-    for version in 2..=20 {
+    for version in 2..=8 {
         let container = json!({ "name": "web", "image": format!("nginx:{version}") });
         let patch = json!({ "spec": { "template": { "spec": { "containers": [container] } } } });
         let (api, params) = (bed.api::<Deployment>(), PatchParams::default());
@@ -180,7 +180,7 @@ async fn path_through_a_large_object_ends_with_the_newest_value() {
         let newest = until(
             format!("{name} ends with the newest value"),
             SOON,
-            async || bed.history_with_last(name, "nginx:20").await.map(Some),
+            async || bed.history_with_last(name, "nginx:8").await.map(Some),
         );
         newest.await.unwrap();
     }

@@ -160,6 +160,8 @@ async fn operator_writes_nothing_at_rest() {
     app(&bed, "off", json!({ "size": 0, "image": "i" })).await;
     for name in ["web", "scaled", "off"] {
         ready(&bed, name).await;
+    }
+    for name in ["web", "scaled", "off", "suspended"] {
         reconciled(&bed, name).await;
     }
     assert!(
