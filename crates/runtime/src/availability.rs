@@ -2,7 +2,8 @@
 //! detect its end, so that failed reconciles need not wait for a backoff that grew during the outage.
 //!
 //! An apiserver that stores nothing (etcd is out of space) still answers these requests. Failed writes reveal this
-//! outage, and the first successful write ends it: until then each controller retries one object every few seconds.
+//! outage of writes, and the first successful write ends the outage: until then each controller retries one object
+//! every few seconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,8 @@ use tracing::{info, warn};
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
 /// Timeout of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Paths of the probes. `/readyz` covers etcd but is exempt from priority and fairness; `/version` is not exempt.
+/// Paths of the probes. `/readyz` covers etcd but bypasses API Priority and Fairness, so only `/version` shows an
+/// overload.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
 
 /// Number of reconciles with failed writes, without a successful write between them, that count as an outage.
@@ -26,7 +28,7 @@ const FAILED_WRITES: u32 = 3;
 /// Longest `Retry-After` that the operator honours.
 const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 
-/// Returns the pause for a `Retry-After` of this many seconds.
+/// Returns the pause for a `Retry-After` of this many seconds, at most an hour.
 pub fn pause(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER)
 }
@@ -38,7 +40,7 @@ pub struct Availability(Arc<AvailabilityState>);
 #[derive(Default)]
 struct AvailabilityState {
     suspected: Notify,
-    /// True if an outage is confirmed and has not ended.
+    /// True if the apiserver did not answer a probe and has answered none since.
     out: AtomicBool,
     /// True if the last write got a 5xx.
     last_write_failed: AtomicBool,
@@ -46,7 +48,7 @@ struct AvailabilityState {
     failed_writes: AtomicU32,
     /// True if the apiserver answers reads and stores no write.
     stores_nothing: AtomicBool,
-    /// Number of outages that have ended.
+    /// Number of outages that have ended, with and without answers to reads.
     ended_outages: watch::Sender<u64>,
     /// End of the last pause that the apiserver asked for.
     paused: Mutex<Option<Instant>>,
@@ -107,8 +109,8 @@ impl Availability {
         self.0.ended_outages.subscribe()
     }
 
-    /// Returns whether an outage is confirmed and not over. Until then even rejections do not count: a starting
-    /// apiserver answers before it has loaded RBAC.
+    /// Returns whether the apiserver answers no probes. Meanwhile callers must not trust even a rejection: a starting
+    /// apiserver answers before it has loaded RBAC. An outage of writes alone does not count.
     pub fn is_in_outage(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
@@ -152,7 +154,8 @@ impl Availability {
                     "apiserver stores no writes; will retry one object at a time until a write succeeds"
                 );
             }
-            // Requests that fail for another reason, such as an admission webhook, keep raising the suspicion.
+            // The pause limits the probes: requests that fail for another reason, such as an admission webhook, raise
+            // the suspicion again and again.
             sleep(PROBE_PERIOD).await;
         }
     }

@@ -51,7 +51,7 @@ pub struct Backoffs<K> {
 }
 
 impl<K: Clone + Eq + Hash> Backoffs<K> {
-    /// Creates a set without backoffs.
+    /// Creates an empty set; each key starts a backoff of this policy at its first failure.
     pub fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,

@@ -28,7 +28,8 @@ pub struct Cache<K: Kind + Clone + 'static> {
     sync: SyncState,
     probes: Probes,
     state: watch::Sender<KindState>,
-    /// Number of the relist that is complete, as far as the apiserver allows lists.
+    /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
+    /// apiserver denies counts as complete.
     synced_relist: watch::Sender<Option<u64>>,
 }
 
@@ -147,8 +148,8 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     }
 }
 
-/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations of
-/// a child, and other programs' annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep
+/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations
+/// of a child, and other programs' annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep
 /// their names only. If the finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the
 /// result. Equal values of several objects become shared copies.
 pub fn strip<K: Kind>(object: &mut K) {

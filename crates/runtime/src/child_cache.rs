@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
-/// Maximum number of deleted children that the cache remembers until they are created again.
+/// Maximum number of deleted children that the cache remembers until they are created again. Beyond that, the cache
+/// forgets all of them.
 const MAX_EXTERNAL_DELETIONS: usize = 10_000;
 
 /// Cache of the children of one kind.
@@ -40,7 +41,8 @@ struct CacheState<S> {
 struct CacheEntry<S> {
     known: KnownChild<S>,
     confirmed: Option<Confirmed>,
-    /// Time from which [`ChildCache::trusted`] requires a read; the first call sets this time.
+    /// Time from which [`ChildCache::trusted`] requires a read. The first call of that function sets the time;
+    /// [`ChildCache::delete`] sets it to now.
     read_due: Option<Instant>,
 }
 
@@ -49,7 +51,7 @@ struct CacheEntry<S> {
 struct PendingRead {
     /// Number of requests in flight.
     count: usize,
-    /// UIDs that the watch showed as deleted meanwhile.
+    /// UIDs of objects that the watch showed as deleted, or without the ownership label, meanwhile.
     deleted: Vec<String>,
     /// True if a watch showed the child meanwhile.
     shown: bool,
@@ -201,7 +203,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             .collect()
     }
 
-    /// Returns all children that satisfy the predicate.
+    /// Returns the cached state of all children that satisfy the predicate.
     pub fn collect(
         &self,
         is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
@@ -231,7 +233,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.absent.insert(key.clone());
     }
 
-    /// Forgets a child that no owner needs any more.
+    /// Forgets what reads and deletions showed about a child that no owner needs any more. The cached state stays until
+    /// the watch shows the deletion.
     pub fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
         state.absent.remove(key);
@@ -389,8 +392,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.remove(key)?.known.owner
     }
 
-    /// Records that the watch showed a version of an object without the ownership label. Returns the owner of the child, if
-    /// the object was a known one.
+    /// Records that the watch showed a version of an object without the ownership label. Returns the owner of the
+    /// child, if the object was a known one.
     pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
         let is_known = {
             let mut state = self.state();
@@ -438,7 +441,7 @@ impl<S> CacheState<S> {
         if self.take_deleting(key, uid) {
             return;
         }
-        // Only an Event depends on this set.
+        // Only an Event depends on this set, so it may lose entries.
         if self.external_deletions.len() >= MAX_EXTERNAL_DELETIONS {
             self.external_deletions.clear();
         }

@@ -99,8 +99,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.cache.count(|child| is_owned(cx, child))
     }
 
-    /// Returns the cached child of this name, if its owner is the context's object, or an earlier object with the name of
-    /// the context's object that no longer exists.
+    /// Returns the cached child of this name, if its owner is the context's object, or an earlier object with the name
+    /// of the context's object that no longer exists.
     pub fn owned<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -123,8 +123,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 
     /// Applies `desired` server-side as a child of the context's object.
     ///
-    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit, which then wakes the
-    /// owner.
+    /// After a restart, the write of a child that is not confirmed yet may wait for the rate limit, which then wakes
+    /// the owner.
     ///
     /// # Errors
     /// The errors of [`Children::ensure`], and [`Error::Terminating`] while the child is being deleted.
@@ -138,8 +138,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         unless_terminating(&applied, self.ensure(cx, &applied).await?)
     }
 
-    /// Applies `desired` as [`Children::apply`] does, and creates a child that no watch shows without a read. The caller has
-    /// [confirmed](Context::confirm_owner) the owner: the child may be missing because it was deleted with its owner.
+    /// Applies `desired` as [`Children::apply`] does, except that a child that the watch has not shown is created
+    /// without a read. The caller has [confirmed](Context::confirm_owner) the owner: the child may be missing because
+    /// it was deleted with its owner.
     ///
     /// # Errors
     /// The errors of [`Children::apply`].
@@ -341,8 +342,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Err(Error::Terminating(title::<K>(key)))
     }
 
-    /// Fails if the apiserver would reject the replacement of a child, so that the child stays. Ignores a quota, because the
-    /// quota still counts the child.
+    /// Fails if the apiserver would reject the replacement of a child, so that the child stays. Ignores a quota,
+    /// because the quota still counts the child.
     async fn check_replacement(
         &self,
         api: &Api<BoundedObject<K>>,

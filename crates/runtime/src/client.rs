@@ -78,8 +78,8 @@ pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
 ///   the request.
 /// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
 ///   create can meet its own `AlreadyExists`. Callers back off and compute the request again instead.
-/// - A response must begin within `api_timeout`, and a connection on which nothing is read for longer than
-///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
+/// - A response must begin within `api_timeout`. The client closes a connection on which it reads nothing for 15 s
+///   longer than `watch_timeout`, so a watch must ask the server for a `timeoutSeconds` of at most `watch_timeout`.
 /// - `availability` records how each request ended.
 /// - A list's `limit` is the maximum number of objects in a page, see [`pages::bounded`].
 ///
@@ -161,7 +161,7 @@ fn build(config: Config, program: &Program, gate: &RequestGate) -> kube::Result<
         .build())
 }
 
-/// Closes a connection on which no data arrives for `time`.
+/// Limits the time in which a connection opens, and the time without progress of a read or write, to `time`.
 fn with_read_timeout(mut config: Config, time: Duration) -> Config {
     config.connect_timeout = Some(time);
     config.read_timeout = Some(time);

@@ -248,7 +248,8 @@ impl<K: ReconciledKind> Context<K> {
     /// Sets annotations of the object, or removes those without a value, unless the object already has these values.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object has changed since or no longer exists.
+    /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the write failed. [`Error::is_stale`] is also
+    /// true for the 409 of an object that has changed since.
     pub async fn annotate(&mut self, annotations: &[(&str, Option<&str>)]) -> Result<()> {
         if self.try_annotate(annotations).await? {
             return Ok(());
@@ -279,7 +280,7 @@ impl<K: ReconciledKind> Context<K> {
     /// Adds the kind's finalizer. Call this before creating anything that must be deleted before the object.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object has changed since.
+    /// [`Error::Api`] if the write failed, such as with 409 when the object has changed since.
     pub async fn add_finalizer(&mut self) -> Result<()> {
         let Some(finalizer) = K::FINALIZER else {
             return Ok(());
@@ -294,7 +295,8 @@ impl<K: ReconciledKind> Context<K> {
     /// Reads the object again after another writer has changed its status.
     ///
     /// # Errors
-    /// [`Error::Stale`] if more than the status has changed: the next reconcile handles that change.
+    /// [`Error::Stale`] if the spec or the reconcile request has changed, or another object has the name: the next
+    /// reconcile handles that change. [`Error::Api`] if the read failed.
     pub async fn reread(&mut self) -> Result<()> {
         let read = self.api().get(&self.key.name).await;
         let mut newest = read.map_err(Error::api("the object could not be read again"))?;
@@ -314,7 +316,7 @@ impl<K: ReconciledKind> Context<K> {
     /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object has changed since or no longer exists.
+    /// The errors of [`Context::annotate`].
     pub async fn write_status(&mut self) -> Result<()> {
         if self.is_written() {
             return Ok(());
@@ -360,7 +362,8 @@ pub(super) struct StatusUpdate<K: ReconciledKind> {
     outcome: Outcome,
     /// True if the failure is logged elsewhere.
     is_logged: bool,
-    /// True if the reconcile failed: its retry writes a status anyway, so a failed write needs no retry of its own.
+    /// True if the reconcile failed and is retried soon: the retry writes a status anyway, so a failed write needs no
+    /// retry of its own.
     is_retried: bool,
 }
 

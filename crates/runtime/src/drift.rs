@@ -108,7 +108,7 @@ impl Drift {
         }
     }
 
-    /// Disables the backoff of corrections.
+    /// Disables contests and the backoff of corrections.
     #[must_use]
     pub(crate) fn without_backoff(self) -> Self {
         Self {

@@ -39,7 +39,7 @@ pub struct Probes(Arc<Mutex<ProbeState>>);
 struct ProbeState {
     kinds: BTreeMap<&'static str, KindState>,
     loops: Vec<Loop>,
-    /// Steps are numbered in the order in which they began.
+    /// Number of the next step of any loop: steps are numbered in the order in which they begin.
     next_step: u64,
 }
 

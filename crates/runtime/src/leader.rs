@@ -49,7 +49,7 @@ pub fn identity(pod: Option<&str>, program: &str) -> String {
 /// Reason why the leadership ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LeadershipEnd<T> {
-    /// The work has finished, and the lease was released.
+    /// The work has finished. The lease was released, or expires soon if the apiserver did not answer.
     Finished(T),
     /// The lease was lost and the work dropped. The process must exit: requests in flight may still arrive.
     Lost,
@@ -335,7 +335,7 @@ impl LeaderElector {
     }
 
     /// Returns the time at which this candidate sent the unconfirmed write, if the lease shows that the write was
-    /// applied. Returns `None` for a write of long ago, which the caller repeats.
+    /// applied. Returns `None` if at least half of the renew deadline has passed since: the caller then writes again.
     fn applied(&self, known: &KnownLease, lease: &Lease) -> Option<Instant> {
         let unconfirmed = known
             .unconfirmed

@@ -39,7 +39,7 @@ use super::watch::{
 use super::{WatchScope, client, cluster, drain, pages, signals};
 use crate::settings::{RuntimeTimings, Settings};
 
-/// Most concurrent reconciles of one controller.
+/// Maximum number of concurrent reconciles of one controller.
 const MAX_CONCURRENT_RECONCILES: u16 = 16;
 
 /// A namespace, of which only the metadata is watched.
@@ -108,7 +108,8 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
 #[derive(Clone)]
 pub struct CacheStatus {
     state: watch::Receiver<KindState>,
-    /// Number of the relist that is complete, as far as the apiserver allows lists.
+    /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
+    /// apiserver denies counts as complete.
     synced_relist: watch::Receiver<Option<u64>>,
     /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
     /// the changes of the previous leader: a replica that begins to lead lists every kind again.

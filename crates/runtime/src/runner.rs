@@ -122,7 +122,7 @@ type TriggerKey = (Option<i64>, Option<String>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReconcileLimits {
-    /// Most concurrent reconciles.
+    /// Maximum number of concurrent reconciles.
     pub concurrency: u16,
     pub timeout: Duration,
     /// Delays after failures.
@@ -301,7 +301,8 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         (at, self.last_position)
     }
 
-    /// Returns the position of a new write of a status, which waits for reconciles for `max_delay` at most.
+    /// Returns the position of a new write of a status. The write waits for reconciles for `max_delay` at most or, with
+    /// a minimum time between two writes, for the rest of that time.
     fn status_position(&mut self, object: &O, now: Instant, max_delay: Duration) -> QueuePosition {
         let at = if self.status_interval.is_zero() {
             now + max_delay

@@ -31,8 +31,8 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub watch_needed: Arc<SetOnce<()>>,
-    /// Future that must end before the first reconcile, such as [`CacheStatus::synced`](super::manager::CacheStatus::synced) of
-    /// another kind.
+    /// Future that must end before the first reconcile, such as
+    /// [`CacheStatus::synced`](super::manager::CacheStatus::synced) of another kind.
     pub after: BoxFuture<'static, ()>,
     name: &'static str,
     field_manager: &'static str,
@@ -60,8 +60,8 @@ impl<K: ReconciledKind> Setup<'_, K> {
         children
     }
 
-    /// Returns children of a kind of the operator's own, which the watch of the kind shows: `handles` are those of the kind,
-    /// to be [added](Manager::add_controller) later.
+    /// Returns children whose kind is one of the operator's own, so that the watch of that kind shows them. `handles`
+    /// are those of that kind, to be [added](Manager::add_controller) later.
     pub fn children_of_kind<T, S>(
         &mut self,
         handles: &mut KindHandles<T>,

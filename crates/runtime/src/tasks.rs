@@ -1,5 +1,5 @@
-//! Tasks that run as long as the process. A stopped watch looks like a quiet cluster, so the early exit of its task would
-//! go unnoticed. The process therefore ends with the task, and Kubernetes restarts the process.
+//! Tasks that run as long as the process. A stopped watch looks like a quiet cluster, so the early exit of its task
+//! would go unnoticed. The process therefore ends with the task, and Kubernetes restarts the process.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;

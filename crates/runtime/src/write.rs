@@ -1,5 +1,5 @@
-//! The controllers' writes to Kubernetes, and what a rejection of one means. Callers compare first, so that they send no
-//! write without a change.
+//! The controllers' writes to Kubernetes, and what a rejection of one means. Callers compare first, so that they send
+//! no write without a change.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -179,7 +179,7 @@ fn is_rejected(status: &Status) -> bool {
 }
 
 /// Returns status code and message if a write failed because of its object. A write without a response counts too, with
-/// code 504, because an admission webhook may hang; while the apiserver `is_in_outage`, it does not count.
+/// code 504, because an admission webhook may hang, unless the apiserver `is_in_outage`.
 pub fn object_rejection(error: &kube::Error, is_in_outage: bool) -> Option<(u16, String)> {
     match error {
         kube::Error::Api(status)

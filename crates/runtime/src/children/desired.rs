@@ -240,7 +240,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
     }
 
-    /// Takes the ownership of the live child where necessary, and applies the object. Returns the written child;
+    /// Takes ownership of the live child where necessary, and applies the object. Returns the written child;
     /// `None`, except in the last attempt (`is_last`), if the child must be read and applied again.
     pub(super) async fn write(
         &self,
@@ -369,8 +369,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         }
     }
 
-    /// Returns the fields of other managers that the apiserver rejects together with the desired state; `None` if it
-    /// rejects the desired state alone.
+    /// Returns the transfer of those fields of other managers that the apiserver rejects together with the desired
+    /// state; `None` if the apiserver also rejects the desired state alone, or names no such field.
     async fn rivals(
         &self,
         api: &Api<BoundedObject<K>>,
@@ -409,8 +409,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 }
 
-/// Returns whether another client has written the child since it was read: the fields of that client are not known
-/// yet.
+/// Returns whether the child has changed, or was deleted, since `read` was read. The apiserver may then have rejected
+/// the apply because of fields that `read` lacks.
 async fn has_changed<K: ChildKind>(
     api: &Api<BoundedObject<K>>,
     key: &ObjectKey,

@@ -46,7 +46,8 @@ impl Fence {
             && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
     }
 
-    /// Records a renewal of the lease by a request that began at `started`; it is valid for `validity` from then.
+    /// Records a renewal of the lease by a request that began at `started`. The renewal is valid for `validity` from
+    /// then.
     pub fn renewed(&self, started: Instant, validity: Duration) {
         self.0
             .until

@@ -230,7 +230,7 @@ impl SyncState {
             .find_map(|list| list.denied.clone())
     }
 
-    /// Returns the namespaces that were never listed because the apiserver denies their lists, with its messages.
+    /// Returns the namespaces that are not listed because the apiserver denies their lists, with its messages.
     pub fn unlisted(&self) -> BTreeMap<Option<String>, String> {
         let lists = self.0.borrow();
         let unlisted = lists.namespaces.iter().filter(|(_, list)| !list.is_listed);

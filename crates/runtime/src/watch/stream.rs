@@ -22,7 +22,8 @@ const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
     max: Duration::from_secs(30),
 };
 
-/// Time without a failure since the list, after which a quiet watch counts as recovered: a failing request fails sooner.
+/// Time without a failure since the list, after which a quiet watch counts as recovered: a failing request fails
+/// sooner.
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
 /// Time beyond the server-side timeout, after which a stalled watch counts as failed.
@@ -160,8 +161,8 @@ where
         });
     }
 
-    /// Returns the time within which a watch whose problem persists fails again: soon after the next try if the apiserver
-    /// has answered, otherwise when the stalled watch times out.
+    /// Returns the time within which a watch whose problem persists fails again: soon after the next try if the
+    /// apiserver has answered, otherwise when the stalled watch times out.
     fn failure_lifetime(&self, is_answered: bool) -> Duration {
         if is_answered {
             return RETRY_BACKOFF.max + RECOVERY_DELAY;
@@ -174,7 +175,7 @@ where
     }
 
     /// Decides when the watch counts as recovered: after an event of the watch, or a list that came through a watch. A
-    /// plain list proves nothing: a client that may only list would restart its backoff again and again.
+    /// plain list proves nothing: an operator that may list but not watch would restart the backoff again and again.
     fn schedule_recovery(&mut self, event: &Event<K>) {
         let recovery = match event {
             Event::InitDone if !self.is_streaming() => Instant::now() + RECOVERY_DELAY,
