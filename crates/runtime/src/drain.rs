@@ -1,4 +1,4 @@
-//! Shutdown of the leader: no new reconcile begins, and work in flight finishes.
+//! Shutdown of the leader: work in flight finishes, and then no new reconcile begins.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ pub async fn run(
     drained.await;
 }
 
-/// Drains within `timeout`: first the controllers' work outside reconciles, whose results running reconciles still
-/// record, then the running reconciles. No new reconcile begins.
+/// Waits, for `timeout` at most, first for the controllers' work outside reconciles, whose results reconciles still
+/// record. Then no new reconcile begins, and the function waits for the running ones.
 pub async fn drain(
     draining: CancellationToken,
     drains: Vec<BoxFuture<'static, ()>>,

@@ -42,11 +42,12 @@ pub(crate) fn needs_upgrade(
 }
 
 /// Returns the entries after an upgrade or adoption:
-/// - The fields of the object's creator, and those in `desired` that other managers updated, become applied fields of
-///   `manager`, so that the next apply removes those that it does not set.
+/// - The fields of the object's creator (the manager whose update owns most fields of `desired`), and the fields of
+///   `desired` that other managers updated, become applied fields of `manager`. The next apply therefore removes those
+///   that it does not set.
 /// - The `released` fields become an update by `manager`, and keep their values until another manager writes them.
-/// - All other fields stay. If `manager` already has an entry, other managers keep all their fields, because they
-///   changed them since.
+/// - All other fields stay. If `manager` already has an entry, other managers keep all their fields, because they have
+///   written these fields since.
 pub fn upgraded(
     managed: &[ManagedFieldsEntry],
     manager: &str,
@@ -62,7 +63,7 @@ pub fn upgraded(
     let has_own = managed
         .iter()
         .any(|entry| covers(entry) && is_of(entry, manager));
-    // The creator owns most fields of the desired state.
+    // The entry with the most fields of the desired state counts as the creator's.
     let desired_fields = |entry| {
         take_shared(&mut fields(entry).clone(), &desired)
             .as_ref()

@@ -63,7 +63,7 @@ pub struct Manager {
     pub scope: WatchScope,
     /// Metrics of the process.
     pub metrics: Metrics,
-    /// Token that is cancelled when no new work may start.
+    /// Token that is cancelled when no new work outside reconciles may start.
     pub draining: CancellationToken,
     /// Guard of the tasks that last as long as the process.
     pub tasks: Tasks,

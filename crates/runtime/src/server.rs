@@ -1,7 +1,7 @@
 //! HTTP/1 server of the probes and the metrics.
 //!
-//! Anybody can open a connection, and none blocks another. The server has no HTTP/2, which lets one connection send any
-//! number of requests.
+//! Anybody can open a connection, and no connection blocks another. The server has no HTTP/2, which lets one connection
+//! send any number of requests.
 
 use std::io::ErrorKind;
 use std::pin::pin;
@@ -55,7 +55,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limits for clients that the network restricts, such as the kubelet.
+    /// Limits of a server without authentication: the network decides who can connect, such as the kubelet.
     pub(crate) const TRUSTED: Self = Self {
         connections: Semaphore::MAX_PERMITS,
         max_age: Duration::MAX,

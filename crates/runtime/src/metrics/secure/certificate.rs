@@ -1,5 +1,5 @@
-//! Certificate of `/metrics`: self-signed or mounted. Each handshake rereads the files and checks the expiry, so no
-//! task has to watch them.
+//! Certificate of `/metrics`: self-signed or mounted. Each handshake checks the expiry of a self-signed certificate, or
+//! rereads the files of a mounted one, so no task has to watch them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -77,7 +77,7 @@ impl Certificate {
         }
     }
 
-    /// Returns the configuration of the next handshake.
+    /// Returns the TLS configuration of the next handshake. Renews a self-signed certificate that is about to expire.
     pub async fn current(&self) -> Arc<ServerConfig> {
         match self {
             Self::Own(own) => lock(own).at(Timestamp::now()),
