@@ -1,8 +1,8 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
 //! [`queues`] chooses the next request and interprets the response; [`worker`] waits and sends, one request at a time
-//! for each contact point. The statuses of the `TrackedField`s have the entries; their reconciles enqueue Pending
-//! entries and record the outcomes. A queue sends its next request only after every outcome of the last one is
+//! for each contact point. The status of a `TrackedField` has its entries; the reconciles enqueue those whose delivery
+//! is Pending, and record the outcomes. A queue sends its next request only after every outcome of the last one is
 //! recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting an
 //! object's status, the queue continues without that object until its outcomes are recorded.
 
@@ -143,7 +143,8 @@ impl<T: Transport> Outbox<T> {
         self.queues().cached(object);
     }
 
-    /// Removes the pending entries of `field`, which is suspended or `deleted`.
+    /// Removes the pending entries of `field`. With `deleted`, also forgets everything else about `field`, including
+    /// unrecorded outcomes.
     pub fn dequeue(&self, field: &ObjectKey, deleted: bool) {
         let mut point = None;
         self.change_pending(field, None, |queues| {

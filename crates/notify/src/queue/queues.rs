@@ -2,7 +2,8 @@
 //!
 //! A queue has at most one request: it chooses the entries ([`Queues::next`]), sends them ([`Queues::start_request`]),
 //! sends the same request again if it fails ([`Queues::on_response`]), and waits until the statuses have the outcomes
-//! ([`Queues::recorded`]). While entries of a `TrackedField` are in flight, no queue sends others of it.
+//! ([`Queues::recorded`]). While entries of a `TrackedField` are in flight, no queue sends other entries of that
+//! `TrackedField`.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -27,8 +28,8 @@ use super::{
 use crate::history::{self, Ages, DeliveryOutcome, Now};
 use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
-/// Maximum number of entries in a batch. A full outbox cannot merge entries in flight, so the number must stay well
-/// below its limit of 500.
+/// Maximum number of entries in a batch. Entries in flight cannot be merged, so the number must stay well below the 500
+/// Pending entries that a `TrackedField` may have.
 const MAX_BATCH: usize = 100;
 
 /// Queues of all contact points.
@@ -136,8 +137,8 @@ impl Queues {
         }
     }
 
-    /// Configures the queue of `point`. A request begins once the oldest waiting entry has the age `digest_delay`. Returns
-    /// the notification for a new worker, or `None` if the queue has one.
+    /// Configures the queue of `point`. A request begins once the oldest waiting entry has the age `digest_delay`.
+    /// Returns the notification for a new worker, or `None` if the queue has one.
     pub fn configure(
         &mut self,
         point: &ObjectKey,
@@ -340,8 +341,8 @@ impl Queues {
         }
     }
 
-    /// Removes the pending entries of `field`, which is suspended or `deleted`. Returns the change of the number of
-    /// pending entries.
+    /// Removes the pending entries of `field`. With `deleted`, also forgets the ages, the refusals, the entries in
+    /// flight and the unrecorded outcomes of `field`. Returns the change of the number of pending entries.
     pub fn dequeue(&mut self, field: &ObjectKey, deleted: bool) -> i64 {
         let before = self.remove_pending(field);
         if deleted {
@@ -427,7 +428,8 @@ impl Queues {
         self.by_contact_point.get(self.in_flight.get(field)?)
     }
 
-    /// Returns the ids of entries of `field` that are in flight.
+    /// Returns the ids of entries of `field` that are in flight or, once the response has arrived, those whose outcomes
+    /// are unrecorded.
     pub fn in_flight(&self, field: &ObjectKey) -> HashSet<String> {
         let Some(queue) = self.in_flight_queue(field) else {
             return HashSet::new();
@@ -816,7 +818,7 @@ impl Queues {
         {
             affected.point |= receiver.answer_test_request(&response);
         }
-        // A requested test message may have gone before the retry of a batch.
+        // If the request was a requested test message, the retry of a batch may still be due.
         let mut retry = self
             .by_contact_point
             .get(point)

@@ -29,7 +29,8 @@ pub(super) struct Receiver {
     pub(super) requested_test: Option<RequestedTest>,
     /// Age of the oldest waiting entry at which a request begins.
     pub(super) digest_delay: Duration,
-    /// Newest entry that waited when a user last requested an attempt: it and older ones wait no longer for a digest.
+    /// Newest entry that waited when a user last requested an attempt: this entry and older ones no longer wait for a
+    /// digest.
     pub(super) due_up_to: Option<Arc<str>>,
     pub(super) state: QueueState,
     /// State for the contact point's status.
@@ -42,7 +43,7 @@ pub(super) struct Receiver {
     pub(super) not_before: Option<Instant>,
 }
 
-/// Message that the queue of a receiver sends next.
+/// State of a receiver's queue, by the message that the queue sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueState {
     /// The test message.

@@ -27,7 +27,8 @@ pub(super) struct Refusals {
     /// True if the last response failed an entry: other messages go before the next entry that may fail.
     just_failed: bool,
     by_field: HashMap<ObjectKey, FieldRefusals>,
-    /// Sequence number of the last refused test message, as [`FieldRefusals::last_refusal`].
+    /// Sequence number of the last refusal that no entry can have caused, such as that of a test message; comparable
+    /// with [`FieldRefusals::last_refusal`].
     last_test_refusal: u64,
     sequence: u64,
 }
@@ -206,7 +207,8 @@ impl Refusals {
             .map_or(0, |refusals| refusals.last_refusal)
     }
 
-    /// Returns whether the last refused entry of that `TrackedField` came after the last refused test message.
+    /// Returns whether the last refused entry of that `TrackedField` came after the last refusal that no entry can have
+    /// caused, such as that of a test message.
     pub(super) fn refused_since_test(&self, field: &ObjectKey) -> bool {
         self.last_test_refusal < self.last_refusal(field)
     }

@@ -31,7 +31,7 @@ pub struct AcceptedTests {
     /// Number over all configurations, part of the message id: each acceptance gives the next test message a new id,
     /// even if an earlier configuration returns.
     pub count: i64,
-    /// Whether a stopped receiver accepted a test message, and no entry since. People see test messages, so no process
+    /// True if a stopped receiver accepted a test message, and no entry since. People see test messages, so no process
     /// sends a second one.
     pub while_stopped: bool,
 }
@@ -55,7 +55,8 @@ impl TestMessage {
     }
 }
 
-/// State whose change triggers the next status write after a rejected one at once.
+/// State of the object and the apiserver at a rejected status write. Any change of this state makes the next write due
+/// at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Generation of the object.
