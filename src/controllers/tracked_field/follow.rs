@@ -36,11 +36,11 @@ use super::waiting::WaitingReason;
 use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
 
-/// Number of followers that a list wakes at once, if they have something to record.
+/// Maximum number of woken followers with an answer to take or a change to record. A list then wakes no further one.
 const MAX_WOKEN: usize = 32;
-/// Interval of the checks whether they have recorded it.
+/// Interval at which a list checks whether woken followers have recorded their changes.
 const WAKE_PAUSE: Duration = Duration::from_millis(5);
-/// Maximum time to wait for them.
+/// Maximum time for which a list waits for woken followers; see [`Woken`].
 const MAX_WAKE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Targets of all `TrackedField`s: discovery, watches and reads.
@@ -51,7 +51,7 @@ pub struct Targets {
     pub client: Client,
     /// The cluster or the namespaces that the operator watches.
     pub scope: WatchScope,
-    /// Whether a target has to lie in the namespace of its `TrackedField`.
+    /// True if a target must be in the namespace of its `TrackedField`.
     pub(crate) no_cross_namespace_refs: bool,
     /// State that the watches show.
     pub(crate) tracker: Arc<Tracker>,
@@ -90,7 +90,7 @@ impl Targets {
         }
     }
 
-    /// Stops the watches of resources that no target has and no set selects.
+    /// Stops the watches of resources without a followed target that no set selects either.
     pub(crate) fn end_idle_watches(&self) {
         let is_needed =
             |resource: &ResourceName| self.tracker.follows(resource) || self.sets.selects(resource);
@@ -351,7 +351,7 @@ impl Targets {
         let list = |page: ListParams| {
             let api = api.clone();
             async move {
-                // Only a page is bounded: all of them take longer, the more objects there are.
+                // The timeout applies to each page: the time for all pages grows with the number of objects.
                 timeout(self.timeout, api.list(&page))
                     .await
                     .unwrap_or_else(|_| Err(kube::Error::Service(no_answer(self.timeout).into())))
@@ -370,8 +370,8 @@ impl Targets {
         Ok(keys)
     }
 
-    /// Wakes a follower that a list has read. Other changes wait in the same queue, so the call waits while too many of
-    /// those woken before have an answer to take or something to record.
+    /// Wakes a follower that a list has read. Reconciles after other changes wait in the same queue, so the call first
+    /// waits while too many of the followers woken before have an answer to take or a change to record.
     async fn wake(&self, key: ObjectKey, woken: &mut Woken) {
         let latest = Instant::now() + woken.max_pause;
         while woken.keys.len() >= MAX_WOKEN {
@@ -488,7 +488,7 @@ fn unanswered(limit: Duration) -> Error {
 struct Woken {
     /// Followers that may not have taken their answer or recorded their changes yet.
     keys: Vec<ObjectKey>,
-    /// Maximum time to wait for them.
+    /// Maximum time to wait for these followers. Each timeout halves this time.
     max_pause: Duration,
 }
 

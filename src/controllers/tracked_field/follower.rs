@@ -310,7 +310,8 @@ impl Follower {
         self.certainty = Certainty::AwaitingList(Instant::now());
     }
 
-    /// Returns whether the present state must be read: unknown, doubted, or not confirmed for longer than `trusted`.
+    /// Returns whether the target must be read: its newest state is unknown, contradicted, or not confirmed for longer
+    /// than `trusted`.
     pub(super) fn has_to_be_read(&self, trusted: Duration) -> bool {
         match self.certainty {
             Certainty::AwaitingList(since) | Certainty::Confirmed(since) => {

@@ -135,7 +135,7 @@ pub(super) struct FoundFields {
 pub(super) struct Lookups {
     fields: Vec<FieldSelector>,
     requested: HashSet<FieldSelector>,
-    /// Known values of the requested tracked fields: who wrote a value is looked up only if it is a new one.
+    /// Known values of the requested tracked fields: the writer of a value is looked up only if the value is new.
     known: HashMap<FieldSelector, Option<ObservedValue>>,
 }
 
@@ -217,8 +217,8 @@ impl Lookups {
 }
 
 impl FoundFields {
-    /// Returns the value of a tracked field with its details; `None` if it was not looked up. A path of the context that
-    /// was rejected has no value: it must not hold back the change.
+    /// Returns the value of a tracked field with its details; `None` if the field was not looked up. A rejected path of
+    /// the context has no value, because the context must not hold back the change.
     pub(super) fn of(&self, selectors: &Selectors) -> Option<Lookup<ObservedField>> {
         let value = match self.fields.get(&selectors.field)? {
             Lookup::Found(value) => value.clone(),
@@ -272,9 +272,9 @@ fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
     }
 }
 
-/// Looks up the `requested` fields, each one once, and cheap ones first. The others count towards the budget too, so
-/// that the same lookups are rejected, whatever is requested. Paths with few branching steps are estimated first:
-/// however many others there are, they do not use up the budget of estimates before a path of names is estimated.
+/// Looks up the `requested` fields, each one once, and cheap ones first. All other fields count towards the budget too,
+/// so that the same lookups are rejected, whatever is requested. Paths with few branching steps are estimated first, so
+/// that a path of names is estimated before any number of other paths use up the budget of estimates.
 pub(super) fn look_up(
     object: &Value,
     mut fields: Vec<FieldSelector>,

@@ -93,14 +93,13 @@ pub struct TrackedFields<T> {
     pub(super) timings: EntryTimings,
     /// Name of the cluster in messages.
     pub(super) cluster: Option<String>,
-    /// Whether the apiserver answers.
     pub(super) availability: Availability,
 }
 
 /// Results of a reconcile that decide whether the object waits.
 struct Run<'a> {
     tracked: &'a Result<Option<FollowedTarget>, TrackError>,
-    /// Whether an answer about the target is awaited.
+    /// True if an answer about the target is awaited.
     is_requested: bool,
     point: Option<&'a ContactPoint>,
     when: Option<&'a ParsedWhen>,
@@ -122,8 +121,8 @@ fn keep_condition(error: Error) -> Error {
     }
 }
 
-/// Returns the UID of the target if its first values are not sent: the target existed before the object, or before the spec
-/// named the target instead of the one that `history` is about.
+/// Returns the UID of the target if its first values are not sent: the target existed before the object, or before the
+/// spec named the target instead of the one that `history` is about.
 fn quiet<'a>(
     object: &TrackedField,
     identity: &FollowIdentity,
@@ -201,7 +200,7 @@ impl<T: Transport> TrackedFields<T> {
             let before = cx.object.history().map_err(unreadable_history)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
-                // Sent entries had been stored, so this status is an older version.
+                // The operator sends only stored entries, so a status without a sent entry is an older version.
                 raced = true;
                 cx.reread().await?;
                 continue;
@@ -257,8 +256,8 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Records a rejected write of the history in the outbox. Once the outbox skips this object, the returned error has
-    /// an outcome that says so.
+    /// Records a rejected write of the history in the outbox. Once the queues continue without this object, the returned
+    /// error has an outcome that says so.
     fn write_failed(
         &self,
         key: &ObjectKey,
@@ -418,7 +417,8 @@ impl<T: Transport> TrackedFields<T> {
     async fn run(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
         let (key, object) = (cx.key.clone(), Arc::clone(&cx.object));
         if let Err(message) = object.spec.check_size() {
-            // The history stays unchanged. An outcome that it lacks is given up, because others wait for it.
+            // The history stays unchanged. The outbox forgets outcomes that the history lacks, because other entries of
+            // the queue wait until all outcomes are recorded.
             self.targets.unfollow(&key);
             self.outbox.dequeue(&key, true);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));

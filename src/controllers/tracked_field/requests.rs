@@ -72,16 +72,16 @@ pub(super) fn unreadable(message: impl Display) -> Error {
     }
 }
 
-/// Concurrent requests per group.
+/// Maximum number of concurrent requests of a group for discovery or reads.
 pub(super) const PER_GROUP: usize = 4;
 
-/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
+/// Maximum number of concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
 const OBJECTS: usize = 4;
 
-/// Pause after such reads. Other clients may change the object many times a second.
+/// Pause after each read of an object that may be large. Other clients may change the object many times a second.
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Number of objects of a resource that are read by themselves; more are read by one list.
+/// Maximum number of objects of a resource that are read one by one; more are read with one list.
 pub(crate) const MAX_SINGLE_READS: usize = 32;
 
 /// Maximum time for which reads of new `TrackedField`s are gathered for one list.
@@ -90,7 +90,7 @@ const GATHER_MAX: Duration = Duration::from_secs(10);
 /// Time after the last batch of new `TrackedField`s until the list begins.
 const GATHER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Concurrent requests over all groups: a spec can name any number of resources that do not exist.
+/// Maximum number of concurrent requests over all groups: specs can name any number of resources that do not exist.
 const ALL_GROUPS: usize = 64;
 
 /// A group of requests that are likely to hang together.

@@ -189,7 +189,7 @@ impl Tracker {
         }
         state.followers.insert(key.clone(), Box::new(follower));
         let followers = state.targets.entry(target.clone());
-        // Most targets have one.
+        // Most targets have one follower.
         let followers = followers.or_insert_with(|| Vec::with_capacity(1));
         followers.push(key.clone());
         was_followed

@@ -165,8 +165,8 @@ impl WaitingReason {
         }
     }
 
-    /// Returns whether a `TrackedField` of a set does not report the obstacle. All others of the set have it too, and the set
-    /// alone reports it: thousands of patches and Events would say the same.
+    /// Returns whether a `TrackedField` of a set does not report the obstacle. All `TrackedField`s of the set have the
+    /// obstacle, and the set alone reports it: thousands of patches and Events would say the same.
     pub(crate) fn is_of_whole_set(&self) -> bool {
         match self {
             Self::Forbidden { .. }
@@ -174,7 +174,7 @@ impl WaitingReason {
             | Self::WatchFailing(_)
             | Self::OutOfScope { .. }
             | Self::CrossNamespace { .. }
-            // The child of a deleted target is expected to leave.
+            // The set deletes the child of a deleted target after a while.
             | Self::TargetNotFound { .. }
             | Self::ResourceMismatch(_)
             | Self::ContactPointNotFound { .. }
@@ -195,7 +195,8 @@ impl WaitingReason {
         }
     }
 
-    /// Returns the end of the message of a `TrackedField` that `set` owns: where to correct a field that the set writes.
+    /// Returns the end of the message of a `TrackedField` that `set` owns: where to correct a field that the set
+    /// writes.
     pub(crate) fn advice_of(&self, set: Option<&TrackedFieldSet>) -> String {
         let Some(set) = set else {
             return String::new();
@@ -442,7 +443,8 @@ impl<T: Transport> Receivers<T> {
         self.points.get(&ObjectKey::new(namespace, name))
     }
 
-    /// Returns why messages cannot be sent to a contact point now. A receiver that rejects messages counts if one `is_pending`.
+    /// Returns why messages cannot be sent to a contact point now. A receiver that rejects messages counts if one
+    /// `is_pending`.
     pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
         let Some(point) = self.get(namespace, name) else {
             let name = name.to_owned();

@@ -14,7 +14,7 @@ use super::{FieldLookup, FieldSelector, PORTS};
 
 /// Bytes of a value that cost as much as a node: values are written as JSON and hashed.
 const BYTES_PER_NODE: u64 = 8;
-/// Levels that a match may rise through at the cost of one node: each level copies a pointer.
+/// Levels through which the library returns a match of `..` at the cost of one node: each level copies a pointer.
 const LEVELS_PER_NODE: u64 = 16;
 /// Maximum number of nodes that an estimate follows one by one.
 const MAX_FOLLOWED: usize = 64;
@@ -148,7 +148,7 @@ enum Reached<'a> {
 struct CostWalk<'s, 'a> {
     sizes: &'s mut Sizes<'a>,
     reached: Reached<'a>,
-    /// The reached nodes may lie below one another.
+    /// True if some reached nodes may be below others.
     nested: bool,
     cost: u64,
 }
@@ -369,7 +369,7 @@ impl<'a> CostWalk<'_, 'a> {
             Reached::Among { size, .. } => *size,
         };
         self.nested = true;
-        // Matches rise through every level above them.
+        // The library returns each match through every level above the match.
         self.pay(size.nodes.saturating_mul(size.height) / LEVELS_PER_NODE);
         self.spread(size.nodes, size, select);
     }

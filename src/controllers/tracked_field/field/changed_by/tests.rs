@@ -117,7 +117,7 @@ fn empty_entry_owns_nothing_where_others_have_entries_below_it() {
             "{field}"
         );
     }
-    // Without the others, it owns an atomic value.
+    // Without other managers' entries, the empty entry owns an atomic value.
     let object = deployment(&[shrunk]);
     assert_eq!(
         changed_by("{.metadata.annotations.a}", &object).as_deref(),
