@@ -195,7 +195,7 @@ fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64
 /// Reason to delete a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DepartureReason {
-    /// Another `TrackedField` tracks the field with the same contact point, or the set no longer asks for it.
+    /// Another `TrackedField` tracks the field with the same contact point, or the spec no longer names the field.
     Unneeded,
     /// The set selects no target of that name.
     Unselected {
@@ -225,8 +225,8 @@ impl Departure {
     }
 }
 
-/// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted target
-/// stays; `age` returns the age of a Pending entry.
+/// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted
+/// target stays; `age` returns the age of a Pending entry.
 pub(crate) fn departure(
     history: &[Entry],
     reason: DepartureReason,

@@ -209,7 +209,8 @@ impl SetIndex {
         Some(namespaces.into_iter().map(watch))
     }
 
-    /// Returns the resources that the set's reconcile has to list, and starts to remember what the watch shows meanwhile.
+    /// Returns the resources that the set's reconcile has to list, and starts to remember what the watch shows
+    /// meanwhile.
     pub(crate) fn unlisted(&self, set: &ObjectKey) -> Unlisted {
         let mut state = self.state();
         let is_listed = self.is_listed_in(&state, set);
@@ -222,8 +223,8 @@ impl SetIndex {
         selected.unlisted.clone()
     }
 
-    /// Returns whether the set selects an object with this metadata. Of namespace selectors, only the empty one selects a
-    /// namespace whose labels are unknown.
+    /// Returns whether the set selects an object with this metadata. Of namespace selectors, only the empty one selects
+    /// a namespace whose labels are unknown.
     pub(crate) fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
         let state = self.state();
         let selected = state.sets.get(set);
@@ -352,7 +353,8 @@ impl SetIndex {
         self.state().fields.get(key)?.owner.clone()
     }
 
-    /// Records a `TrackedField`. If its [`Tracking`] has changed, triggers reconciles of the other sets in its namespace.
+    /// Records a `TrackedField`. If its [`Tracking`] has changed, triggers reconciles of the other sets in its
+    /// namespace.
     pub(crate) fn field_changed(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
         let tracking = Tracking::of(field);

@@ -169,7 +169,8 @@ type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 
 /// Desired children of a set. A reconcile updates the plan of the previous reconcile.
 struct Plan {
-    /// Generation and requests of the set that the plan is for.
+    /// Generation and last reconcile request of the set at the time of the plan. If either changes, the next reconcile
+    /// plans all targets.
     basis: (Option<i64>, Option<String>),
     /// Time of the last comparison of everything.
     compared: Instant,
@@ -442,7 +443,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         } = &*self.targets;
         let epoch = self.targets.epoch(&reference);
         let resolved = resolver.resolve(client, &reference, epoch);
-        // Half of the reconcile's own timeout: the reconcile must have time to report this one.
+        // Half of the reconcile's own timeout, so that the reconcile has time to report a timeout of discovery.
         if let Ok(resolved) = tokio::time::timeout(*timeout / 2, resolved).await {
             return Ok(resolved?);
         }
@@ -518,8 +519,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         Ok(self.index.listed(key, &unlisted, listed))
     }
 
-    /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets after a
-    /// change of the spec, a complete list and each resync.
+    /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets
+    /// after a change of the spec, a reconcile request or a complete list, and at each resync.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
         let requested_at = cx.object.annotations().get(REQUESTED_AT).cloned();
         let basis = (cx.object.metadata.generation, requested_at);
@@ -784,8 +785,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Returns whether the target exists and the set does not select it, by a read, because the watch may lag or may have
-    /// missed an event. Returns `None` if the read proves neither that nor the target's absence.
+    /// Reads the target, because the watch may lag or may have missed an event. Returns true if the target exists and
+    /// the set does not select the target, false if the target does not exist, and `None` if the read proves neither.
     async fn exists_unselected(
         &self,
         cx: &Context<TrackedFieldSet>,
@@ -847,8 +848,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         (key, false, result)
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are not
-    /// known to match.
+    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are
+    /// not known to match.
     async fn write(
         &self,
         cx: &Context<TrackedFieldSet>,

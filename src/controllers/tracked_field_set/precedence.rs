@@ -64,8 +64,8 @@ impl Claimant<'_> {
     /// Returns the `TrackedField` that tracks the field. `derived` is the key of a child that the set creates. `owns`
     /// returns whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
     ///
-    /// A user's `TrackedField`, or one of an older set, covers the field. A `TrackedField` that the set may adopt replaces
-    /// the child that the set has created, so that the history stays.
+    /// A user's `TrackedField`, or one of an older set, covers the field. A `TrackedField` that the set may adopt
+    /// replaces the child that the set has created, so that the history stays.
     pub fn existing(
         &self,
         candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
@@ -96,8 +96,8 @@ impl Claimant<'_> {
         existing
     }
 
-    /// Returns whether another owner takes precedence: an older set, or a set that no longer exists and has orphaned its
-    /// children.
+    /// Returns whether another owner takes precedence: an older set, or a set that no longer exists and has orphaned
+    /// its children.
     fn yields_to(
         &self,
         owner: &ObjectKey,
@@ -121,8 +121,8 @@ pub(crate) enum Demand {
 }
 
 impl Demand {
-    /// Returns the demand of a target. `has_child` has an item for each field that no other `TrackedField` covers: whether
-    /// the field has a child.
+    /// Returns the demand of a target. `has_child` has an item for each field that no other `TrackedField` covers:
+    /// whether the field has a child.
     pub fn of(has_child: impl IntoIterator<Item = bool>) -> Self {
         let mut demand = Self::Nothing;
         for has_child in has_child {

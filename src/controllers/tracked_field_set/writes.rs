@@ -155,14 +155,14 @@ pub fn limited<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) 
     (others, further)
 }
 
-/// Returns how many of the due deletions a reconcile makes. Deletions come first, because a quota may forbid creations
-/// until then, but they leave half of the writes to the others.
+/// Returns how many of the due deletions a reconcile makes. Deletions come first, because creations may need the quota
+/// that deletions free, but the other writes keep up to half of the limit.
 pub fn deletion_count(due: usize, others: usize) -> usize {
     due.min(MAX_WRITES - others.min(MAX_WRITES / 2))
 }
 
-/// Returns when to reconcile the set again. `made` and `remaining` are numbers of writes. If none could be made, the next
-/// reconcile waits, because it would fail in the same way.
+/// Returns when to reconcile the set again. `made` and `remaining` are numbers of writes. If none could be made, the
+/// next reconcile waits, because its writes would fail in the same way.
 pub fn requeue(
     made: usize,
     remaining: usize,
