@@ -54,8 +54,8 @@ impl ConfigMapSyncs {
         // A copy that was restored from a backup has another label.
         self.index.ready().await;
         let mut copies: BTreeSet<_> = self.owned(cx).into_iter().collect();
-        // In the sync's own namespace an owner reference proves ownership too. A copy without the label is not listed,
-        // and the garbage collector would delete it.
+        // In the sync's own namespace an owner reference proves ownership too. A list by the label omits a copy without
+        // the label, and the garbage collector would delete a copy that is to stay.
         let here = self.plan(&cx.object).ok();
         let here = here.filter(|_| cx.object.spec.orphans());
         copies.extend(here.map(|plan| ObjectKey::new(&cx.key.namespace, &plan.name)));

@@ -35,7 +35,7 @@ pub(crate) struct SyncIndex {
 struct SyncIndexState {
     /// Ordered, so that a loop with several paths is always found along the same path.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
-    /// The syncs that `ConfigMap`s of a name concern.
+    /// Syncs by the name of their source and of their copies.
     names: HashMap<String, BTreeSet<ObjectKey>>,
     namespaces: BTreeMap<String, NamespaceInfo>,
     /// Syncs that would close a loop.

@@ -78,7 +78,7 @@ const MAX_CONTENT_KIBIBYTES: u32 = 6 * 1024;
 
 pub struct ConfigMapSyncs {
     scope: WatchScope,
-    /// Whether copies may go to the namespaces of Kubernetes itself.
+    /// True if copies may go to the namespaces of Kubernetes itself.
     allow_protected: bool,
     no_cross_namespace_refs: bool,
     index: Arc<SyncIndex>,
@@ -364,7 +364,8 @@ impl ConfigMapSyncs {
         let _permits = self.content_permits.acquire_many(kibibytes).await;
         let mut ensured = self.copies.ensure(cx, copy).await?;
         if let Ensured::Deleted(..) = ensured {
-            // A deleted ConfigMap is gone at once, unless another client has added a finalizer.
+            // A deleted ConfigMap no longer exists, unless another client has added a finalizer, so the copy can be
+            // created at once.
             ensured = self.copies.ensure(cx, copy).await?;
         }
         match ensured {

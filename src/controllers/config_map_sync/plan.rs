@@ -63,14 +63,14 @@ pub(crate) enum Destinations {
     /// Namespaces with these labels, except those of Kubernetes and that of the source.
     Selected {
         selector: Selector,
-        /// Whether the namespaces of Kubernetes count.
+        /// True if these labels also select the namespaces of Kubernetes itself.
         allow_protected: bool,
     },
 }
 
 impl CopyPlan {
-    /// Returns the plan of `spec`. `allow_protected`: copies may go to the namespaces of Kubernetes itself. `only`: the one
-    /// namespace that may be named, if references to others are rejected.
+    /// Returns the plan of `spec`. `allow_protected`: copies may go to the namespaces of Kubernetes itself. `only`: the
+    /// one namespace that may be named, if references to others are rejected.
     pub fn of(
         spec: &ConfigMapSyncSpec,
         scope: &WatchScope,
@@ -259,8 +259,8 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
     found.map(String::as_str)
 }
 
-/// Returns whether an `old` copy that is not `desired` any more has to stay: its replacement, in its own namespace or
-/// else in any, is not among the `existing` ones yet.
+/// Returns whether an `old` copy that is no longer `desired` must stay, because its replacement is not among the
+/// `existing` copies yet. The replacement is the desired copy in the same namespace or, without one, any desired copy.
 pub(crate) fn must_stay(
     old: &ObjectKey,
     desired: &BTreeSet<ObjectKey>,
