@@ -1,7 +1,7 @@
 //! `MyIngress`: an AWS load balancer.
 //!
-//! A reconcile takes the steps that [`plan::next`] derives from the observed state, one after the other, until no step is
-//! left. Then [`report::report`] computes the condition and the status from the observed state.
+//! A reconcile takes the steps that [`plan::next`] derives from the observed state, one after the other, until no step
+//! is left. Then [`report::report`] computes the condition and the status from the observed state.
 
 use std::sync::Arc;
 use std::time::Duration;

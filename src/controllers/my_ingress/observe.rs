@@ -18,7 +18,7 @@ use super::status::CREATING;
 use super::step::{Intent, Step};
 use super::tags::{OwnershipMap, TagOwnership};
 
-/// The part of the status that records AWS.
+/// The part of the status that records resources in AWS.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Draft {
     /// `None` if AWS was never asked for a load balancer, or the status was lost.

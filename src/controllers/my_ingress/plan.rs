@@ -277,8 +277,9 @@ impl<'a> Walker<'a> {
         self.end_unowned(NAME_TAKEN, message)
     }
 
-    /// Ends the reconcile at an unowned load balancer. The status keeps an ARN only if it was owned once, for the Event
-    /// `Orphaned`. AWS may show tags late, so a recent load balancer is read again soon.
+    /// Ends the reconcile at an unowned load balancer. The status keeps only the ARN of a load balancer that the
+    /// `MyIngress` once owned, for the Event `Orphaned`. AWS may show tags late, so a recent load balancer is read
+    /// again soon.
     fn end_unowned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &actual.arn);
@@ -414,8 +415,8 @@ impl<'a> Walker<'a> {
         Break(Stop::End(End::Deleted))
     }
 
-    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits that, traffic follows
-    /// the nodes.
+    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits the deletion, traffic
+    /// follows the nodes.
     fn ensure_undeletable(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
         let error = self.with_protection_hint(error, &found.arn);
         if self.desired.listeners.is_none() {

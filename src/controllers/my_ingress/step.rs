@@ -25,7 +25,7 @@ pub(crate) enum Step {
     /// Reads all target groups whose names have this prefix.
     ListTargetGroups(String),
     ReadTargetHealth(String),
-    /// Checks that AWS shows no load balancer with the name of the deleted one.
+    /// Looks for a load balancer with this name after the deletion: AWS may still show the deleted one.
     VerifyDeletion(String),
     ReadNodes,
     /// Reads the Service of the listener of this port, by name.
