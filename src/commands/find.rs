@@ -14,8 +14,8 @@ const MAX_SUGGESTED: u32 = 20;
 /// Reads an object.
 ///
 /// # Errors
-/// The request fails, or no such object exists. The error then names the namespaces that have an object of this name, or
-/// the objects in this namespace.
+/// The request fails, or no such object exists. The error then names the namespaces that have an object of this name,
+/// or the objects in this namespace.
 pub(super) async fn get<K>(
     client: &Client,
     namespace: &str,

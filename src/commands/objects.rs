@@ -34,7 +34,7 @@ pub(crate) enum ObjectState {
     Delivering,
     Suspended,
     Terminating,
-    /// The operator has not reported on the present spec.
+    /// The status does not report the current spec.
     #[default]
     NotObserved,
 }
@@ -317,7 +317,8 @@ pub(crate) async fn crd(
     }
 }
 
-/// Checks that the server is an apiserver: any other server has none of Quartermaster's kinds either.
+/// Checks that the server is an apiserver. Without this check, any other server would look like a cluster without
+/// Quartermaster's CRDs.
 pub(crate) async fn ensure_kubernetes(client: &Client) -> anyhow::Result<()> {
     match client.apiserver_version().await {
         Ok(_) => Ok(()),

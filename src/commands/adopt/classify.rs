@@ -20,7 +20,7 @@ use crate::controllers::my_ingress::tags::OwnershipTags;
 /// Label: the program that manages an object
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Tag of a load balancer that document 003's program created.
+/// Tag of a load balancer that the tutorial's Kopf operator (document 003) created.
 const KOPF: (&str, &str) = ("ManagedBy", "kopf");
 /// Prefixes of the tags by which other programs know their load balancers: `CloudFormation` and other services of AWS,
 /// the AWS Load Balancer Controller, Kubernetes' own cloud controller, and this operator in another cluster.

@@ -124,8 +124,8 @@ impl MatchPlan {
     }
 }
 
-/// Returns the fields of `targets`, and the children that the set no longer needs. `seniorities` are those of the stored
-/// sets.
+/// Returns the fields of `targets`, and the children that the set no longer needs. `seniorities` are those of the
+/// stored sets.
 pub(super) fn plan(
     set: &TrackedFieldSet,
     resource: &ResourceName,

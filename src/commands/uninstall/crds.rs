@@ -39,8 +39,8 @@ pub(super) fn is_deleting(crd: &Crd) -> bool {
     crd.metadata.deletion_timestamp.is_some()
 }
 
-/// Returns whether the command deletes the CRD, or the CRD is already being deleted. CRDs stay if the command is limited
-/// to a namespace.
+/// Returns whether the command deletes the CRD, or the CRD is already being deleted. CRDs stay if the command is
+/// limited to a namespace.
 pub(super) fn is_purged(crd: &Crd, args: &UninstallArgs) -> bool {
     is_owned(crd) && args.scope.namespace().is_none() && (is_deleting(crd) || args.purge)
 }

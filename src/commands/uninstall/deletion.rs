@@ -33,7 +33,7 @@ pub(super) struct Deletion<'a> {
     pub(super) args: &'a UninstallArgs,
     /// The kinds in the order of their deletion.
     pub(super) kinds: Vec<&'static KindInfo>,
-    /// The Lease that proves for `--without-operator` that the operator is gone.
+    /// The Lease that proves for `--without-operator` that the operator has stopped.
     pub(super) expired_lease: Option<LeaseVersion>,
     pub(super) deadline: Instant,
     pub(super) changes: RefCell<PendingChanges>,

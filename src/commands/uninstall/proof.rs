@@ -63,7 +63,8 @@ pub(super) async fn ensure_still_gone(
     }
 }
 
-/// Reads the Lease until it expires, without relying on the cluster's clock. Returns `None` if there is no Lease.
+/// Reads the Lease until it has not changed for its duration, by this machine's clock alone. Returns `None` if there is
+/// no Lease.
 async fn expired_lease(
     key: &ObjectKey,
     read: impl AsyncFn() -> anyhow::Result<Option<LeaseVersion>>,

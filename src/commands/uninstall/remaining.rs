@@ -38,7 +38,7 @@ impl Remaining {
         targets.map(|target| target.version.clone()).collect()
     }
 
-    /// Returns whether missing permissions are the only problem.
+    /// Returns whether a missing permission stopped the last step of everything that remains.
     pub(super) fn is_forbidden(&self) -> bool {
         let targets = self.targets.iter().map(|target| &target.problem);
         let problems = targets.chain(self.crds.iter().map(|(_, problem)| problem));

@@ -133,7 +133,7 @@ impl UninstallTarget {
         self.step(args) == UninstallStep::Wait && self.needs_operator(args)
     }
 
-    /// Describes what keeps the object.
+    /// Describes what blocks the next step or the deletion of the object.
     pub(super) fn blockers(&self, args: &UninstallArgs) -> Vec<String> {
         let mut blockers: Vec<_> = self.problem.iter().map(ToString::to_string).collect();
         let of_finalizers = terminating::blockers(self.kind, &self.object, &args.scope.cluster);
@@ -202,8 +202,9 @@ pub(super) mod tests {
         UninstallArgs::from_arg_matches(&command.get_matches_from(flags)).unwrap()
     }
 
-    /// Returns an object with these `marks`: `g` has a finalizer of the operator, `d` is being deleted, `s` is
-    /// suspended, `n` the operator has observed the suspension, `o` orphans its copies.
+    /// Returns an object with these `marks`: with `g` the object has a finalizer of the operator, with `d` it is being
+    /// deleted, with `s` it is suspended, with `n` the operator has observed the suspension, with `o` it orphans its
+    /// copies.
     pub(in super::super) fn target(controller: &str, marks: &str) -> UninstallTarget {
         let finalizer = if controller == my_ingress::NAME {
             ingress::FINALIZER
