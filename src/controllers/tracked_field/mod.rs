@@ -256,8 +256,8 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Records a rejected write of the history in the outbox. Once the queues continue without this object, the returned
-    /// error has an outcome that says so.
+    /// Records a rejected write of the history in the outbox. Once the queues continue without this object, the
+    /// returned error has an outcome that says so.
     fn write_failed(
         &self,
         key: &ObjectKey,

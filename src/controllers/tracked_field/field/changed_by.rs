@@ -114,8 +114,8 @@ fn time(managed: &ManagerEntry) -> Option<k8s_openapi::jiff::Timestamp> {
 
 /// Returns the indexes of the managers that own the value at `path`; `None` if that takes too many comparisons.
 ///
-/// An empty entry owns a scalar or an atomic value. An empty entry below which another manager has entries owns nothing:
-/// a set of keys becomes empty as other managers take the keys.
+/// An empty entry owns a scalar or an atomic value. An empty entry below which another manager has entries owns
+/// nothing: a set of keys becomes empty as other managers take the keys.
 fn owners(
     managers: &[ManagerEntry],
     object: &Value,

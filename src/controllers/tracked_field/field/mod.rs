@@ -1,9 +1,8 @@
 //! The tracked field of an object, and its value.
 //!
-//! A field is a word (`replicas`, `image`, `images`, `targetPort`) or a `JSONPath` in the dialect of `kubectl -o
-//! jsonpath`
-//! (translated in `path`). Long values are truncated ([`ObservedValue`]). The cost of a lookup is estimated before it
-//! runs (`cost`).
+//! A field is a word (`replicas`, `image`, `images`, `targetPort`) or a `JSONPath` in the dialect of
+//! `kubectl -o jsonpath` (translated in `path`). Long values are truncated ([`ObservedValue`]). The cost of a lookup is
+//! estimated before it runs (`cost`).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
