@@ -1011,7 +1011,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         Ok(written)
     }
 
-    /// Publishes an Event about created and deleted children, at most one a minute. Returns when the next one is due.
+    /// Publishes an Event about created and deleted children once no writes remain, at most one a minute. Returns the
+    /// delay until a pending Event is due.
     fn report(&self, cx: &Context<TrackedFieldSet>, written: &Written) -> Option<Duration> {
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
@@ -1178,8 +1179,9 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the set
-/// selected it.
+/// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the
+/// selection of the set began, less than 24 hours ago. The entry is not sent if only the labels of the namespace began
+/// to match, or if the set has had a child for the field before.
 fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) -> Initial {
     if cx.object.spec.initial.as_deref() == Some("Notify") {
         return Initial::Notify;

@@ -56,7 +56,7 @@ pub enum Existing {
     Own(ObjectKey),
     /// The set may adopt the `TrackedField`.
     Adoptable(ObjectKey),
-    /// The `TrackedField` has another owner, sends the same messages and takes precedence.
+    /// The `TrackedField` has another owner, sends to the same contact point and takes precedence.
     Covered(ObjectKey),
 }
 
@@ -96,8 +96,8 @@ impl Claimant<'_> {
         existing
     }
 
-    /// Returns whether another owner takes precedence: an older set, or a set that no longer exists and has orphaned
-    /// its children.
+    /// Returns whether the `owner` of a `TrackedField` that this set does not own takes precedence: an older set, a set
+    /// that no longer exists and has orphaned its children, or an earlier set with the name of this one.
     fn yields_to(
         &self,
         owner: &ObjectKey,

@@ -26,7 +26,7 @@ pub struct Selection {
 /// Reason why a selection matches nothing. Each message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SelectionError {
-    /// The resources are cluster-scoped, and the spec names namespaces.
+    /// The resources are cluster-scoped, and the spec does not select all namespaces.
     #[error("{0} is cluster-scoped: write spec.target.namespaces: {{selector: {{}}}}")]
     ClusterScoped(String),
     /// A stored selector breaks a rule of the CRD.
