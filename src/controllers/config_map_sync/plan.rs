@@ -60,7 +60,8 @@ pub(crate) struct CopyPlan {
 pub(crate) enum Destinations {
     /// Namespaces by name.
     Named(BTreeSet<String>),
-    /// Namespaces with these labels, except those of Kubernetes and that of the source.
+    /// Namespaces with these labels, except those of Kubernetes itself, and except the one in which the copy would be
+    /// the source.
     Selected {
         selector: Selector,
         /// True if these labels also select the namespaces of Kubernetes itself.
