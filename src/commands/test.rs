@@ -114,7 +114,7 @@ async fn request_test(api: &Api<ContactPoint>, point: &ContactPoint) -> anyhow::
     Ok(requested_at)
 }
 
-/// Waits, and reads the object again. Waits for an apiserver that does not answer.
+/// Waits, and reads the object again. Retries while the apiserver does not answer.
 async fn read_again(
     api: &Api<ContactPoint>,
     point: &ContactPoint,

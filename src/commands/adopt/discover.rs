@@ -202,7 +202,8 @@ impl Adopt<'_> {
     }
 }
 
-/// Returns the namespaces of the copies, of these namespaces with their labels.
+/// Returns the namespaces of the copies: those that the plan names, or those of `namespaces` whose labels the plan
+/// selects.
 fn destinations(plan: &CopyPlan, namespaces: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
     if let Destinations::Named(names) = &plan.to {
         return names.iter().cloned().collect();

@@ -119,7 +119,7 @@ async fn confirm<'a>(
     }))
 }
 
-/// Waits for a busy apiserver. Fails at once if the apiserver does not answer or refuses.
+/// Retries while the apiserver is busy. Fails at once if the apiserver does not answer, or rejects a request.
 async fn discover(
     client: &Client,
     args: &UninstallArgs,
