@@ -78,7 +78,7 @@ impl<K> ReconciledKind for K where
 
 /// Reconciles the objects of one kind.
 pub trait Controller: Send + Sync + 'static {
-    /// The kind.
+    /// Kind of the objects that the controller reconciles.
     type Kind: ReconciledKind;
 
     /// Name, permissions and schemas of the kind. Logs, metrics and the selection of controllers use the name.

@@ -49,7 +49,8 @@ pub enum ForeignOwner {
     Sibling(String),
     /// Another object of the owner's kind, `NAMESPACE/NAME`, may adopt the foreign object but has not done so yet.
     Promised(String),
-    /// A controller, `KIND NAME`. An object has only one, and a controlled object cannot be adopted.
+    /// Another controller reference, as `KIND NAME`. An object has at most one, and a controlled object cannot be
+    /// adopted.
     Controlled(String),
 }
 
@@ -122,12 +123,13 @@ impl Owner {
         self.generation
     }
 
-    /// Returns the value of the last reconcile request.
+    /// Returns the value of the owner's annotation [`MetadataNames::requested_at`], with which a user requests a
+    /// reconcile.
     pub fn requested(&self) -> Option<&str> {
         self.requested.as_deref()
     }
 
-    /// Returns the owner's kind.
+    /// Returns the owner's kind, as manifests write it.
     pub fn kind(&self) -> &str {
         &self.reference.kind
     }

@@ -172,7 +172,8 @@ pub fn failed() {
     Span::current().set_status(Status::error(""));
 }
 
-/// Creates the span of a request to the apiserver; [`Span::none`] outside a reconcile.
+/// Creates the span of a request to the apiserver; [`Span::none`] if the request has no parent span, such as that of a
+/// watch.
 pub fn request(method: &Method, path: &str, server: &ApiServerAddress) -> Span {
     if Span::current().is_none() {
         return Span::none();
