@@ -138,7 +138,6 @@ const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 pub struct TrackedFieldSets<T> {
     pub(super) index: Arc<SetIndex>,
     pub(super) children: Arc<Children<TrackedField, LiveChild>>,
-    /// All sets.
     pub(super) sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
     pub(super) fields: Objects<TrackedField>,

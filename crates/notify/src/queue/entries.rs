@@ -74,7 +74,6 @@ impl DeliveryRequest {
         self.entries.is_empty()
     }
 
-    /// Returns the ids of the entries.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| &*entry.key.id)
     }

@@ -164,7 +164,6 @@ impl Refusals {
         }
     }
 
-    /// Returns the last refusal.
     pub(super) fn last(&self) -> Option<&(Refusal, String)> {
         self.last.as_ref()
     }
