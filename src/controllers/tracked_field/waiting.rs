@@ -113,7 +113,7 @@ pub enum WaitingReason {
     },
     /// The apiserver rejects status writes; no more messages of the object are sent.
     WriteRejected(String),
-    /// The receiver does not accept messages now; the operator retries.
+    /// Requests to the receiver fail; the operator retries.
     DeliveryFailing {
         name: String,
         message: String,
@@ -443,8 +443,8 @@ impl<T: Transport> Receivers<T> {
         self.points.get(&ObjectKey::new(namespace, name))
     }
 
-    /// Returns why messages cannot be sent to a contact point now. A receiver that rejects messages counts if one
-    /// `is_pending`.
+    /// Returns why messages cannot be sent to a contact point now. A receiver whose requests fail counts only if a
+    /// message `is_pending`.
     pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
         let Some(point) = self.get(namespace, name) else {
             let name = name.to_owned();
