@@ -717,7 +717,7 @@ mod tests {
         Arc::new(field)
     }
 
-    /// Returns fields of more targets in `namespace` than are read by themselves.
+    /// Returns fields of more targets in `namespace` than are read one by one.
     fn many_fields(namespace: &str) -> Vec<Arc<TrackedField>> {
         let field = |at: usize| {
             field_of_deployment(&format!("{namespace}-{at}"), namespace, &format!("d-{at}"))

@@ -331,7 +331,7 @@ fn response_is_recorded_after_its_contact_point_is_deleted() {
     );
 }
 
-/// The contact point was suspended, or its Secret could not be read.
+/// The queue is closed while the contact point is suspended, or its Secret cannot be read.
 #[test]
 fn receiver_state_outlasts_a_pause() {
     let hour = Duration::from_hours(1);
@@ -557,7 +557,7 @@ fn queue_shares_the_cached_object() {
     assert!(Arc::ptr_eq(&request.entries[0].object, &cached));
     queue.respond(&request, Err(retry("refused")));
 
-    // A retry also keeps no older version.
+    // The cached object replaces only a copy of the same version; a retry sends the version enqueued last.
     let mut newer = cached.as_ref().clone();
     newer.metadata.resource_version = Some("2".into());
     let newer = Arc::new(newer);

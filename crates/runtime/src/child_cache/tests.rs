@@ -138,7 +138,7 @@ async fn cached_state_counts_until_a_read_is_due() {
     let is_trusted = || cache.trusted(&web).is_some();
     assert!(!is_trusted());
     cache.on_applied(web.clone(), child(5, 0, 1));
-    // A standby does not use the state.
+    // A standby does not use the state, so the trust in the state begins with the first use.
     tokio::time::advance(TRUST * 2).await;
     assert!(is_trusted());
     tokio::time::advance(TRUST).await;
@@ -163,7 +163,8 @@ async fn cached_state_counts_until_a_read_is_due() {
     assert!(is_trusted());
 }
 
-/// The watch may be faster than the response: such a child would stay in the cache forever.
+/// The watch may show the deletion before the response to the read arrives: recorded after that, the deleted child
+/// would stay in the cache forever.
 #[test]
 fn child_is_unknown_when_it_is_deleted_during_the_read() {
     let cache = ChildCache::new(TRUST);
@@ -239,7 +240,7 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     );
 }
 
-/// The child would count as absent forever, although it exists.
+/// The watch shows the child only once: recorded as absent after that, the child would count as absent forever.
 #[test]
 fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
     let cache = ChildCache::new(TRUST);

@@ -156,7 +156,8 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     assert_eq!(applied, expected);
 }
 
-/// The last attempt of a reconcile reports a rejection that an earlier one would resolve, so a conflict uses up none.
+/// The last attempt of a reconcile reports a rejection that an earlier attempt would resolve, so a conflict must not
+/// use up an attempt.
 #[tokio::test(start_paused = true)]
 async fn conflict_with_an_apply_ends_the_reconcile() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
@@ -181,7 +182,8 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     assert_eq!(methods, ["GET", "PATCH"]);
 }
 
-/// The response is stale by then, and the watch does not repeat its event.
+/// The watch shows the child before the response to the read arrives. The response is then stale, and the watch does
+/// not repeat its event.
 #[tokio::test(start_paused = true)]
 async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();

@@ -236,7 +236,8 @@ fn pod() -> Value {
     }] } } } })
 }
 
-/// Field names as the apiserver reports two halves that exclude one another.
+/// Each field is named as the apiserver names it when it rejects two values, of one manager each, that exclude each
+/// other.
 #[rstest]
 #[case::the_other_half_of_an_item(
     "containers[0].env[1].valueFrom",

@@ -205,7 +205,7 @@ async fn no_object_starves_under_load() {
     );
 }
 
-/// The unfinished request may fail each time its response arrives.
+/// A request that is in flight after the reconcile may fail each time, so the delays must keep growing.
 #[test]
 fn unfinished_reconcile_does_not_reset_the_delays() {
     let policy = BackoffPolicy {
@@ -437,7 +437,7 @@ async fn retry_after_is_kept_for_every_trigger(
     assert!(failing.count() > 1, "what woke it is not forgotten");
 }
 
-/// The pause began in the reconcile, but the error shows only the last failure.
+/// The apiserver asked for a pause during the reconcile, but the error shows only the later conflict.
 #[test]
 fn retry_after_is_kept_when_a_later_conflict_hides_it() {
     let availability = Availability::default();

@@ -159,7 +159,7 @@ fn retries_do_not_wait() {
     queue.now += backoff;
     let request = queue.start().unwrap();
     assert_eq!(ids(&request), ["1", "2"]);
-    // A deleted object changes the request, which is a retry nevertheless.
+    // The next request lacks the entries of a deleted object, but counts as a retry, which waits for no digest.
     queue.respond(&request, Err(retry("503")));
     queue.record_at("b", &["3"], Duration::ZERO);
     queue.queues.dequeue(&key("a"), true);

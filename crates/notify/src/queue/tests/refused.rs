@@ -288,7 +288,7 @@ fn second_test_message_needs_an_accepted_entry_or_a_request() {
     queue.expect(&[]);
 }
 
-/// A contact point's `body` stays in a plain request.
+/// A plain request replaces only the template: a contact point's `body` stays.
 #[test]
 fn template_text_is_replaced_by_the_default_text_first() {
     let mut queue = TestQueue::open();
@@ -583,7 +583,7 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     assert_eq!(due(&queue, &changed), None);
 }
 
-/// An admission policy, and a webhook that fails now and then.
+/// The causes are an admission policy, and a webhook that fails now and then.
 #[test]
 fn object_is_left_out_for_any_cause_of_rejection() {
     let mut queue = TestQueue::open();

@@ -13,7 +13,7 @@ use crate::controllers::tracked_field::field::tests::any_json;
 #[derive(Default)]
 struct Counted {
     visited: u64,
-    /// Levels that matches rose through.
+    /// Number of levels through which matches of `..` were returned.
     rises: u64,
 }
 
