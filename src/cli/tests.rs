@@ -1,6 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::time::Duration;
+
 use clap::{CommandFactory, FromArgMatches, Parser};
+use qm_runtime::backoff::BackoffPolicy;
 use qm_runtime::settings::MetricsCertificate;
 use rstest::rstest;
 use secrecy::ExposeSecret;
@@ -70,6 +73,19 @@ fn default_timings_match_the_flags() {
         Timings::default().runtime(),
         qm_runtime::settings::RuntimeTimings::default()
     );
+}
+
+/// The article of `MyIngress` retries every error after 30 seconds.
+#[test]
+fn first_retry_comes_within_thirty_seconds() {
+    let timings = Timings::default();
+    for min in [timings.backoff_min, timings.slow_backoff_min] {
+        let max = timings.slow_backoff_max;
+        for _ in 0..100 {
+            let first = BackoffPolicy { min, max }.start().next_delay();
+            assert!(first <= Duration::from_secs(30), "{first:?}");
+        }
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub struct Timings {
     #[arg(long, env = "QUARTERMASTER_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub backoff_max: Duration,
     /// Wait this long after the first error that needs a fix elsewhere, such as a missing AWS permission
-    #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MIN", value_parser = duration, default_value = "30s", hide = true)]
+    #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MIN", value_parser = duration, default_value = "15s", hide = true)]
     pub slow_backoff_min: Duration,
     /// Wait at most this long after errors that need a fix elsewhere
     #[arg(long, env = "QUARTERMASTER_SLOW_BACKOFF_MAX", value_parser = duration, default_value = "10m", hide = true)]

@@ -194,7 +194,7 @@ impl Default for RuntimeTimings {
             lease_retry_period: Duration::from_millis(500),
             backoff_min: Duration::from_secs(1),
             backoff_max: Duration::from_mins(5),
-            slow_backoff_min: Duration::from_secs(30),
+            slow_backoff_min: Duration::from_secs(15),
             slow_backoff_max: Duration::from_mins(10),
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(30),

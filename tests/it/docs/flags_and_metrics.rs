@@ -119,7 +119,7 @@ fn named_times_match_the_code() {
         event_renewal: seconds(1800),
         graceful_shutdown_timeout: Duration::from_millis(500),
         reconcile_timeout: seconds(60),
-        slow_backoff_min: seconds(30),
+        slow_backoff_min: seconds(15),
         slow_backoff_max: seconds(600),
         watch_timeout: seconds(120),
         scaling_inactive_grace_period: seconds(300),
