@@ -3,6 +3,8 @@
 //! The apiserver lets each manager's entry list the fields that it wrote last, so a manager that changes a value takes
 //! the field from all others. Several appliers may share a field if they agree on the value: the latest counts.
 
+use std::collections::HashMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use qm_api::tracked_field::ChangedBy;
 use serde::Deserialize;
@@ -23,17 +25,25 @@ enum Key<'a> {
     Item(usize),
 }
 
-/// An entry of `managedFields`.
+/// An entry of `managedFields`, without its fields.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ManagerEntry {
+struct Manager {
     manager: Option<String>,
     operation: Option<String>,
     subresource: Option<String>,
     time: Option<Time>,
-    #[serde(default)]
-    fields_v1: Value,
 }
+
+/// Name of a list's item in `fieldsV1`.
+enum ItemName {
+    Index(usize),
+    Value(Value),
+    Keys(Map<String, Value>),
+    Other,
+}
+
+/// The names of items that were parsed. Most managers have entries of the same items.
+type ItemNames<'a> = HashMap<&'a str, ItemName>;
 
 /// A manager's entries at a path.
 enum Owned {
@@ -47,14 +57,17 @@ impl FieldSelector {
     /// Returns the last writer of the field's value in `object`; `None` if unknown.
     pub fn changed_by(&self, object: &Value) -> Option<ChangedBy> {
         let entries = object.pointer("/metadata/managedFields")?.as_array()?;
-        let managers: Vec<ManagerEntry> = entries
+        let (managers, fields): (Vec<Manager>, Vec<&Value>) = entries
             .iter()
-            .filter_map(|entry| ManagerEntry::deserialize(entry).ok())
-            .collect();
-        let mut compared = 0;
+            .filter_map(|entry| {
+                let manager = Manager::deserialize(entry).ok()?;
+                Some((manager, entry.get("fieldsV1").unwrap_or(&Value::Null)))
+            })
+            .unzip();
+        let (mut compared, mut names) = (0, ItemNames::new());
         let mut is_owner = vec![false; managers.len()];
         for path in self.paths(object)? {
-            for at in owners(&managers, object, &path, &mut compared)? {
+            for at in owners(&fields, object, &path, &mut compared, &mut names)? {
                 is_owner[at] = true;
             }
         }
@@ -108,24 +121,26 @@ impl FieldSelector {
     }
 }
 
-fn time(managed: &ManagerEntry) -> Option<k8s_openapi::jiff::Timestamp> {
-    managed.time.as_ref().map(|time| time.0)
+fn time(manager: &Manager) -> Option<k8s_openapi::jiff::Timestamp> {
+    manager.time.as_ref().map(|time| time.0)
 }
 
-/// Returns the indexes of the managers that own the value at `path`; `None` if that takes too many comparisons.
+/// Returns the indexes of the managers, whose `fieldsV1` these are, that own the value at `path`; `None` if that takes
+/// too many comparisons.
 ///
 /// An empty entry owns a scalar or an atomic value. An empty entry below which another manager has entries owns
 /// nothing: a set of keys becomes empty as other managers take the keys.
-fn owners(
-    managers: &[ManagerEntry],
+fn owners<'a>(
+    managers: &[&'a Value],
     object: &Value,
     path: &[Key<'_>],
     compared: &mut usize,
+    names: &mut ItemNames<'a>,
 ) -> Option<Vec<usize>> {
     let mut has_parts = vec![false; path.len() + 1];
     let mut owned = Vec::new();
-    for (at, manager) in managers.iter().enumerate() {
-        let (mut node, mut value) = (&manager.fields_v1, object);
+    for (at, fields) in managers.iter().enumerate() {
+        let (mut node, mut value) = (*fields, object);
         for (depth, has_parts) in has_parts.iter_mut().enumerate() {
             let Some(fields) = node.as_object() else {
                 break;
@@ -148,7 +163,7 @@ fn owners(
                     if *compared > MAX_COMPARED {
                         return None;
                     }
-                    item.and_then(|item| item_entry(fields, *index, item))
+                    item.and_then(|item| item_entry(fields, *index, item, names))
                         .zip(item)
                 }
             };
@@ -164,25 +179,40 @@ fn owners(
     Some(owners.collect())
 }
 
-/// Returns the entry of a list's item: by its keys, its value or its index.
-fn item_entry<'a>(fields: &'a Map<String, Value>, index: usize, item: &Value) -> Option<&'a Value> {
-    let is_of_item = |name: &str| {
-        let Some((form, text)) = name.split_once(':') else {
-            return false;
-        };
-        match form {
-            "i" => text == index.to_string(),
-            "v" => serde_json::from_str::<Value>(text).is_ok_and(|value| value == *item),
-            "k" => serde_json::from_str::<Map<String, Value>>(text).is_ok_and(|keys| {
-                keys.iter()
-                    .all(|(name, value)| item.get(name) == Some(value))
-            }),
-            _ => false,
+impl ItemName {
+    fn parse(name: &str) -> Self {
+        let parsed = name.split_once(':').and_then(|(form, text)| match form {
+            "i" => text.parse().ok().map(Self::Index),
+            "v" => serde_json::from_str(text).ok().map(Self::Value),
+            "k" => serde_json::from_str(text).ok().map(Self::Keys),
+            _ => None,
+        });
+        parsed.unwrap_or(Self::Other)
+    }
+
+    fn is_of(&self, index: usize, item: &Value) -> bool {
+        match self {
+            Self::Index(of) => *of == index,
+            Self::Value(value) => value == item,
+            Self::Keys(keys) => keys
+                .iter()
+                .all(|(name, value)| item.get(name) == Some(value)),
+            Self::Other => false,
         }
-    };
-    fields
-        .iter()
-        .find_map(|(name, entry)| is_of_item(name).then_some(entry))
+    }
+}
+
+/// Returns the entry of a list's item: by its keys, its value or its index.
+fn item_entry<'a>(
+    fields: &'a Map<String, Value>,
+    index: usize,
+    item: &Value,
+    names: &mut ItemNames<'a>,
+) -> Option<&'a Value> {
+    fields.iter().find_map(|(name, entry)| {
+        let parsed = names.entry(name).or_insert_with(|| ItemName::parse(name));
+        parsed.is_of(index, item).then_some(entry)
+    })
 }
 
 #[cfg(test)]
