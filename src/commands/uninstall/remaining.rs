@@ -60,10 +60,11 @@ impl Remaining {
         out: &mut Printer,
     ) -> io::Result<()> {
         for target in self.targets.iter().take(MAX_NAMED) {
-            let blockers = target.blockers(args).join("; ");
-            let line = format!("waiting for {}: {blockers}", target.object.title());
-            if !blockers.is_empty() && printed.insert(line.clone()) {
-                out.line(line)?;
+            for blocker in target.blockers(args) {
+                let line = format!("waiting for {}: {blocker}", target.object.title());
+                if printed.insert(line.clone()) {
+                    out.line(line)?;
+                }
             }
         }
         Ok(())
