@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qm_api::MyIngress;
+use rstest::rstest;
 use testbed::wait::until;
 
 use super::SUBNETS;
@@ -110,13 +111,22 @@ async fn aws_calls_go_through_the_proxy_unless_no_proxy_lists_the_host() {
 }
 
 /// A proxy that saw them would learn the credentials of the operator's role.
+#[rstest]
+#[case::node(None)]
+#[case::eks_pod_identity(Some(("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials")))]
+#[case::ecs_task(Some(("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials")))]
 #[tokio::test]
-async fn credentials_of_the_node_are_never_requested_through_the_proxy() {
-    let bed = Bed::shared("aws-imds").await;
+async fn credentials_are_never_requested_through_the_proxy(#[case] endpoint: Option<(&str, &str)>) {
+    let bed = Bed::shared("aws-credentials").await;
     let proxy = Recorder::start();
     let settings = settings(&proxy, "")
         .env("AWS_CONFIG_FILE", "/dev/null")
         .env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
+    let settings = endpoint
+        .into_iter()
+        .fold(settings, |settings, (name, value)| {
+            settings.env(name, value)
+        });
     let _operator = Operator::start(&bed, settings).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } }))
         .await;
