@@ -280,7 +280,10 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
         for _ in 0..ROUNDS {
             let mut scene = Scene::set(&[made]).await?;
             let statuses = Arc::clone(&scene.statuses);
-            let has_status = |object: &DynamicObject| !object.data["status"].is_null();
+            // The CRD's default is -1.
+            let has_status = |object: &DynamicObject| {
+                object.data["status"]["observedGeneration"].as_i64() == object.metadata.generation
+            };
             scene.watch(operator_kind(made.controller), statuses, has_status);
             let _operator = scene.operator(program.clone()).await?;
             let began = Instant::now();

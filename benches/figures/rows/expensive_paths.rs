@@ -14,7 +14,8 @@ use serde_json::json;
 use testbed::wait::until;
 
 use super::latency::P99;
-use crate::line::Line;
+use crate::floor::Floor;
+use crate::line::{Line, Sample};
 use crate::stage::{PATIENCE, RATE, Sender, Stage, point};
 use crate::support::SYSTEM;
 
@@ -33,6 +34,10 @@ const CHANGES: usize = 2_000;
 pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, ORDINARY).await?;
     hostile(&stage).await;
+    let floor = {
+        let (_floor, _) = Floor::start(&stage).await?;
+        measured(&stage, 500, Sender::Floor).await?
+    };
     let operator = stage.operator(ORDINARY).await?;
     until(
         "the operator refuses the expensive paths",
@@ -63,14 +68,7 @@ pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     .await?;
     stage.forget();
     let before = leaders(&stage).await?;
-    let changing = tokio::spawn(changing(Arc::clone(&stage)));
-    let changes = stage.paced(ORDINARY, RATE, CHANGES).await;
-    let sample = stage.latencies(&changes, Sender::Operator).await?;
-    ensure!(
-        !changing.is_finished(),
-        "the huge Deployment no longer changes"
-    );
-    changing.abort();
+    let sample = measured(&stage, CHANGES, Sender::Operator).await?;
     let alive = operator.probe("livez").await?.0 == 200;
     let kept = alive && leaders(&stage).await? == before;
     let note = format!(
@@ -86,9 +84,24 @@ pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
             "ms",
         )
         .below(P99)
+        .floor(floor.p99())
         .note(note),
         Line::new("leases lost meanwhile", if kept { 0.0 } else { 1.0 }, "").at_most(0.0),
     ])
+}
+
+/// Measures ordinary changes while the huge Deployment changes.
+async fn measured(stage: &Arc<Stage>, changes: usize, sender: Sender) -> Result<Sample> {
+    let changing = tokio::spawn(changing(Arc::clone(stage)));
+    let changes = stage.paced(ORDINARY, RATE, changes).await;
+    let latencies = stage.latencies(&changes, sender).await?;
+    ensure!(
+        !changing.is_finished(),
+        "the huge Deployment no longer changes"
+    );
+    changing.abort();
+    stage.forget();
+    Ok(latencies)
 }
 
 /// Creates the huge Deployment and its `TrackedField`s.
