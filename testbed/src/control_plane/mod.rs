@@ -37,9 +37,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of readiness checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Limit of running control planes: two that tests share, and four of a test's own. Each takes up to a gigabyte of
+/// Limit of running control planes: two that tests share, and six of a test's own. Each takes up to a gigabyte of
 /// memory.
-static SLOTS: Semaphore = Semaphore::const_new(6);
+static SLOTS: Semaphore = Semaphore::const_new(8);
 
 /// Components to run.
 #[derive(Debug, Clone)]
