@@ -11,12 +11,10 @@ use qm_runtime::ObjectKey;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Outcome;
+use qm_runtime::pages::all_pages;
 
 use super::status::CopyProblem;
 use super::{ConfigMapSyncs, CopyTotals, blocked, with_error};
-
-/// Number of copies in a page of a list.
-const PAGE_SIZE: u32 = 500;
 
 impl ConfigMapSyncs {
     /// Deletes all copies; returns `None` once none is left.
@@ -62,15 +60,9 @@ impl ConfigMapSyncs {
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
         let apis = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
         for (_, api) in apis {
-            let mut page = ListParams::default().labels(&owned).limit(PAGE_SIZE);
-            loop {
-                let list = api.list(&page).await?;
-                copies.extend(list.items.iter().map(ObjectKey::of));
-                match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => page.continue_token = Some(token),
-                    None => break,
-                }
-            }
+            let (api, params) = (&api, ListParams::default().labels(&owned));
+            let list = |page| async move { api.list(&page).await };
+            copies.extend(all_pages(params, list, |copy| ObjectKey::of(&copy)).await?);
         }
         Ok(copies)
     }
