@@ -34,7 +34,6 @@ use self::requests::{Answer, TrackError};
 use self::waiting::{Receivers, WaitingReason};
 use self::when::{ParsedWhen, ParsedWhens};
 use super::tracked_field_set::child::Initial;
-use super::tracked_field_set::index::SetIndex;
 
 pub mod field;
 pub mod follow;
@@ -70,27 +69,19 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/trackedfield";
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EntryTimings {
-    /// Time after which the Event that reports an obstacle is published again.
-    pub(crate) renew_event: Duration,
-    /// Time without confirmation after which a target is read.
-    pub sync_period: Duration,
-}
-
 pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub(super) targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
     pub(super) sets: Objects<TrackedFieldSet>,
-    pub(super) set_index: Arc<SetIndex>,
     pub(super) receivers: Arc<Receivers<T>>,
     /// Entries that wait to be sent.
     pub(super) outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
     pub(super) whens: ParsedWhens,
     pub(super) metrics: DeliveryMetrics,
-    pub(super) timings: EntryTimings,
+    /// Time after which the Event that reports an obstacle is published again.
+    pub(super) renew_event: Duration,
     /// Name of the cluster in messages.
     pub(super) cluster: Option<String>,
     /// Whether the apiserver answers.
@@ -175,7 +166,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
         };
-        outcome.event(EventPolicy::Renew(self.timings.renew_event))
+        outcome.event(EventPolicy::Renew(self.renew_event))
     }
 
     /// Brings the status up to date with observations and delivery outcomes, and returns the history.
@@ -390,7 +381,7 @@ impl<T: Transport> TrackedFields<T> {
             ..
         } = *run;
         let tracker = &self.targets.tracker;
-        let period = self.timings.sync_period;
+        let period = self.targets.sync_period;
         let is_unserved =
             point.is_none() && self.receivers.cache.unavailable(&key.namespace).is_some();
         match tracked {
@@ -407,7 +398,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             _ if is_unserved => Requeue::Poll,
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if tracker.needs_read(key, period) => {
+            Ok(Some(_)) if self.targets.is_unread(key) => {
                 Requeue::After(follower::CONTRADICTION_GRACE)
             }
             Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),
@@ -488,7 +479,7 @@ impl<T: Transport> TrackedFields<T> {
             point: point.as_deref(),
             when: when.as_deref(),
         };
-        let owner = self.set_index.owner(&key);
+        let owner = self.targets.sets.owner(&key);
         let set = owner.and_then(|owner| self.sets.get(&owner));
         // A suspended set reports nothing else.
         let set = set.filter(|set| !set.is_suspended());
