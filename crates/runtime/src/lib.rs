@@ -5,12 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::shared;
 use sha2::{Digest, Sha256};
+use tokio::time::{Instant, sleep_until};
 
 pub mod availability;
 pub mod background;
@@ -171,4 +173,12 @@ pub(crate) fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
 /// Returns a resourceVersion as a number; 0 without one.
 pub fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// Waits until this time; forever without a time.
+async fn wait_until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt, future};
+use futures::{FutureExt, StreamExt};
 use kube::core::Status;
 use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
@@ -30,7 +30,7 @@ use super::metrics::{ControllerMetrics, Metrics, ReconcileResult, WorkQueueState
 use super::objects::Objects;
 use super::outcome::Requeue;
 use super::trigger::Trigger;
-use super::{tasks, telemetry};
+use super::{tasks, telemetry, wait_until};
 
 /// Reconciles of one kind, as the runner runs them.
 pub(super) trait Reconcile: Send + Sync + 'static {
@@ -429,14 +429,6 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
     }
 }
 
-/// Waits until this time; forever without a time.
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => future::pending().await,
-    }
-}
-
 impl<R: Reconcile> Runner<R> {
     /// Creates the runner of the controller `name`. `running` tracks each reconcile; none begins once `running` is
     /// closed. Objects that failed for a transient reason are retried when `availability` reports the apiserver's
@@ -532,7 +524,7 @@ impl<R: Reconcile> Runner<R> {
                     None => return,
                 },
                 Some(()) = steps.next() => {}
-                () = until(due) => {}
+                () = wait_until(due) => {}
                 () = &mut retries => return,
             }
         }
