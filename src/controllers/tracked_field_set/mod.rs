@@ -841,7 +841,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let result = applied.map(|ensured| match ensured {
             Ensured::Created(_) => WriteResult::Created,
-            Ensured::Kept(_) | Ensured::Terminating(_) => WriteResult::Waits,
+            Ensured::Kept(_) => WriteResult::Waits,
             _ => WriteResult::Changed,
         });
         (key, false, result)
