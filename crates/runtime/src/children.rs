@@ -94,6 +94,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .collect(|key, child| is_owned(cx, child) && is_selected(key, child))
     }
 
+    /// Returns the keys of the cached children that the context's object [owns](Children::owned).
+    pub fn owned_keys<O: ReconciledKind>(&self, cx: &Context<O>) -> Vec<ObjectKey> {
+        self.cache.keys_where(|child| is_owned(cx, child))
+    }
+
     /// Returns the number of children that the context's object owns.
     pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
         self.cache.count(|child| is_owned(cx, child))

@@ -51,7 +51,7 @@ impl ConfigMapSyncs {
     async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<ObjectKey>> {
         // A copy that was restored from a backup has another label.
         self.index.ready().await;
-        let mut copies: BTreeSet<_> = self.owned(cx).into_iter().collect();
+        let mut copies: BTreeSet<_> = self.copies.owned_keys(cx).into_iter().collect();
         // In the sync's own namespace an owner reference proves ownership too. A copy without the label is not listed,
         // and the garbage collector would delete it.
         let here = self.plan(&cx.object).ok();

@@ -193,7 +193,7 @@ impl Controller for ConfigMapSyncs {
             .filter(|(_, result)| result.is_ok())
             .map(|(copy, _)| copy.clone())
             .collect();
-        let owned = self.owned(cx);
+        let owned = self.copies.owned_keys(cx);
         let (removed, kept) = self.remove_undesired(cx, owned, &desired, &matching).await;
         results.extend(removed);
         let CopyTotals {
@@ -273,7 +273,7 @@ impl ConfigMapSyncs {
                 plan.source
             )
         };
-        let owned = self.owned(cx);
+        let owned = self.copies.owned_keys(cx);
         let existing = owned.iter().filter(|copy| desired.contains(copy));
         let existing = existing.cloned().collect();
         let (removed, _) = self.remove_undesired(cx, owned, desired, &existing).await;
@@ -285,14 +285,6 @@ impl ConfigMapSyncs {
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
         with_error(outcome, !problems.is_empty(), error)
-    }
-
-    /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
-    fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
-        self.index.copies.keys_where(|copy| {
-            *copy.owner_uid == *cx.owner.uid()
-                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
-        })
     }
 
     /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
