@@ -215,7 +215,7 @@ impl<T: Transport> TrackedFields<T> {
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.has_pending(&key) {
                 // An entry that is merged now must not be sent meanwhile, or its changes are sent twice.
-                self.outbox.dequeue(&key, false);
+                self.outbox.dequeue(&key);
                 continue;
             }
             if changes.changed {
@@ -411,7 +411,7 @@ impl<T: Transport> TrackedFields<T> {
         if let Err(message) = object.spec.check_size() {
             // The history stays unchanged. An outcome that it lacks is given up, because others wait for it.
             self.targets.unfollow(&key);
-            self.outbox.dequeue(&key, true);
+            self.outbox.forget(&key);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));
         }
         // Each observed change wakes the object: a rejected write must not be repeated that often.
@@ -462,7 +462,7 @@ impl<T: Transport> TrackedFields<T> {
         };
         // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
         if is_object_suspended {
-            self.outbox.dequeue(&key, false);
+            self.outbox.dequeue(&key);
         } else {
             let entries = PendingEntries::of(&object, &history);
             self.outbox.enqueue(&point_key, entries);
@@ -538,6 +538,6 @@ impl<T: Transport> Controller for TrackedFields<T> {
         self.targets.unfollow(key);
         self.targets.requests.forget(key);
         self.whens.forget(key);
-        self.outbox.dequeue(key, true);
+        self.outbox.forget(key);
     }
 }

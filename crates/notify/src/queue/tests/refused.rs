@@ -278,7 +278,7 @@ fn second_test_message_needs_an_accepted_entry_or_a_request() {
     queue.record("a", &["2"]);
     let request = queue.expect(&["2"]);
     queue.refuse(&request, Forbidden);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.now += RETRY_POLICY.stopped;
     assert!(matches!(
         queue.queues.next(&key("p"), queue.now),
@@ -622,7 +622,7 @@ fn last_attempt_is_sent_when_no_other_message_is_left() {
     // Deleted while its request is in flight.
     queue.enqueue("d", &["d"]);
     let request = queue.expect(&["d"]);
-    queue.queues.dequeue(&key("d"), true);
+    queue.queues.forget(&key("d"));
     queue.refuse(&request, Rejected);
     let mut sent = Vec::new();
     for _ in 0..3 {
