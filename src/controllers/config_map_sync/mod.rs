@@ -309,10 +309,13 @@ impl ConfigMapSyncs {
         copies: impl IntoIterator<Item = ObjectKey>,
     ) -> Vec<(ObjectKey, Result<bool>)> {
         let released = copies.into_iter().map(|copy| async move {
-            let stays = cx.object.spec.orphans();
             // The content of a copy is at most 1 MiB.
             let _permits = self.content_permits.acquire_many(1024).await;
-            let result = self.copies.release(cx, &copy, stays).await;
+            let result = if cx.object.spec.orphans() {
+                self.copies.release(cx, &copy).await
+            } else {
+                self.copies.delete_owned(cx, &copy).await
+            };
             (copy, result)
         });
         stream::iter(released)
