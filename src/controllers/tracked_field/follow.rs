@@ -567,9 +567,9 @@ async fn run_lists(
                 Err(error) => Some(Err(error.repeated())),
             };
             match answer {
-                Some(answer) => _ = targets.requests.answered(&key, number, Ok(answer), leads),
-                None => targets.requests.drop_request(&key, number),
-            }
+                Some(answer) if leads => targets.requests.answered(&key, number, Ok(answer)),
+                _ => targets.requests.drop_request(&key, number),
+            };
             targets.wake(key, &mut woken).await;
         }
         // The list has also read targets that nobody requested.
@@ -607,11 +607,11 @@ async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
         if let Err(panic) = &answer {
             error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
         }
-        let leads = targets.tracker.leads();
-        let awaited = targets.requests.answered(&key, number, answer, leads);
-        if awaited && leads {
-            targets.trigger.wake(&key);
-        } else if awaited {
+        if targets.tracker.leads() {
+            if targets.requests.answered(&key, number, answer) {
+                targets.trigger.wake(&key);
+            }
+        } else if targets.requests.drop_request(&key, number) {
             // A standby does not reconcile, so the target is followed here.
             targets.follow(&object);
             targets.watch_if_known(&object);
@@ -947,11 +947,7 @@ mod tests {
             targets.requests.request(field, group);
             let failure = unreadable("the targets could not be listed").into();
             let key = ObjectKey::of(field.as_ref());
-            assert!(
-                targets
-                    .requests
-                    .answered(&key, number, Ok(Err(failure)), true)
-            );
+            assert!(targets.requests.answered(&key, number, Ok(Err(failure))));
         }
         let (start, mut woken) = (Instant::now(), Woken::default());
         for at in 0..MAX_WOKEN {

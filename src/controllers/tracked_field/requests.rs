@@ -398,16 +398,17 @@ impl TargetRequests {
         all
     }
 
-    /// Drops a request without an answer: the next reconcile decides again.
-    pub(super) fn drop_request(&self, key: &ObjectKey, number: u64) {
+    /// Drops a request without an answer: the next reconcile decides again. Returns whether the answer was awaited.
+    pub(super) fn drop_request(&self, key: &ObjectKey, number: u64) -> bool {
         let mut state = self.state();
-        if state
+        let is_awaited = state
             .tickets
             .get(key)
-            .is_some_and(|ticket| ticket.number == number)
-        {
+            .is_some_and(|ticket| ticket.number == number);
+        if is_awaited {
             state.tickets.remove(key);
         }
+        is_awaited
     }
 
     /// Returns whether an answer for this `TrackedField` waits for its reconcile.
@@ -417,14 +418,8 @@ impl TargetRequests {
         ticket.is_some_and(|ticket| ticket.answer.is_some())
     }
 
-    /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
-    pub(super) fn answered(
-        &self,
-        key: &ObjectKey,
-        number: u64,
-        answer: Answered,
-        leads: bool,
-    ) -> bool {
+    /// Keeps an answer for the next reconcile. Returns whether the answer was awaited.
+    pub(super) fn answered(&self, key: &ObjectKey, number: u64, answer: Answered) -> bool {
         let mut state = self.state();
         let Some(ticket) = state
             .tickets
@@ -434,9 +429,6 @@ impl TargetRequests {
             return false;
         };
         ticket.answer = Some(answer);
-        if !leads {
-            state.tickets.remove(key);
-        }
         true
     }
 
