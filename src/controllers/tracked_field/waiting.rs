@@ -313,10 +313,7 @@ pub(crate) fn how_to_grant(resource: &ResourceName) -> String {
     format!(
         "grant it with a ClusterRole labelled {AGGREGATE_TO_TRACKER}: \"true\" whose rule is apiGroups: \
          [{:?}], resources: [{:?}], verbs: [{}]",
-        resource
-            .api_version
-            .split_once('/')
-            .map_or("", |(group, _)| group),
+        resource.group(),
         resource.plural,
         TARGET_VERBS.join(", ")
     )

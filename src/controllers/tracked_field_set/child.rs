@@ -67,7 +67,7 @@ pub(crate) fn identity_of(namespace: &str, target: &TargetReference, field: &str
 
 /// Returns the name of the child for a field of `target`: at most 250 characters, and the same after a restore.
 pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str) -> String {
-    let group = resource.api_version.split_once('/').map_or("", |it| it.0);
+    let group = resource.group();
     let ObjectKey { namespace, name } = target;
     let identity = json!([set, group, resource.plural, namespace, name, field]).to_string();
     let digest = BASE32_NOPAD
