@@ -158,14 +158,11 @@ impl<T: Transport> TrackedFields<T> {
 
     /// Returns the outcome of an object that `set` owns, or no set.
     fn outcome(&self, waiting: Option<&WaitingReason>, set: Option<&TrackedFieldSet>) -> Outcome {
-        let outcome = match waiting {
-            None => Outcome::ready(""),
-            Some(waiting) if waiting.is_warning() => {
-                let message = waiting.message() + &waiting.advice_of(set);
-                Outcome::failed(waiting.reason(), message)
-            }
-            Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
-        };
+        let mut outcome = Outcome::ready("");
+        if let Some(waiting) = waiting {
+            outcome = waiting.outcome();
+            outcome.message += &waiting.advice_of(set);
+        }
         outcome.event(EventPolicy::Renew(self.renew_event))
     }
 

@@ -14,7 +14,7 @@ use qm_notify::{OutgoingEntry, Transport};
 use qm_runtime::ObjectKey;
 use qm_runtime::manager::CacheStatus;
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::SUSPENDED;
+use qm_runtime::outcome::{Outcome, SUSPENDED};
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::lookup::Unreadable;
@@ -215,6 +215,15 @@ impl WaitingReason {
     /// Returns whether the Event is a Warning: something is wrong, or a user has to act.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
+    }
+
+    /// Returns the outcome of an object with this obstacle.
+    pub(crate) fn outcome(&self) -> Outcome {
+        if self.is_warning() {
+            Outcome::failed(self.reason(), self.message())
+        } else {
+            Outcome::in_progress(self.reason(), self.message())
+        }
     }
 
     /// Returns the reason for Events.

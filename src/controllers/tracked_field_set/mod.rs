@@ -427,7 +427,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             } else {
                 continue;
             };
-            return Err(Outcome::failed(waiting.reason(), waiting.message()));
+            return Err(waiting.outcome());
         }
         Ok(())
     }
@@ -1048,12 +1048,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .receivers
             .problem(&cx.key.namespace, contact_point, true)
         {
-            let outcome = if waiting.is_warning() {
-                Outcome::failed(waiting.reason(), waiting.message())
-            } else {
-                Outcome::in_progress(waiting.reason(), waiting.message())
-            };
-            return (outcome, retry_after);
+            return (waiting.outcome(), retry_after);
         }
         if let Some((number, first)) =
             rejected.and_then(|all| Some((all.all().count(), all.all().next()?)))
@@ -1201,7 +1196,7 @@ fn listing(resource: &ResourceName) -> Outcome {
 }
 
 fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
-    let outcome = Outcome::failed(waiting.reason(), waiting.message());
+    let outcome = waiting.outcome();
     match error {
         Some(error) => Err(error.with_outcome(outcome)),
         None if waiting.needs_poll() => Ok(outcome.requeue(Requeue::Poll)),
@@ -1210,6 +1205,5 @@ fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome
 }
 
 fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
-    let waiting = WaitingReason::of_watch(resource, problem);
-    Outcome::failed(waiting.reason(), waiting.message())
+    WaitingReason::of_watch(resource, problem).outcome()
 }
