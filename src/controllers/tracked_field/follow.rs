@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use kube::api::ListParams;
+use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
 use qm_api::tracked_field::{StoredHistory, TargetReference};
@@ -152,21 +153,26 @@ impl Targets {
         let Some(resolved) = self.resolver.known(target) else {
             return false;
         };
-        if self.reaches(object, resolved.namespace_of(target)).is_ok() && self.is_granted(&resolved)
-        {
+        let namespace = resolved.namespace_of(target);
+        if self.reaches(&object.metadata, namespace).is_ok() && self.is_granted(&resolved) {
             self.ensure_watch(&resolved);
         }
         true
     }
 
-    /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped target.
-    fn reaches(&self, object: &TrackedField, namespace: &str) -> Result<(), WaitingReason> {
+    /// Checks that the object with this metadata may have a target in `namespace`, which is empty for a cluster-scoped
+    /// target.
+    pub(crate) fn reaches(
+        &self,
+        object: &ObjectMeta,
+        namespace: &str,
+    ) -> Result<(), WaitingReason> {
         if !self.scope.covers(namespace) {
             return Err(WaitingReason::OutOfScope {
                 namespace: namespace.into(),
             });
         }
-        if self.no_cross_namespace_refs && object.metadata.namespace.as_deref() != Some(namespace) {
+        if self.no_cross_namespace_refs && object.namespace.as_deref() != Some(namespace) {
             return Err(WaitingReason::CrossNamespace {
                 namespace: namespace.into(),
             });
@@ -201,7 +207,7 @@ impl Targets {
             );
             return Err(WaitingReason::ResourceMismatch(message));
         }
-        self.reaches(object, namespace)?;
+        self.reaches(&object.metadata, namespace)?;
         // Admission policies only check that the author has permissions in the named namespace.
         if !resolved.namespaced && !target.namespace.is_empty() {
             let message = format!(

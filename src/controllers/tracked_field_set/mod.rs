@@ -392,7 +392,6 @@ impl<T: Transport> TrackedFieldSets<T> {
 
     /// Checks that the operator watches the namespaces that the set names.
     fn check_scope(&self, set: &TrackedFieldSet) -> Result<(), Outcome> {
-        let own = set.namespace().unwrap_or_default();
         let namespaces = set.spec.target.namespaces.clone().unwrap_or_default();
         let Targets {
             scope,
@@ -417,19 +416,12 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let mut named = namespaces.names;
         if named.is_empty() {
-            named.push(own.clone());
+            named.extend(set.namespace());
         }
-        for namespace in named {
-            let waiting = if !scope.covers(&namespace) {
-                WaitingReason::OutOfScope { namespace }
-            } else if *no_cross_namespace_refs && namespace != own {
-                WaitingReason::CrossNamespace { namespace }
-            } else {
-                continue;
-            };
-            return Err(waiting.outcome());
-        }
-        Ok(())
+        named.iter().try_for_each(|namespace| {
+            let reached = self.targets.reaches(&set.metadata, namespace);
+            reached.map_err(|waiting| waiting.outcome())
+        })
     }
 
     async fn resolve(&self, set: &TrackedFieldSet) -> Result<Resolved, TrackError> {
