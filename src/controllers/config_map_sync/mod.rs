@@ -30,7 +30,8 @@ use tokio::sync::Semaphore;
 use self::copy::Copy;
 use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{CopyPlan, PlanError};
-use self::status::{CopyProblem, CopySummary, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
+use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
+use super::NAMESPACE_NOT_FOUND;
 use crate::cli::RunConfig;
 
 pub mod copy;

@@ -44,13 +44,18 @@ use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{DepartureReads, MAX_WRITES, RECHECK_INTERVAL, Rejections};
-use super::tracked_field::field::Selectors;
+use super::contact_point::endpoint::BODY_INVALID;
+use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::target::Resolved;
-use super::tracked_field::waiting::{Receivers, WaitingReason};
+use super::tracked_field::waiting::{
+    CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
+    Receivers, TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
+};
+use super::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
@@ -92,12 +97,6 @@ pub(crate) const NOTHING_MATCHES: &str = "NothingMatches";
 pub const PROGRESSING: &str = "Progressing";
 /// Reason of a set that selects more resources than it may track.
 pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
-/// Reason of a set that names a namespace that does not exist.
-pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
-const RESOURCE_MISMATCH: &str = "ResourceMismatch";
-const OUT_OF_SCOPE: &str = "OutOfScope";
-const TEMPLATE_INVALID: &str = "TemplateInvalid";
-const WHEN_INVALID: &str = "WhenInvalid";
 
 pub const REASONS: [&str; 26] = [
     READY,
@@ -105,13 +104,13 @@ pub const REASONS: [&str; 26] = [
     PROGRESSING,
     SUSPENDED,
     SPEC_INVALID,
-    "FieldNotFound",
-    "PathInvalid",
+    FIELD_NOT_FOUND,
+    PATH_INVALID,
     TEMPLATE_INVALID,
     WHEN_INVALID,
     RESOURCE_MISMATCH,
     FORBIDDEN,
-    "TargetUnreadable",
+    TARGET_UNREADABLE,
     OUT_OF_SCOPE,
     NAMESPACE_NOT_FOUND,
     TOO_MANY_TARGETS,
@@ -122,10 +121,10 @@ pub const REASONS: [&str; 26] = [
     CONTESTED,
     WRITE_REJECTED,
     WRITE_FAILED,
-    "ContactPointNotFound",
-    "ContactPointNotReady",
-    "BodyInvalid",
-    "DeliveryFailing",
+    CONTACT_POINT_NOT_FOUND,
+    CONTACT_POINT_NOT_READY,
+    BODY_INVALID,
+    DELIVERY_FAILING,
 ];
 
 /// Concurrent requests of one reconcile.
