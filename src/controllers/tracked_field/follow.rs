@@ -220,11 +220,7 @@ impl Targets {
         if let Grant::Missing(message) = self.grants.of(&resource) {
             return Err(WaitingReason::NotGranted(message));
         }
-        let api = if resolved.namespaced {
-            Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
-        } else {
-            Api::all_with(self.client.clone(), &resolved.resource)
-        };
+        let api = resolved.api(&self.client, resolved.namespaced.then_some(namespace));
         let watched_namespace = match &self.scope {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
@@ -349,11 +345,7 @@ impl Targets {
             self.tracker
                 .unread_of(resource, watched_namespace, self.sync_period, usize::MAX);
         let keys: Vec<_> = tickets.keys().cloned().collect();
-        let (client, resource_type) = (self.client.clone(), &resolved.resource);
-        let api: Api<RawObject> = match watched_namespace {
-            Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
-            None => Api::all_with(client, resource_type),
-        };
+        let api: Api<RawObject> = resolved.api(&self.client, watched_namespace);
         let list = |page: ListParams| {
             let api = api.clone();
             async move {

@@ -783,12 +783,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         resolved: &Resolved,
         target: &ObjectKey,
     ) -> Option<bool> {
-        let (client, resource) = (self.targets.client.clone(), &resolved.resource);
-        let api: Api<DynamicObject> = if resolved.namespaced {
-            Api::namespaced_with(client, &target.namespace, resource)
-        } else {
-            Api::all_with(client, resource)
-        };
+        let namespace = resolved.namespaced.then_some(&*target.namespace);
+        let api: Api<DynamicObject> = resolved.api(&self.targets.client, namespace);
         match api.get_metadata_opt(&target.name).await {
             Ok(None) => Some(false),
             Ok(Some(found)) => {
