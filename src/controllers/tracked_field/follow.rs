@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
-use qm_api::tracked_field::{StoredHistory, TargetReference};
+use qm_api::tracked_field::{Initial, StoredHistory, TargetReference};
 use qm_core::shared;
 use qm_runtime::error::Error;
 use qm_runtime::pages::all_pages;
@@ -34,7 +34,6 @@ use super::requests::{
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
-use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
 
 /// Number of followers that a list wakes at once, if they have something to record.

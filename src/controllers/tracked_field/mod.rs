@@ -11,7 +11,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
+use qm_api::tracked_field::{Entry, GROUP, History, Initial, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
 use qm_notify::history::{FailedEntries, HistoryChanges, NewestState};
@@ -33,7 +33,6 @@ use self::follower::FollowIdentity;
 use self::requests::{Answer, TrackError};
 use self::waiting::{Receivers, WaitingReason};
 use self::when::{ParsedWhen, ParsedWhens};
-use super::tracked_field_set::child::Initial;
 
 pub mod field;
 pub mod follow;

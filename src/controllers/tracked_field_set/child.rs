@@ -10,7 +10,8 @@ use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
 use qm_api::common::OWNER;
 use qm_api::tracked_field::{
-    BUILT_IN_KINDS, ChangeAction, Entry, NotificationSpec, TargetReference, TrackedFieldSpec,
+    BUILT_IN_KINDS, ChangeAction, Entry, Initial, NotificationSpec, TargetReference,
+    TrackedFieldSpec,
 };
 use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TargetSelector, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
@@ -90,31 +91,6 @@ pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str)
         .map(|c| if is_kept(c) { c } else { '-' })
         .collect();
     format!("{set}-{readable}-{}", &digest[..DIGEST_LENGTH])
-}
-
-/// Value of `spec.initial`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Initial {
-    Notify,
-    Quiet,
-}
-
-impl Initial {
-    /// Reads the value of a child; any other value counts as `Notify`.
-    pub fn of(field: &TrackedField) -> Self {
-        if field.spec.initial.as_deref() == Some("Quiet") {
-            Self::Quiet
-        } else {
-            Self::Notify
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Notify => "Notify",
-            Self::Quiet => "Quiet",
-        }
-    }
 }
 
 /// Returns the part of the spec that all children of a set share.

@@ -15,7 +15,7 @@ use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, ResourceExt};
 use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
+use qm_api::tracked_field::{ChangeAction, Entry, GROUP, Initial};
 use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_core::conditions::READY;
@@ -38,7 +38,7 @@ use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, short_digest};
 
-use self::child::{Departure, DepartureReason, Identity, Initial, LiveChild};
+use self::child::{Departure, DepartureReason, Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
