@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
@@ -185,20 +186,18 @@ pub(crate) enum DepartureReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     Now,
-    /// After this time, unless the child changes before.
-    After(Duration),
-    /// The newest state of the target is not known or not recorded yet.
+    /// The child of a deleted target stays for this time, unless another child needs its slot.
+    Kept {
+        after: Duration,
+        /// Time of the last entry.
+        last: Option<Timestamp>,
+    },
+    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
+    Unsent {
+        after: Duration,
+    },
+    /// The newest state of the child or of its target is not known or not recorded yet.
     Unknown,
-}
-
-impl Departure {
-    fn once(left: Duration) -> Self {
-        if left.is_zero() {
-            Self::Now
-        } else {
-            Self::After(left)
-        }
-    }
 }
 
 /// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted target
@@ -212,7 +211,10 @@ pub(crate) fn departure(
 ) -> Departure {
     let mut pending = history.iter().filter(|entry| entry.is_pending());
     if let Some(oldest) = pending.next() {
-        return Departure::once(MAX_WAIT.saturating_sub(age(oldest)));
+        return match MAX_WAIT.saturating_sub(age(oldest)) {
+            Duration::ZERO => Departure::Now,
+            after => Departure::Unsent { after },
+        };
     }
     let DepartureReason::Unselected { exists } = reason else {
         return Departure::Now;
@@ -221,7 +223,13 @@ pub(crate) fn departure(
         .last()
         .filter(|last| last.action == ChangeAction::Deleted);
     match (deleted, exists) {
-        (Some(deleted), _) => Departure::once(keep.saturating_sub(waited(deleted, now))),
+        (Some(deleted), _) => match keep.saturating_sub(waited(deleted, now)) {
+            Duration::ZERO => Departure::Now,
+            after => Departure::Kept {
+                after,
+                last: deleted.time.as_ref().map(|time| time.0),
+            },
+        },
         // The child must first record the deletion of its target.
         (None, Some(false)) if !history.is_empty() => Departure::Unknown,
         (None, Some(_)) => Departure::Now,
@@ -297,14 +305,14 @@ pub(super) mod tests {
     }
 
     fn entry(action: &str, delivery: &str, age: i64) -> Entry {
-        let time = jiff::Timestamp::from_second(1_000_000 - age).unwrap();
+        let time = Timestamp::from_second(1_000_000 - age).unwrap();
         let entry = json!({ "action": action, "time": time, "value": "1", "id": "x", "delivery": delivery });
         serde_json::from_value(entry).unwrap()
     }
 
     fn now() -> Now {
         Now {
-            wall: jiff::Timestamp::from_second(1_000_000).unwrap(),
+            wall: Timestamp::from_second(1_000_000).unwrap(),
             monotonic: std::time::Instant::now(),
         }
     }
@@ -317,11 +325,11 @@ pub(super) mod tests {
     #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), Departure::Now)]
     #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), Departure::Unknown)]
     #[case::unknown(&[("Created", "Delivered", 5)], None, Departure::Unknown)]
-    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::After(Duration::from_secs(95)))]
+    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
     #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), Departure::Now)]
-    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::After(Duration::from_secs(24 * 3600 - 400)))]
+    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
     #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), Departure::Now)]
-    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::After(Duration::from_secs(24 * 3600 - 5)))]
+    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
     fn child_of_an_unselected_target_leaves(
         #[case] entries: &[(&str, &str, i64)],
         #[case] exists: Option<bool>,
@@ -355,6 +363,6 @@ pub(super) mod tests {
         assert_eq!(departure("Delivered", 5), Departure::Now);
         assert_eq!(departure("Failed", 5), Departure::Now);
         assert_eq!(departure("Pending", DAY), Departure::Now);
-        assert!(matches!(departure("Pending", 5), Departure::After(_)));
+        assert!(matches!(departure("Pending", 5), Departure::Unsent { .. }));
     }
 }

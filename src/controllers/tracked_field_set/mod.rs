@@ -667,29 +667,29 @@ impl<T: Transport> TrackedFieldSets<T> {
             .collect();
         let reads = &DepartureReads::default();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decided = self.departure(cx, resolved, keep, &key, &known, reads);
-            (decided.await, KnownDeparture { key, known })
+            let departure = self.departure(cx, resolved, keep, &key, &known, reads);
+            (departure.await, KnownDeparture { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
         let (mut departures, mut waiting) = (Departures::default(), Vec::new());
-        for (decided, child) in decisions {
-            let next = match decided {
-                Decided::Now => {
+        for (departure, child) in decisions {
+            let next = match departure {
+                Departure::Now => {
                     departures.due.push(child);
                     continue;
                 }
-                Decided::Kept { after, last } => {
+                Departure::Kept { after, last } => {
                     waiting.push((last, child));
                     after
                 }
-                Decided::Unsent { after } => {
+                Departure::Unsent { after } => {
                     departures.waiting += 1;
                     after.min(RECHECK_INTERVAL)
                 }
-                Decided::Unknown => {
+                Departure::Unknown => {
                     departures.waiting += 1;
                     RECHECK_INTERVAL
                 }
@@ -716,14 +716,14 @@ impl<T: Transport> TrackedFieldSets<T> {
         key: &ObjectKey,
         known: &KnownChild<LiveChild>,
         reads: &DepartureReads,
-    ) -> Decided {
+    ) -> Departure {
         // The decision must use the history of the version that it deletes.
         let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());
         let (Some(field), Some(history)) = (field, history) else {
-            return Decided::Unknown;
+            return Departure::Unknown;
         };
         let is_pending = history.iter().any(Entry::is_pending);
         let target = &field.spec.target;
@@ -741,7 +741,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
             // The deletions of this reconcile trigger the next one, which decides in another order.
             if needs_read && !reads.take() {
-                return Decided::Unknown;
+                return Departure::Unknown;
             }
             let exists = if needs_read {
                 self.exists_unselected(cx, resolved, &target_key).await
@@ -755,24 +755,13 @@ impl<T: Transport> TrackedFieldSets<T> {
         // The tracker may have observed a change meanwhile.
         let identity = FollowIdentity::of(&field);
         if self.targets.tracker.has_unrecorded(key, &identity) {
-            return Decided::Unknown;
+            return Departure::Unknown;
         }
         let age = |entry: &Entry| {
             let id = entry.id.as_deref().unwrap_or_default();
             self.receivers.outbox.waited(key, id)
         };
-        match child::departure(&history, reason, keep, age, Now::read()) {
-            Departure::Now => Decided::Now,
-            Departure::After(after) if is_pending => Decided::Unsent { after },
-            Departure::After(after) => Decided::Kept {
-                after,
-                last: history
-                    .last()
-                    .and_then(|last| last.time.as_ref())
-                    .map(|time| time.0),
-            },
-            Departure::Unknown => Decided::Unknown,
-        }
+        child::departure(&history, reason, keep, age, Now::read())
     }
 
     /// Returns whether the target exists and the set does not select it, by a read, because the watch may lag or may have
@@ -1112,23 +1101,6 @@ impl Drop for ListGuard<'_> {
     fn drop(&mut self) {
         self.index.end_list(self.set);
     }
-}
-
-/// Decision about a child that the set no longer needs.
-enum Decided {
-    Now,
-    /// The child of a deleted target stays for this time, unless another child needs its slot.
-    Kept {
-        after: Duration,
-        /// Time of the last entry.
-        last: Option<Timestamp>,
-    },
-    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
-    Unsent {
-        after: Duration,
-    },
-    /// The cache or the tracker lacks the newest state of the child or of its target.
-    Unknown,
 }
 
 /// Checks the fields, template and condition of a spec, without the cluster.
