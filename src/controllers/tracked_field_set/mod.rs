@@ -238,11 +238,24 @@ struct Written {
 
 /// A write of one child.
 enum ChildWrite {
-    Ensure {
+    Create {
+        target: ObjectKey,
+        child: Box<TrackedField>,
+    },
+    Change {
         target: ObjectKey,
         child: Box<TrackedField>,
     },
     Delete(KnownDeparture),
+}
+
+impl ChildWrite {
+    fn key(&self) -> ObjectKey {
+        match self {
+            Self::Create { child, .. } | Self::Change { child, .. } => ObjectKey::of(&**child),
+            Self::Delete(KnownDeparture { key, .. }) => key.clone(),
+        }
+    }
 }
 
 /// Result of a write of one child.
@@ -784,43 +797,45 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Sends one write, except a creation while the quota is exceeded. Returns the child's key, whether the write is a
-    /// deletion, and the result.
+    /// Sends one write, except a creation while the quota is exceeded.
     async fn perform(
         &self,
         cx: &Context<TrackedFieldSet>,
-        write: ChildWrite,
-        is_new: bool,
+        write: &ChildWrite,
         is_quota_exceeded: &AtomicBool,
-    ) -> (ObjectKey, bool, Result<WriteResult>) {
-        let (target, child) = match write {
+    ) -> Result<WriteResult> {
+        let (target, child, applied) = match write {
             ChildWrite::Delete(KnownDeparture { key, known }) => {
-                let deleted = self.children.delete(&key, &known).await;
-                return (key, true, deleted.map(|()| WriteResult::Deleted));
+                return match self.children.delete(key, known).await {
+                    Err(error) if !error.is_not_found() => Err(error),
+                    _ => Ok(WriteResult::Deleted),
+                };
             }
-            ChildWrite::Ensure { target, child } => (target, child),
-        };
-        let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
-        if is_new && is_quota_exceeded.load(Ordering::Relaxed) {
-            return (key, false, Ok(WriteResult::Waits));
-        }
-        let applied = if is_new {
-            self.children.create(cx, *child).await
-        } else {
-            self.children.apply(cx, *child, Quirks::default()).await
+            ChildWrite::Create { .. } if is_quota_exceeded.load(Ordering::Relaxed) => {
+                return Ok(WriteResult::Waits);
+            }
+            ChildWrite::Create { target, child } => {
+                let applied = self.children.create(cx, (**child).clone()).await;
+                (target, child, applied)
+            }
+            ChildWrite::Change { target, child } => {
+                let (desired, quirks) = ((**child).clone(), Quirks::default());
+                let applied = self.children.apply(cx, desired, quirks).await;
+                (target, child, applied)
+            }
         };
         if let Err(error) = &applied {
             let is_quota = error.classify().1 == QUOTA_EXCEEDED;
             is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
         } else {
-            self.index.record_children(&cx.key, [(&target, identity)]);
+            let identity = child::identity(child);
+            self.index.record_children(&cx.key, [(target, identity)]);
         }
-        let result = applied.map(|ensured| match ensured {
+        applied.map(|ensured| match ensured {
             Ensured::Created(_) => WriteResult::Created,
             Ensured::Kept(_) => WriteResult::Waits,
             _ => WriteResult::Changed,
-        });
-        (key, false, result)
+        })
     }
 
     /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are not
@@ -885,10 +900,14 @@ impl<T: Transport> TrackedFieldSets<T> {
                     matching.push(key.clone());
                 }
                 None if is_full => further += 1,
-                None => writes.push(ChildWrite::Ensure {
-                    target: desired.target.clone(),
-                    child: Box::new(child),
-                }),
+                None => {
+                    let (target, child) = (desired.target.clone(), Box::new(child));
+                    writes.push(if is_missing {
+                        ChildWrite::Create { target, child }
+                    } else {
+                        ChildWrite::Change { target, child }
+                    });
+                }
             }
         }
         let (ensures, left) = writes::limited(ensures, contested);
@@ -902,11 +921,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             remaining: all - writes.len(),
             ..Written::default()
         };
-        let is_new = |write: &ChildWrite| match write {
-            ChildWrite::Ensure { child, .. } => !unchecked.contains_key(&ObjectKey::of(&**child)),
-            ChildWrite::Delete(_) => false,
-        };
-        let created = writes.iter().filter(|write| is_new(write)).count();
+        let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
+        let created = writes.iter().filter(is_creation).count();
         if created > 0 {
             cx.confirm_owner().await?;
         }
@@ -917,9 +933,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             reads.gather(resource);
         }
         let is_quota_exceeded = &AtomicBool::new(false);
-        let results = writes.into_iter().map(|write| {
-            let is_new = is_new(&write);
-            self.perform(cx, write, is_new, is_quota_exceeded)
+        let results = writes.into_iter().map(|write| async move {
+            let result = self.perform(cx, &write, is_quota_exceeded).await;
+            (write, result)
         });
         let results: Vec<_> = stream::iter(results)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
@@ -934,11 +950,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             state.rejected.forget(&key);
         }
         let mut quota = None;
-        for (key, is_deletion, result) in results {
-            let result = match result {
-                Err(error) if is_deletion && error.is_not_found() => Ok(WriteResult::Deleted),
-                result => result,
-            };
+        for (write, result) in results {
+            let key = write.key();
             match result {
                 Ok(WriteResult::Waits) => {
                     if let Some(contested) = self.children.contested(&key) {
@@ -965,11 +978,12 @@ impl<T: Transport> TrackedFieldSets<T> {
                 Err(error) => match error.classify() {
                     (Class::Transient | Class::Stale, _) => written.error = Some(error),
                     (_, reason) => {
-                        let is_quota = reason == QUOTA_EXCEEDED && !unchecked.contains_key(&key);
+                        let is_quota = reason == QUOTA_EXCEEDED;
                         let why = (reason, error.to_string());
-                        if is_quota {
+                        if is_quota && matches!(write, ChildWrite::Create { .. }) {
                             quota = Some(why);
                         } else {
+                            let is_deletion = matches!(write, ChildWrite::Delete(_));
                             state.rejected.reject(key, is_deletion, why, Instant::now());
                         }
                     }
