@@ -43,7 +43,7 @@ use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
-use self::writes::{DepartureReads, MAX_WRITES, RECHECK_INTERVAL, Rejections};
+use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
 use super::contact_point::endpoint::BODY_INVALID;
 use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
 use super::tracked_field::follow::Targets;
@@ -234,28 +234,6 @@ struct Written {
     contested: Option<(String, Duration)>,
     /// Failure that ends the reconcile; the runtime retries.
     error: Option<Error>,
-}
-
-/// A write of one child.
-enum ChildWrite {
-    Create {
-        target: ObjectKey,
-        child: Box<TrackedField>,
-    },
-    Change {
-        target: ObjectKey,
-        child: Box<TrackedField>,
-    },
-    Delete(KnownDeparture),
-}
-
-impl ChildWrite {
-    fn key(&self) -> ObjectKey {
-        match self {
-            Self::Create { child, .. } | Self::Change { child, .. } => ObjectKey::of(&**child),
-            Self::Delete(KnownDeparture { key, .. }) => key.clone(),
-        }
-    }
 }
 
 /// Result of a write of one child.
@@ -838,6 +816,39 @@ impl<T: Transport> TrackedFieldSets<T> {
         })
     }
 
+    /// Sends these writes; returns the result of each.
+    async fn send(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resource: &ResourceName,
+        writes: Vec<ChildWrite>,
+    ) -> Result<Vec<(ChildWrite, Result<WriteResult>)>> {
+        let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
+        let created = writes.iter().filter(is_creation).count();
+        if created > 0 {
+            cx.confirm_owner().await?;
+        }
+        // The targets are read by one list, after the last creation.
+        let reads = &self.targets.requests;
+        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
+        if is_gathering {
+            reads.gather(resource);
+        }
+        let is_quota_exceeded = &AtomicBool::new(false);
+        let results = writes.into_iter().map(|write| async move {
+            let result = self.perform(cx, &write, is_quota_exceeded).await;
+            (write, result)
+        });
+        let results: Vec<_> = stream::iter(results)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .collect()
+            .await;
+        if is_gathering {
+            reads.gather(resource);
+        }
+        Ok(results)
+    }
+
     /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are not
     /// known to match.
     async fn write(
@@ -862,91 +873,16 @@ impl<T: Transport> TrackedFieldSets<T> {
         due.retain(|departure| !waiting.contains(&departure.key));
         // A deletion may free a part of the quota.
         let creations_wait = quota_is_exceeded && due.is_empty();
-        let notification = child::notification(&cx.object.spec);
-        let (mut ensures, mut contested, mut further) = (Vec::new(), Vec::new(), 0);
-        let (mut matching, mut lacks_children) = (Vec::new(), false);
-        for (key, desired) in &mut plan.desired {
-            let is_missing = !unchecked.contains_key(key);
-            if desired.checked.is_some() && is_missing {
-                continue;
-            }
-            lacks_children |= is_missing;
-            if waiting.contains(key) || (is_missing && creations_wait) {
-                continue;
-            }
-            let writes = if desired.is_contested {
-                &mut contested
-            } else {
-                &mut ensures
-            };
-            let is_full = writes.len() >= MAX_WRITES;
-            if is_missing && is_full {
-                further += 1;
-                continue;
-            }
-            let live = unchecked.get(key).filter(|live| !live.terminating);
-            let spec = child::spec(
-                &cx.object.spec.target,
-                &notification,
-                &desired.target,
-                &cx.object.spec.fields[desired.field],
-                desired.initial,
-            );
-            let child = child::build(&cx.object, key, spec);
-            let content = child::content_of(&child, &cx.owner);
-            match live.filter(|live| live.summary.content == content) {
-                Some(live) => {
-                    desired.checked = Some(live.fingerprint);
-                    matching.push(key.clone());
-                }
-                None if is_full => further += 1,
-                None => {
-                    let (target, child) = (desired.target.clone(), Box::new(child));
-                    writes.push(if is_missing {
-                        ChildWrite::Create { target, child }
-                    } else {
-                        ChildWrite::Change { target, child }
-                    });
-                }
-            }
-        }
-        let (ensures, left) = writes::limited(ensures, contested);
-        further += left;
-        let all = due.len() + ensures.len() + further;
-        due.truncate(writes::deletion_count(due.len(), ensures.len()));
-        let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
-        writes.extend(ensures);
-        writes.truncate(MAX_WRITES);
+        let (set, owner) = (&cx.object, &cx.owner);
+        let chosen = writes::choose(set, owner, plan, unchecked, due, &waiting, creations_wait);
         let mut written = Written {
-            remaining: all - writes.len(),
+            remaining: chosen.remaining,
             ..Written::default()
         };
-        let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
-        let created = writes.iter().filter(is_creation).count();
-        if created > 0 {
-            cx.confirm_owner().await?;
-        }
-        // The targets are read by one list, after the last creation.
-        let reads = &self.targets.requests;
-        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
-        if is_gathering {
-            reads.gather(resource);
-        }
-        let is_quota_exceeded = &AtomicBool::new(false);
-        let results = writes.into_iter().map(|write| async move {
-            let result = self.perform(cx, &write, is_quota_exceeded).await;
-            (write, result)
-        });
-        let results: Vec<_> = stream::iter(results)
-            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-            .collect()
-            .await;
-        if is_gathering {
-            reads.gather(resource);
-        }
+        let results = self.send(cx, resource, chosen.writes).await?;
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
-        for key in matching {
+        for key in chosen.matching {
             state.rejected.forget(&key);
         }
         let mut quota = None;
@@ -992,7 +928,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         match quota {
             Some(why) => state.rejected.reject_creations(why, Instant::now()),
-            None if creations_wait && lacks_children => {}
+            None if creations_wait && chosen.lacks_children => {}
             None => state.rejected.allow_creations(),
         }
         state.created += written.created;
