@@ -628,8 +628,7 @@ fn unless_terminating<K: ChildKind, S>(
 fn basis(owner: &Owner, fingerprint: u64) -> Basis {
     Basis {
         fingerprint,
-        generation: owner.generation(),
-        requested: owner.requested().map(str::to_owned),
+        revision: owner.revision().clone(),
     }
 }
 

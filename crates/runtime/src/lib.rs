@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_core::kind::Kind;
 use qm_core::shared;
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep_until};
@@ -102,6 +103,25 @@ impl fmt::Display for ObjectKey {
 impl fmt::Debug for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// Version of an object's spec, and its last reconcile request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revision {
+    /// Generation of the spec.
+    pub generation: Option<i64>,
+    /// Value of the `requested-at` annotation.
+    pub requested_at: Option<String>,
+}
+
+impl Revision {
+    /// Returns the revision of `object`.
+    pub fn of<K: Kind>(object: &K) -> Self {
+        Self {
+            generation: object.meta().generation,
+            requested_at: object.annotations().get(K::NAMES.requested_at).cloned(),
+        }
     }
 }
 

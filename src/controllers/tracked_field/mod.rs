@@ -8,8 +8,6 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
-use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, Initial, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
@@ -24,7 +22,7 @@ use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::watch::WatchProblem;
-use qm_runtime::{ObjectKey, write};
+use qm_runtime::{ObjectKey, Revision, write};
 use tracing::debug;
 use uuid::Uuid;
 
@@ -149,8 +147,7 @@ fn unreadable_history(error: impl Display) -> Error {
 impl<T: Transport> TrackedFields<T> {
     fn circumstances(&self, object: &TrackedField) -> Circumstances {
         Circumstances {
-            generation: object.metadata.generation,
-            requested_at: object.annotations().get(REQUESTED_AT).cloned(),
+            revision: Revision::of(object),
             apiserver_returns: self.availability.outages_ended(),
         }
     }

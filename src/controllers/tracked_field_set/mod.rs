@@ -13,7 +13,6 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, ResourceExt};
-use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{ChangeAction, Entry, GROUP, Initial};
 use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
@@ -36,7 +35,7 @@ use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
-use qm_runtime::{ObjectKey, WatchScope, short_digest};
+use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
 
 use self::child::{Departure, DepartureReason, Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
@@ -168,8 +167,8 @@ type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 
 /// Desired children of a set. A reconcile updates the plan of the previous reconcile.
 struct Plan {
-    /// Generation and requests of the set that the plan is for.
-    basis: (Option<i64>, Option<String>),
+    /// Revision of the set that the plan is for.
+    revision: Revision,
     /// Time of the last comparison of everything.
     compared: Instant,
     desired: HashMap<ObjectKey, DesiredField>,
@@ -503,15 +502,14 @@ impl<T: Transport> TrackedFieldSets<T> {
     /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets after a
     /// change of the spec, a complete list and each resync.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
-        let requested_at = cx.object.annotations().get(REQUESTED_AT).cloned();
-        let basis = (cx.object.metadata.generation, requested_at);
+        let revision = Revision::of(cx.object.as_ref());
         let before = {
             let mut states = self.states();
             states.get_mut(&cx.key).and_then(|state| state.plan.take())
         };
         let changes = self.index.take_changes(&cx.key);
         let before = before.filter(|plan| {
-            !changes.all && plan.basis == basis && plan.compared.elapsed() < self.sync_period
+            !changes.all && plan.revision == revision && plan.compared.elapsed() < self.sync_period
         });
         let slots = cx.object.spec.max_targets();
         if let Some(mut plan) = before {
@@ -540,7 +538,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(|(target, known)| self.planned(cx, resource, target, known))
             .collect();
         let mut plan = Plan {
-            basis,
+            revision,
             compared: Instant::now(),
             desired: HashMap::new(),
             covered: HashMap::new(),

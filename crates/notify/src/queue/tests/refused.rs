@@ -2,6 +2,8 @@
 
 use Refusal::{Forbidden, Gone, Rejected};
 
+use qm_runtime::Revision;
+
 use super::super::Circumstances;
 use super::*;
 
@@ -529,6 +531,10 @@ fn object_is_left_out_after_five_rejected_writes() {
 fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     let mut queue = TestQueue::open();
     let same = Circumstances::default();
+    let with_revision = |revision: Revision| Circumstances {
+        revision,
+        ..Circumstances::default()
+    };
     let due = |queue: &TestQueue, circumstances: &Circumstances| {
         queue
             .queues
@@ -549,14 +555,14 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     );
     queue.write_rejected("a", (403, "denied"));
     for changed in [
-        Circumstances {
+        with_revision(Revision {
             generation: Some(2),
-            ..same.clone()
-        },
-        Circumstances {
+            ..Revision::default()
+        }),
+        with_revision(Revision {
             requested_at: Some("now".into()),
-            ..same.clone()
-        },
+            ..Revision::default()
+        }),
         Circumstances {
             apiserver_returns: 1,
             ..same.clone()
@@ -564,10 +570,10 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     ] {
         assert_eq!(due(&queue, &changed), None);
     }
-    let changed = Circumstances {
+    let changed = with_revision(Revision {
         generation: Some(2),
-        ..same
-    };
+        ..Revision::default()
+    });
     queue.queues.write_rejected(
         &key("a"),
         &key("p"),
