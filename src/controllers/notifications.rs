@@ -25,7 +25,7 @@ use super::tracked_field::target::Resolver;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::waiting::Receivers;
 use super::tracked_field::when::ParsedWhens;
-use super::tracked_field::{self, EntryTimings, TrackedFields};
+use super::tracked_field::{self, TrackedFields};
 use super::tracked_field_set::child::LiveChild;
 use super::tracked_field_set::index::SetIndex;
 use super::tracked_field_set::metrics::SetMetrics;
@@ -137,15 +137,11 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let tracked_fields = TrackedFields {
         targets: Arc::clone(&targets),
         sets: sets.objects.clone(),
-        set_index: Arc::clone(&set_index),
         receivers: Arc::clone(&receivers),
         outbox,
         whens: ParsedWhens::default(),
         metrics,
-        timings: EntryTimings {
-            renew_event: timings.event_renewal,
-            sync_period: timings.sync_period,
-        },
+        renew_event: timings.event_renewal,
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
     };

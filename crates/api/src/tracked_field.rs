@@ -188,6 +188,34 @@ pub struct TargetReference {
     pub resource: Option<String>,
 }
 
+/// Value of `spec.initial`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    /// The first value is sent.
+    Notify,
+    /// The first value is recorded, and not sent.
+    Quiet,
+}
+
+impl Initial {
+    /// Reads the value of `field`; any other value counts as `Notify`.
+    pub fn of(field: &TrackedField) -> Self {
+        if field.spec.initial.as_deref() == Some("Quiet") {
+            Self::Quiet
+        } else {
+            Self::Notify
+        }
+    }
+
+    /// Returns the word for the spec.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Notify => "Notify",
+            Self::Quiet => "Quiet",
+        }
+    }
+}
+
 impl TrackedField {
     /// Returns the history, which is empty without a status.
     ///

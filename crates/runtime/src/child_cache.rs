@@ -193,7 +193,10 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Returns the keys of all children that satisfy the predicate.
-    pub fn keys_where(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> Vec<ObjectKey> {
+    pub(crate) fn keys_where(
+        &self,
+        is_selected: impl Fn(&KnownChild<S>) -> bool,
+    ) -> Vec<ObjectKey> {
         let state = self.state();
         state
             .known

@@ -94,6 +94,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .collect(|key, child| is_owned(cx, child) && is_selected(key, child))
     }
 
+    /// Returns the keys of the cached children that the context's object [owns](Children::owned).
+    pub fn owned_keys<O: ReconciledKind>(&self, cx: &Context<O>) -> Vec<ObjectKey> {
+        self.cache.keys_where(|child| is_owned(cx, child))
+    }
+
     /// Returns the number of children that the context's object owns.
     pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
         self.cache.count(|child| is_owned(cx, child))
@@ -433,7 +438,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// first call reads the name, because no watch shows a child without the ownership label.
     ///
     /// # Errors
-    /// The errors of [`Children::release`].
+    /// The errors of [`Children::delete_owned`].
     pub async fn ensure_absent<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -452,27 +457,59 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         if self.cache.is_absent(key) || known.is_some_and(|known| known.terminating) {
             return Ok(false);
         }
-        let is_released = self.release(cx, key, false).await?;
-        if !is_released {
+        let is_deleted = self.delete_owned(cx, key).await?;
+        if !is_deleted {
             self.cache.record_absent(key);
         }
-        Ok(is_released)
+        Ok(is_deleted)
     }
 
-    /// Deletes the child of this name, or removes its ownership if it `stays`; returns `false` if the context's object
-    /// does not own such a child, or the child is being deleted.
+    /// Deletes the child of this name; returns `false` if the context's object does not own such a child, or the child is
+    /// being deleted.
     ///
     /// # Errors
     /// [`Error::Stale`] if the owner no longer exists, [`Error::Rejected`] or [`Error::Api`] if the read or the write
     /// failed.
+    pub async fn delete_owned<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        key: &ObjectKey,
+    ) -> Result<bool> {
+        let delete = |live| async move { self.delete(key, &self.known(&live)).await };
+        self.write_owned(cx, key, delete).await
+    }
+
+    /// Removes the ownership of the child of this name, which stays; returns `false` if the context's object does not own
+    /// such a child, or the child is being deleted.
+    ///
+    /// # Errors
+    /// The errors of [`Children::delete_owned`].
     pub async fn release<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
         key: &ObjectKey,
-        stays: bool,
+    ) -> Result<bool> {
+        let release = |mut live: K| async move {
+            cx.owner.clear_ownership(live.meta_mut());
+            // The apiserver keeps its own `managedFields`.
+            live.meta_mut().managed_fields = None;
+            let api = self.unbounded_api(key);
+            let replaced = write::replace(&api, self.manager, &live).await;
+            classified::<K, _>(key, replaced.map(drop))
+        };
+        self.write_owned(cx, key, release).await
+    }
+
+    /// Reads the child of this name and calls `write` with it, again after a conflict; returns `false` if the context's
+    /// object does not own such a child, or the child is being deleted.
+    async fn write_owned<O: ReconciledKind, F: Future<Output = Result<()>>>(
+        &self,
+        cx: &Context<O>,
+        key: &ObjectKey,
+        write: impl Fn(K) -> F,
     ) -> Result<bool> {
         for attempt in 1..=MAX_ATTEMPTS {
-            let Some(mut live) = self.read(key).await? else {
+            let Some(live) = self.read(key).await? else {
                 return Ok(false);
             };
             let ownership = cx.ownership(live.meta());
@@ -483,20 +520,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             if ownership == Ownership::Restored {
                 cx.confirm_owner().await?;
             }
-            let released = if stays {
-                cx.owner.clear_ownership(live.meta_mut());
-                // The apiserver keeps its own `managedFields`.
-                live.meta_mut().managed_fields = None;
-                let api = self.unbounded_api(key);
-                let replaced = write::replace(&api, self.manager, &live).await;
-                classified::<K, _>(key, replaced.map(drop))
-            } else {
-                self.delete(key, &self.known(&live)).await
-            };
-            match released {
+            match write(live).await {
                 Err(error) if error.is_not_found() => return Ok(false),
                 Err(error) if error.is_stale() && attempt < MAX_ATTEMPTS => {}
-                released => return released.map(|()| true),
+                written => return written.map(|()| true),
             }
         }
         Ok(false)
@@ -602,8 +629,7 @@ fn unless_terminating<K: ChildKind, S>(
 fn basis(owner: &Owner, fingerprint: u64) -> Basis {
     Basis {
         fingerprint,
-        generation: owner.generation(),
-        requested: owner.requested().map(str::to_owned),
+        revision: owner.revision().clone(),
     }
 }
 

@@ -31,7 +31,7 @@ use super::owners::Owners;
 use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
-use super::{ObjectKey, finalizer, write};
+use super::{ObjectKey, Revision, finalizer, write};
 
 /// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
 const STATUS_DELAY: Duration = Duration::from_secs(5);
@@ -301,10 +301,8 @@ impl<K: ReconciledKind> Context<K> {
         let read = self.api().get(&self.key.name).await;
         let mut newest = read.map_err(Error::api("the object could not be read again"))?;
         strip(&mut newest);
-        let requested_at = |object: &K| object.annotations().get(K::NAMES.requested_at).cloned();
         let is_same = newest.uid() == self.object.uid()
-            && newest.meta().generation == self.object.meta().generation
-            && requested_at(&newest) == requested_at(&self.object);
+            && Revision::of(&newest) == Revision::of(self.object.as_ref());
         if !is_same {
             return Err(Error::Stale("the object has changed".into()));
         }

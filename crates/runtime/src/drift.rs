@@ -345,7 +345,7 @@ impl Drift {
 
 impl Episode {
     fn of(owner: &Owner, digest: &str) -> Self {
-        let desired = (digest.to_owned(), owner.requested().map(str::to_owned));
+        let desired = (digest.to_owned(), owner.revision().requested_at.clone());
         Self {
             desired,
             at: VecDeque::new(),
@@ -355,7 +355,7 @@ impl Episode {
     }
 
     fn is_of(&self, owner: &Owner, digest: &str) -> bool {
-        self.desired.0 == digest && self.desired.1.as_deref() == owner.requested()
+        self.desired.0 == digest && self.desired.1 == owner.revision().requested_at
     }
 }
 

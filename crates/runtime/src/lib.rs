@@ -5,12 +5,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
+use qm_core::kind::Kind;
 use qm_core::shared;
 use sha2::{Digest, Sha256};
+use tokio::time::{Instant, sleep_until};
 
 pub mod availability;
 pub mod background;
@@ -103,6 +106,25 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
+/// Version of an object's spec, and its last reconcile request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revision {
+    /// Generation of the spec.
+    pub generation: Option<i64>,
+    /// Value of the `requested-at` annotation.
+    pub requested_at: Option<String>,
+}
+
+impl Revision {
+    /// Returns the revision of `object`.
+    pub fn of<K: Kind>(object: &K) -> Self {
+        Self {
+            generation: object.meta().generation,
+            requested_at: object.annotations().get(K::NAMES.requested_at).cloned(),
+        }
+    }
+}
+
 /// Namespaces that the operator watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchScope {
@@ -171,4 +193,12 @@ pub(crate) fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
 /// Returns a resourceVersion as a number; 0 without one.
 pub fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// Waits until this time; forever without a time.
+async fn wait_until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
 }

@@ -11,7 +11,7 @@ use qm_core::kind::Kind;
 use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
-use super::ObjectKey;
+use super::{ObjectKey, Revision};
 
 /// An object with children.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,10 +20,9 @@ pub struct Owner {
     namespace: String,
     reference: OwnerReference,
     fresh: bool,
-    generation: Option<i64>,
+    revision: Revision,
     observed_generation: Option<i64>,
     contested: Option<String>,
-    requested: Option<String>,
 }
 
 /// Relation of an object to an [`Owner`].
@@ -62,18 +61,15 @@ impl Owner {
             block_owner_deletion: Some(true),
             ..object.controller_owner_ref(&())?
         };
-        let requested = object.annotations().get(K::NAMES.requested_at).cloned();
-        let generation = object.meta().generation;
         let namespace = object.namespace()?;
         Some(Self {
             names: K::NAMES,
             namespace,
             reference,
             fresh: false,
-            generation,
+            revision: Revision::of(object),
             observed_generation: None,
             contested: None,
-            requested,
         })
     }
 
@@ -104,7 +100,7 @@ impl Owner {
 
     /// Returns whether the owner's status reports the current spec.
     pub fn is_observed(&self) -> bool {
-        self.observed_generation.is_some() && self.observed_generation == self.generation
+        self.observed_generation.is_some() && self.observed_generation == self.revision.generation
     }
 
     /// Sets the message with which the owner's status reports that other managers keep changing a child.
@@ -118,15 +114,9 @@ impl Owner {
         self.contested.as_deref().filter(|_| self.is_observed())
     }
 
-    /// Returns the owner's generation.
-    pub fn generation(&self) -> Option<i64> {
-        self.generation
-    }
-
-    /// Returns the value of the owner's annotation [`MetadataNames::requested_at`], with which a user requests a
-    /// reconcile.
-    pub fn requested(&self) -> Option<&str> {
-        self.requested.as_deref()
+    /// Returns the owner's revision.
+    pub(crate) fn revision(&self) -> &Revision {
+        &self.revision
     }
 
     /// Returns the owner's kind, as manifests write it.

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt, future};
+use futures::{FutureExt, StreamExt};
+use kube::Resource;
 use kube::core::Status;
-use kube::{Resource, ResourceExt};
 use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -30,7 +30,7 @@ use super::metrics::{ControllerMetrics, Metrics, ReconcileResult, WorkQueueState
 use super::objects::Objects;
 use super::outcome::Requeue;
 use super::trigger::Trigger;
-use super::{tasks, telemetry};
+use super::{Revision, tasks, telemetry, wait_until};
 
 /// Reconciles of one kind, as the runner runs them.
 pub(super) trait Reconcile: Send + Sync + 'static {
@@ -116,9 +116,6 @@ const RECOVERY_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(6),
     max: Duration::from_mins(5),
 };
-
-/// Generation and `requested-at` of an object: with a new value the delays start again.
-type TriggerKey = (Option<i64>, Option<String>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReconcileLimits {
@@ -210,7 +207,8 @@ type QueuePosition = (Instant, u64);
 
 /// An object that was reconciled, or waits for its reconcile.
 struct QueuedObject<R> {
-    last_trigger: Option<TriggerKey>,
+    /// Revision of the last reconcile: with a new one the delays start again.
+    revision: Option<Revision>,
     /// Position of the next reconcile.
     due: Option<Due>,
     /// Status of the last reconcile, until its write begins.
@@ -220,7 +218,7 @@ struct QueuedObject<R> {
 impl<R> Default for QueuedObject<R> {
     fn default() -> Self {
         Self {
-            last_trigger: None,
+            revision: None,
             due: None,
             update: None,
         }
@@ -356,7 +354,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
         if may_write && let Some(update) = item.update.take() {
             return Some(NextStep::WriteStatus(object, update));
         }
-        if item.last_trigger.is_none() {
+        if item.revision.is_none() {
             self.creating.insert(object.clone());
             self.burst.add(now);
         }
@@ -427,14 +425,6 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             depth: due.count(),
             unfinished: unfinished.sum(),
         }
-    }
-}
-
-/// Waits until this time; forever without a time.
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => future::pending().await,
     }
 }
 
@@ -533,7 +523,7 @@ impl<R: Reconcile> Runner<R> {
                     None => return,
                 },
                 Some(()) = steps.next() => {}
-                () = until(due) => {}
+                () = wait_until(due) => {}
                 () = &mut retries => return,
             }
         }
@@ -618,18 +608,12 @@ impl<R: Reconcile> Runner<R> {
         self.work().forget(key);
     }
 
-    /// Records generation and `requested-at` of an object. Returns whether one of them is new.
-    fn record_trigger(&self, key: &ObjectKey, object: &R::Object) -> bool {
-        let trigger = (
-            object.meta().generation,
-            object
-                .annotations()
-                .get(R::Object::NAMES.requested_at)
-                .cloned(),
-        );
+    /// Records the revision of an object. Returns whether the revision is new.
+    fn record_revision(&self, key: &ObjectKey, object: &R::Object) -> bool {
+        let revision = Revision::of(object);
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
-        item.last_trigger.replace(trigger.clone()) != Some(trigger)
+        item.revision.replace(revision.clone()) != Some(revision)
     }
 
     async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
@@ -672,7 +656,7 @@ impl<R: Reconcile> Runner<R> {
         if !left.is_zero() {
             return left;
         }
-        if self.record_trigger(key, &object) {
+        if self.record_revision(key, &object) {
             self.reset(key);
         }
         let span = telemetry::reconcile_span(

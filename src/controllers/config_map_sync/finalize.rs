@@ -11,12 +11,10 @@ use qm_runtime::ObjectKey;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Error, FORBIDDEN, Result};
 use qm_runtime::outcome::Outcome;
+use qm_runtime::pages::all_pages;
 
 use super::status::CopyProblem;
 use super::{ConfigMapSyncs, CopyTotals, blocked, with_error};
-
-/// Number of copies in a page of a list.
-const PAGE_SIZE: u32 = 500;
 
 impl ConfigMapSyncs {
     /// Deletes all copies; returns `None` once none is left.
@@ -53,7 +51,7 @@ impl ConfigMapSyncs {
     async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<ObjectKey>> {
         // A copy that was restored from a backup has another label.
         self.index.ready().await;
-        let mut copies: BTreeSet<_> = self.owned(cx).into_iter().collect();
+        let mut copies: BTreeSet<_> = self.copies.owned_keys(cx).into_iter().collect();
         // In the sync's own namespace an owner reference proves ownership too. A list by the label omits a copy without
         // the label, and the garbage collector would delete a copy that is to stay.
         let here = self.plan(&cx.object).ok();
@@ -62,15 +60,9 @@ impl ConfigMapSyncs {
         let owned = format!("{OWNER_UID}={}", cx.owner.uid());
         let apis = self.scope.apis::<PartialObjectMeta<ConfigMap>>(cx.client());
         for (_, api) in apis {
-            let mut page = ListParams::default().labels(&owned).limit(PAGE_SIZE);
-            loop {
-                let list = api.list(&page).await?;
-                copies.extend(list.items.iter().map(ObjectKey::of));
-                match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => page.continue_token = Some(token),
-                    None => break,
-                }
-            }
+            let (api, params) = (&api, ListParams::default().labels(&owned));
+            let list = |page| async move { api.list(&page).await };
+            copies.extend(all_pages(params, list, |copy| ObjectKey::of(&copy)).await?);
         }
         Ok(copies)
     }

@@ -30,7 +30,8 @@ use tokio::sync::Semaphore;
 use self::copy::Copy;
 use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{CopyPlan, PlanError};
-use self::status::{CopyProblem, CopySummary, LOOP, NAMESPACE_NOT_FOUND, SOURCE_NOT_FOUND};
+use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
+use super::NAMESPACE_NOT_FOUND;
 use crate::cli::RunConfig;
 
 pub mod copy;
@@ -193,7 +194,7 @@ impl Controller for ConfigMapSyncs {
             .filter(|(_, result)| result.is_ok())
             .map(|(copy, _)| copy.clone())
             .collect();
-        let owned = self.owned(cx);
+        let owned = self.copies.owned_keys(cx);
         let (removed, kept) = self.remove_undesired(cx, owned, &desired, &matching).await;
         results.extend(removed);
         let CopyTotals {
@@ -273,7 +274,7 @@ impl ConfigMapSyncs {
                 plan.source
             )
         };
-        let owned = self.owned(cx);
+        let owned = self.copies.owned_keys(cx);
         let existing = owned.iter().filter(|copy| desired.contains(copy));
         let existing = existing.cloned().collect();
         let (removed, _) = self.remove_undesired(cx, owned, desired, &existing).await;
@@ -285,14 +286,6 @@ impl ConfigMapSyncs {
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
         with_error(outcome, !problems.is_empty(), error)
-    }
-
-    /// Returns the copies that the sync owns, and those of an earlier sync of its name that no longer exists.
-    fn owned(&self, cx: &Context<ConfigMapSync>) -> Vec<ObjectKey> {
-        self.index.copies.keys_where(|copy| {
-            *copy.owner_uid == *cx.owner.uid()
-                || (copy.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&copy.owner_uid))
-        })
     }
 
     /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
@@ -317,10 +310,13 @@ impl ConfigMapSyncs {
         copies: impl IntoIterator<Item = ObjectKey>,
     ) -> Vec<(ObjectKey, Result<bool>)> {
         let released = copies.into_iter().map(|copy| async move {
-            let stays = cx.object.spec.orphans();
             // The content of a copy is at most 1 MiB.
             let _permits = self.content_permits.acquire_many(1024).await;
-            let result = self.copies.release(cx, &copy, stays).await;
+            let result = if cx.object.spec.orphans() {
+                self.copies.release(cx, &copy).await
+            } else {
+                self.copies.delete_owned(cx, &copy).await
+            };
             (copy, result)
         });
         stream::iter(released)

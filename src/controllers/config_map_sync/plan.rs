@@ -11,8 +11,9 @@ use qm_core::validation::{is_dns_label, is_dns_subdomain};
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::{ObjectKey, WatchScope};
 
-use super::status::{DESTINATION_NOT_ALLOWED, OUT_OF_SCOPE};
+use super::status::DESTINATION_NOT_ALLOWED;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
+use crate::controllers::OUT_OF_SCOPE;
 
 /// Namespaces of Kubernetes itself.
 const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube-system"];

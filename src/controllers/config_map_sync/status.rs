@@ -11,18 +11,16 @@ use qm_runtime::error::{
 };
 use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 
+use crate::controllers::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
+
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";
-/// Reason of a sync with a namespace that the operator does not watch.
-pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
 /// Reason of a sync with a destination to which the operator copies nothing.
 pub(crate) const DESTINATION_NOT_ALLOWED: &str = "DestinationNotAllowed";
 /// Reason of a sync whose copies would overwrite its source through other syncs.
 pub(crate) const LOOP: &str = "Loop";
 /// Reason of a sync without a source.
 pub(crate) const SOURCE_NOT_FOUND: &str = "SourceNotFound";
-/// Reason of a sync with a destination that does not exist.
-pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
 
 pub const REASONS: [&str; 15] = [
     SYNCED,

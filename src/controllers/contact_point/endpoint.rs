@@ -15,6 +15,7 @@ use qm_notify::Endpoint;
 use qm_notify::message::Body;
 use qm_notify::telegram::TelegramChat;
 use qm_notify::webhook::{Parts, SigningKey, Tls, Token, WebhookEndpoint, event};
+use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
@@ -111,7 +112,7 @@ impl EndpointError {
             Self::SecretKeyMissing { .. } => "SecretKeyMissing",
             Self::SecretInvalid { .. } => "SecretInvalid",
             Self::SecretForbidden { .. } => "SecretForbidden",
-            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::SpecInvalid(_) => SPEC_INVALID,
             Self::BodyInvalid(_) => BODY_INVALID,
             Self::SecretUnreadable(_) => "SecretUnreadable",
         }

@@ -29,8 +29,8 @@ use self::build::Desired;
 use self::execute::{Executor, StepError, read_error};
 use self::observe::{Observed, now};
 use self::report::report;
-use self::status::OUT_OF_SCOPE;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
+use super::OUT_OF_SCOPE;
 use crate::cli::RunConfig;
 
 mod backends;

@@ -10,6 +10,8 @@ use qm_core::conditions::READY;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
+use crate::controllers::OUT_OF_SCOPE;
+
 /// The operator has requested a load balancer that AWS does not show yet.
 pub(crate) const CREATING: &str = "Creating";
 /// AWS creates the load balancer.
@@ -26,8 +28,6 @@ pub(crate) const INCOMPATIBLE: &str = "Incompatible";
 pub(crate) const TERMINATING: &str = "Terminating";
 /// Deletion protection is on.
 pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
-/// Listeners need an operator that watches the whole cluster.
-pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
 pub(crate) const SERVICE_NOT_FOUND: &str = "ServiceNotFound";
 pub(crate) const SERVICE_PORT_NOT_FOUND: &str = "ServicePortNotFound";
 /// The Service has no port on the nodes.

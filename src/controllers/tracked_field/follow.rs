@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use kube::api::ListParams;
+use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource};
 use qm_api::TrackedField;
-use qm_api::tracked_field::{StoredHistory, TargetReference};
+use qm_api::tracked_field::{Initial, StoredHistory, TargetReference};
 use qm_core::shared;
 use qm_runtime::error::Error;
 use qm_runtime::pages::all_pages;
@@ -33,7 +34,6 @@ use super::requests::{
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
-use crate::controllers::tracked_field_set::child::Initial;
 use crate::controllers::tracked_field_set::index::SetIndex;
 
 /// Maximum number of woken followers with an answer to take or a change to record. A list then wakes no further one.
@@ -152,21 +152,26 @@ impl Targets {
         let Some(resolved) = self.resolver.known(target) else {
             return false;
         };
-        if self.reaches(object, resolved.namespace_of(target)).is_ok() && self.is_granted(&resolved)
-        {
+        let namespace = resolved.namespace_of(target);
+        if self.reaches(&object.metadata, namespace).is_ok() && self.is_granted(&resolved) {
             self.ensure_watch(&resolved);
         }
         true
     }
 
-    /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped target.
-    fn reaches(&self, object: &TrackedField, namespace: &str) -> Result<(), WaitingReason> {
+    /// Checks that the object with this metadata may have a target in `namespace`, which is empty for a cluster-scoped
+    /// target.
+    pub(crate) fn reaches(
+        &self,
+        object: &ObjectMeta,
+        namespace: &str,
+    ) -> Result<(), WaitingReason> {
         if !self.scope.covers(namespace) {
             return Err(WaitingReason::OutOfScope {
                 namespace: namespace.into(),
             });
         }
-        if self.no_cross_namespace_refs && object.metadata.namespace.as_deref() != Some(namespace) {
+        if self.no_cross_namespace_refs && object.namespace.as_deref() != Some(namespace) {
             return Err(WaitingReason::CrossNamespace {
                 namespace: namespace.into(),
             });
@@ -201,7 +206,7 @@ impl Targets {
             );
             return Err(WaitingReason::ResourceMismatch(message));
         }
-        self.reaches(object, namespace)?;
+        self.reaches(&object.metadata, namespace)?;
         // Admission policies only check that the author has permissions in the named namespace.
         if !resolved.namespaced && !target.namespace.is_empty() {
             let message = format!(
@@ -214,11 +219,7 @@ impl Targets {
         if let Grant::Missing(message) = self.grants.of(&resource) {
             return Err(WaitingReason::NotGranted(message));
         }
-        let api = if resolved.namespaced {
-            Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
-        } else {
-            Api::all_with(self.client.clone(), &resolved.resource)
-        };
+        let api = resolved.api(&self.client, resolved.namespaced.then_some(namespace));
         let watched_namespace = match &self.scope {
             WatchScope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
@@ -343,11 +344,7 @@ impl Targets {
             self.tracker
                 .unread_of(resource, watched_namespace, self.sync_period, usize::MAX);
         let keys: Vec<_> = tickets.keys().cloned().collect();
-        let (client, resource_type) = (self.client.clone(), &resolved.resource);
-        let api: Api<RawObject> = match watched_namespace {
-            Some(namespace) => Api::namespaced_with(client, namespace, resource_type),
-            None => Api::all_with(client, resource_type),
-        };
+        let api: Api<RawObject> = resolved.api(&self.client, watched_namespace);
         let list = |page: ListParams| {
             let api = api.clone();
             async move {
@@ -567,9 +564,9 @@ async fn run_lists(
                 Err(error) => Some(Err(error.repeated())),
             };
             match answer {
-                Some(answer) => _ = targets.requests.answered(&key, number, Ok(answer), leads),
-                None => targets.requests.drop_request(&key, number),
-            }
+                Some(answer) if leads => targets.requests.answered(&key, number, Ok(answer)),
+                _ => targets.requests.drop_request(&key, number),
+            };
             targets.wake(key, &mut woken).await;
         }
         // The list has also read targets that nobody requested.
@@ -607,11 +604,11 @@ async fn run_each(targets: &Arc<Targets>, group: &RequestGroup) {
         if let Err(panic) = &answer {
             error!(panic = tasks::panic_message(&**panic), trackedField = %key, "request about the target panicked; will retry");
         }
-        let leads = targets.tracker.leads();
-        let awaited = targets.requests.answered(&key, number, answer, leads);
-        if awaited && leads {
-            targets.trigger.wake(&key);
-        } else if awaited {
+        if targets.tracker.leads() {
+            if targets.requests.answered(&key, number, answer) {
+                targets.trigger.wake(&key);
+            }
+        } else if targets.requests.drop_request(&key, number) {
             // A standby does not reconcile, so the target is followed here.
             targets.follow(&object);
             targets.watch_if_known(&object);
@@ -947,11 +944,7 @@ mod tests {
             targets.requests.request(field, group);
             let failure = unreadable("the targets could not be listed").into();
             let key = ObjectKey::of(field.as_ref());
-            assert!(
-                targets
-                    .requests
-                    .answered(&key, number, Ok(Err(failure)), true)
-            );
+            assert!(targets.requests.answered(&key, number, Ok(Err(failure))));
         }
         let (start, mut woken) = (Instant::now(), Woken::default());
         for at in 0..MAX_WOKEN {

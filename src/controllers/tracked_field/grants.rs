@@ -171,10 +171,7 @@ impl Grants {
 }
 
 fn covers(rule: &PolicyRule, verb: &str, resource: &ResourceName) -> bool {
-    let group = resource
-        .api_version
-        .split_once('/')
-        .map_or("", |(group, _)| group);
+    let group = resource.group();
     let has = |values: &[String], expected: &str| {
         values.iter().any(|value| value == "*" || value == expected)
     };

@@ -8,10 +8,8 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
-use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{Entry, GROUP, History, Skipped, StoredHistory};
+use qm_api::tracked_field::{Entry, GROUP, History, Initial, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
 use qm_notify::history::{FailedEntries, HistoryChanges, NewestState};
@@ -24,7 +22,7 @@ use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::watch::WatchProblem;
-use qm_runtime::{ObjectKey, write};
+use qm_runtime::{ObjectKey, Revision, write};
 use tracing::debug;
 use uuid::Uuid;
 
@@ -33,8 +31,6 @@ use self::follower::FollowIdentity;
 use self::requests::{Answer, TrackError};
 use self::waiting::{Receivers, WaitingReason};
 use self::when::{ParsedWhen, ParsedWhens};
-use super::tracked_field_set::child::Initial;
-use super::tracked_field_set::index::SetIndex;
 
 pub mod field;
 pub mod follow;
@@ -70,27 +66,19 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/trackedfield";
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EntryTimings {
-    /// Time after which the Event that reports an obstacle is published again.
-    pub(crate) renew_event: Duration,
-    /// Time without confirmation after which a target is read.
-    pub sync_period: Duration,
-}
-
 pub struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub(super) targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
     pub(super) sets: Objects<TrackedFieldSet>,
-    pub(super) set_index: Arc<SetIndex>,
     pub(super) receivers: Arc<Receivers<T>>,
     /// Entries that wait to be sent.
     pub(super) outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
     pub(super) whens: ParsedWhens,
     pub(super) metrics: DeliveryMetrics,
-    pub(super) timings: EntryTimings,
+    /// Time after which the Event that reports an obstacle is published again.
+    pub(super) renew_event: Duration,
     /// Name of the cluster in messages.
     pub(super) cluster: Option<String>,
     pub(super) availability: Availability,
@@ -158,23 +146,19 @@ fn unreadable_history(error: impl Display) -> Error {
 impl<T: Transport> TrackedFields<T> {
     fn circumstances(&self, object: &TrackedField) -> Circumstances {
         Circumstances {
-            generation: object.metadata.generation,
-            requested_at: object.annotations().get(REQUESTED_AT).cloned(),
+            revision: Revision::of(object),
             apiserver_returns: self.availability.outages_ended(),
         }
     }
 
     /// Returns the outcome of an object that `set` owns, or no set.
     fn outcome(&self, waiting: Option<&WaitingReason>, set: Option<&TrackedFieldSet>) -> Outcome {
-        let outcome = match waiting {
-            None => Outcome::ready(""),
-            Some(waiting) if waiting.is_warning() => {
-                let message = waiting.message() + &waiting.advice_of(set);
-                Outcome::failed(waiting.reason(), message)
-            }
-            Some(waiting) => Outcome::in_progress(waiting.reason(), waiting.message()),
-        };
-        outcome.event(EventPolicy::Renew(self.timings.renew_event))
+        let mut outcome = Outcome::ready("");
+        if let Some(waiting) = waiting {
+            outcome = waiting.outcome();
+            outcome.message += &waiting.advice_of(set);
+        }
+        outcome.event(EventPolicy::Renew(self.renew_event))
     }
 
     /// Brings the status up to date with observations and delivery outcomes, and returns the history.
@@ -223,7 +207,7 @@ impl<T: Transport> TrackedFields<T> {
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.has_pending(&key) {
                 // An entry that is merged now must not be sent meanwhile, or its changes are sent twice.
-                self.outbox.dequeue(&key, false);
+                self.outbox.dequeue(&key);
                 continue;
             }
             if changes.changed {
@@ -389,7 +373,7 @@ impl<T: Transport> TrackedFields<T> {
             ..
         } = *run;
         let tracker = &self.targets.tracker;
-        let period = self.timings.sync_period;
+        let period = self.targets.sync_period;
         let is_unserved =
             point.is_none() && self.receivers.cache.unavailable(&key.namespace).is_some();
         match tracked {
@@ -406,7 +390,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             _ if is_unserved => Requeue::Poll,
             // The read has not resolved the contradiction yet.
-            Ok(Some(_)) if tracker.needs_read(key, period) => {
+            Ok(Some(_)) if self.targets.is_unread(key) => {
                 Requeue::After(follower::CONTRADICTION_GRACE)
             }
             Ok(_) => Requeue::After(period.mul_f64(rand::random_range(1.0..1.2))),
@@ -420,7 +404,7 @@ impl<T: Transport> TrackedFields<T> {
             // The history stays unchanged. The outbox forgets outcomes that the history lacks, because other entries of
             // the queue wait until all outcomes are recorded.
             self.targets.unfollow(&key);
-            self.outbox.dequeue(&key, true);
+            self.outbox.forget(&key);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));
         }
         // Each observed change wakes the object: a rejected write must not be repeated that often.
@@ -471,7 +455,7 @@ impl<T: Transport> TrackedFields<T> {
         };
         // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
         if is_object_suspended {
-            self.outbox.dequeue(&key, false);
+            self.outbox.dequeue(&key);
         } else {
             let entries = PendingEntries::of(&object, &history);
             self.outbox.enqueue(&point_key, entries);
@@ -488,7 +472,7 @@ impl<T: Transport> TrackedFields<T> {
             point: point.as_deref(),
             when: when.as_deref(),
         };
-        let owner = self.set_index.owner(&key);
+        let owner = self.targets.sets.owner(&key);
         let set = owner.and_then(|owner| self.sets.get(&owner));
         // A suspended set reports nothing else.
         let set = set.filter(|set| !set.is_suspended());
@@ -547,6 +531,6 @@ impl<T: Transport> Controller for TrackedFields<T> {
         self.targets.unfollow(key);
         self.targets.requests.forget(key);
         self.whens.forget(key);
-        self.outbox.dequeue(key, true);
+        self.outbox.forget(key);
     }
 }

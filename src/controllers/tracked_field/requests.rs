@@ -157,7 +157,7 @@ pub(crate) struct TargetRequests {
 
 #[derive(Default)]
 struct TargetRequestsState {
-    tickets: HashMap<ObjectKey, Ticket>,
+    pending: HashMap<ObjectKey, PendingRequest>,
     /// Causes of failed last requests, until a request succeeds or none is needed.
     failures: HashMap<ObjectKey, (FollowIdentity, WaitingReason)>,
     groups: HashMap<RequestGroup, GroupQueue>,
@@ -168,11 +168,11 @@ struct TargetRequestsState {
     gathering: HashMap<ResourceName, Gathering>,
     /// Numbers of single reads that may begin before the unread targets of a resource are counted again.
     uncounted: HashMap<ResourceName, usize>,
-    /// Number of the last ticket.
+    /// Number of the last request.
     last: u64,
 }
 
-struct Ticket {
+struct PendingRequest {
     number: u64,
     identity: FollowIdentity,
     answer: Option<Answered>,
@@ -211,17 +211,17 @@ impl TargetRequests {
         let (key, identity) = (ObjectKey::of(object.as_ref()), FollowIdentity::of(object));
         let mut state = self.state();
         if state
-            .tickets
+            .pending
             .get(&key)
-            .is_some_and(|ticket| ticket.identity == identity)
+            .is_some_and(|request| request.identity == identity)
         {
             return false;
         }
         state.last += 1;
         let number = state.last;
-        state.tickets.insert(
+        state.pending.insert(
             key,
-            Ticket {
+            PendingRequest {
                 number,
                 identity,
                 answer: None,
@@ -253,16 +253,16 @@ impl TargetRequests {
     pub(super) fn take(&self, key: &ObjectKey, identity: &FollowIdentity) -> Option<Answered> {
         let mut state = self.state();
         if state
-            .tickets
+            .pending
             .get(key)
-            .is_some_and(|ticket| ticket.identity == *identity && ticket.answer.is_none())
+            .is_some_and(|request| request.identity == *identity && request.answer.is_none())
         {
             return None;
         }
         let answer = state
-            .tickets
+            .pending
             .remove(key)
-            .filter(|ticket| ticket.identity == *identity)?
+            .filter(|request| request.identity == *identity)?
             .answer;
         if let Some(Ok(Err(untracked))) = &answer {
             state
@@ -296,7 +296,7 @@ impl TargetRequests {
     /// Forgets a deleted `TrackedField`.
     pub(super) fn forget(&self, key: &ObjectKey) {
         let mut state = self.state();
-        state.tickets.remove(key);
+        state.pending.remove(key);
         state.failures.remove(key);
     }
 
@@ -359,13 +359,13 @@ impl TargetRequests {
     pub(super) fn next(&self, group: &RequestGroup) -> Option<(u64, Arc<TrackedField>)> {
         let mut state = self.state();
         let TargetRequestsState {
-            tickets, groups, ..
+            pending, groups, ..
         } = &mut *state;
         let queue = groups.get_mut(group)?;
         while let Some((number, object)) = queue.waiting.pop_front() {
-            if tickets
+            if pending
                 .get(&ObjectKey::of(object.as_ref()))
-                .is_some_and(|ticket| ticket.number == number)
+                .is_some_and(|request| request.number == number)
             {
                 return Some((number, object));
             }
@@ -391,58 +391,50 @@ impl TargetRequests {
             .get_mut(group)
             .map(|queue| std::mem::take(&mut queue.waiting));
         let is_awaited = |(number, object): &(u64, Arc<TrackedField>)| {
-            let ticket = state.tickets.get(&ObjectKey::of(object.as_ref()));
-            ticket.is_some_and(|ticket| ticket.number == *number)
+            let request = state.pending.get(&ObjectKey::of(object.as_ref()));
+            request.is_some_and(|request| request.number == *number)
         };
         all.extend(waiting.into_iter().flatten().filter(is_awaited));
         all
     }
 
-    /// Drops a request without an answer: the next reconcile decides again.
-    pub(super) fn drop_request(&self, key: &ObjectKey, number: u64) {
+    /// Drops a request without an answer: the next reconcile decides again. Returns whether the answer was awaited.
+    pub(super) fn drop_request(&self, key: &ObjectKey, number: u64) -> bool {
         let mut state = self.state();
-        if state
-            .tickets
+        let is_awaited = state
+            .pending
             .get(key)
-            .is_some_and(|ticket| ticket.number == number)
-        {
-            state.tickets.remove(key);
+            .is_some_and(|request| request.number == number);
+        if is_awaited {
+            state.pending.remove(key);
         }
+        is_awaited
     }
 
     /// Returns whether an answer for this `TrackedField` waits for its reconcile.
     pub(super) fn has_answer(&self, key: &ObjectKey) -> bool {
         let state = self.state();
-        let ticket = state.tickets.get(key);
-        ticket.is_some_and(|ticket| ticket.answer.is_some())
+        let request = state.pending.get(key);
+        request.is_some_and(|request| request.answer.is_some())
     }
 
-    /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
-    pub(super) fn answered(
-        &self,
-        key: &ObjectKey,
-        number: u64,
-        answer: Answered,
-        leads: bool,
-    ) -> bool {
+    /// Keeps an answer for the next reconcile. Returns whether the answer was awaited.
+    pub(super) fn answered(&self, key: &ObjectKey, number: u64, answer: Answered) -> bool {
         let mut state = self.state();
-        let Some(ticket) = state
-            .tickets
+        let Some(request) = state
+            .pending
             .get_mut(key)
-            .filter(|ticket| ticket.number == number)
+            .filter(|request| request.number == number)
         else {
             return false;
         };
-        ticket.answer = Some(answer);
-        if !leads {
-            state.tickets.remove(key);
-        }
+        request.answer = Some(answer);
         true
     }
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.groups.is_empty() && state.tickets.is_empty()
+        state.groups.is_empty() && state.pending.is_empty()
     }
 }

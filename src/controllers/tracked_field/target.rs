@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
-use kube::core::GroupVersionKind;
+use kube::core::{DynamicResourceScope, GroupVersionKind};
 use kube::discovery::ApiResource;
-use kube::{Client, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use qm_api::tracked_field::{
     BUILT_IN_KINDS, GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
@@ -60,6 +60,18 @@ impl Resolved {
             &target.namespace
         } else {
             ""
+        }
+    }
+
+    /// Returns the API of the objects in `namespace`, `None` for all namespaces or a cluster-scoped resource.
+    pub(crate) fn api<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(
+        &self,
+        client: &Client,
+        namespace: Option<&str>,
+    ) -> Api<K> {
+        match namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &self.resource),
+            None => Api::all_with(client.clone(), &self.resource),
         }
     }
 }

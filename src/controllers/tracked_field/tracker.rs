@@ -167,7 +167,7 @@ impl Tracker {
             .watches
             .get(&(target.resource.clone(), watched_namespace))
             .is_some_and(|watch| watch.relist.is_some());
-        let may_have_shown_target = has_list_begun && state.counts(target);
+        let may_have_shown_target = has_list_begun && state.accepts_events_of(target);
         let certainty = if may_have_shown_target {
             Certainty::NeedsRead
         } else {
@@ -430,7 +430,7 @@ impl Tracker {
     fn observe_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
         let target = TargetKey::of(resource, metadata);
         let mut state = self.state();
-        if !state.counts(&target) {
+        if !state.accepts_events_of(&target) {
             return;
         }
         let TrackerState {
@@ -525,7 +525,7 @@ impl Tracker {
         let target = TargetKey::of(resource, &object);
         let mut state = self.state();
         // Most objects are not targets.
-        if !state.counts(&target) || !state.targets.contains_key(&target) {
+        if !state.accepts_events_of(&target) || !state.targets.contains_key(&target) {
             return;
         }
         let event = WatchEvent {
@@ -563,7 +563,7 @@ impl Tracker {
             ..
         } = event;
         let mut state = self.state();
-        if !state.counts(target) {
+        if !state.accepts_events_of(target) {
             return;
         }
         let is_current = state.epoch(target) == *epoch;
@@ -678,7 +678,7 @@ impl TrackerState {
     }
 
     /// Returns whether events of the watch that shows `target` count.
-    fn counts(&self, target: &TargetKey) -> bool {
+    fn accepts_events_of(&self, target: &TargetKey) -> bool {
         let relist = self.watch(target).and_then(|watch| watch.relist);
         self.leads_since
             .is_some_and(|since| since <= relist.unwrap_or_default())

@@ -12,20 +12,28 @@ use qm_notify::queue::Outbox;
 use qm_notify::when::When;
 use qm_notify::{OutgoingEntry, Transport};
 use qm_runtime::ObjectKey;
+use qm_runtime::error::{FORBIDDEN, WRITE_REJECTED};
 use qm_runtime::manager::CacheStatus;
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::SUSPENDED;
+use qm_runtime::outcome::{Outcome, SPEC_INVALID, SUSPENDED};
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::lookup::Unreadable;
 use super::target::{TargetKey, nearest};
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
+use crate::controllers::OUT_OF_SCOPE;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
 use crate::permissions::{AGGREGATE_TO_TRACKER, TARGET_VERBS};
 
 /// Reason of a target that cannot be read.
 pub(crate) const TARGET_UNREADABLE: &str = "TargetUnreadable";
+pub(crate) const RESOURCE_MISMATCH: &str = "ResourceMismatch";
+pub(crate) const WHEN_INVALID: &str = "WhenInvalid";
+pub(crate) const TEMPLATE_INVALID: &str = "TemplateInvalid";
+pub(crate) const CONTACT_POINT_NOT_FOUND: &str = "ContactPointNotFound";
+pub(crate) const CONTACT_POINT_NOT_READY: &str = "ContactPointNotReady";
+pub(crate) const DELIVERY_FAILING: &str = "DeliveryFailing";
 
 /// Obstacle to recording or sending changes. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,29 +226,38 @@ impl WaitingReason {
         !matches!(self, Self::Suspended | Self::ContactPointNotObserved { .. })
     }
 
+    /// Returns the outcome of an object with this obstacle.
+    pub(crate) fn outcome(&self) -> Outcome {
+        if self.is_warning() {
+            Outcome::failed(self.reason(), self.message())
+        } else {
+            Outcome::in_progress(self.reason(), self.message())
+        }
+    }
+
     /// Returns the reason for Events.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::SpecInvalid(_) => SPEC_INVALID,
             Self::TargetNotFound { .. } => "TargetNotFound",
-            Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
+            Self::Forbidden { .. } | Self::NotGranted(_) => FORBIDDEN,
             Self::TargetUnreadable(_) | Self::WatchFailing(_) | Self::TargetUndecodable { .. } => {
                 TARGET_UNREADABLE
             }
             Self::PathTooExpensive { .. } => "PathTooExpensive",
-            Self::ResourceMismatch(_) => "ResourceMismatch",
+            Self::ResourceMismatch(_) => RESOURCE_MISMATCH,
             Self::Field { reason, .. } => reason,
-            Self::WhenInvalid(_) => "WhenInvalid",
-            Self::TemplateInvalid(_) => "TemplateInvalid",
+            Self::WhenInvalid(_) => WHEN_INVALID,
+            Self::TemplateInvalid(_) => TEMPLATE_INVALID,
             Self::BodyInvalid { .. } | Self::TestBodyInvalid { .. } => BODY_INVALID,
-            Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
-            Self::Suspended => "Suspended",
-            Self::ContactPointNotFound { .. } => "ContactPointNotFound",
+            Self::OutOfScope { .. } | Self::CrossNamespace { .. } => OUT_OF_SCOPE,
+            Self::Suspended => SUSPENDED,
+            Self::ContactPointNotFound { .. } => CONTACT_POINT_NOT_FOUND,
             Self::ContactPointNotObserved { .. } | Self::ContactPointNotReady { .. } => {
-                "ContactPointNotReady"
+                CONTACT_POINT_NOT_READY
             }
-            Self::WriteRejected(_) => "WriteRejected",
-            Self::DeliveryFailing { .. } => "DeliveryFailing",
+            Self::WriteRejected(_) => WRITE_REJECTED,
+            Self::DeliveryFailing { .. } => DELIVERY_FAILING,
         }
     }
 
@@ -314,10 +331,7 @@ pub(crate) fn how_to_grant(resource: &ResourceName) -> String {
     format!(
         "grant it with a ClusterRole labelled {AGGREGATE_TO_TRACKER}: \"true\" whose rule is apiGroups: \
          [{:?}], resources: [{:?}], verbs: [{}]",
-        resource
-            .api_version
-            .split_once('/')
-            .map_or("", |(group, _)| group),
+        resource.group(),
         resource.plural,
         TARGET_VERBS.join(", ")
     )

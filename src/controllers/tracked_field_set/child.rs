@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
 use qm_api::common::OWNER;
 use qm_api::tracked_field::{
-    BUILT_IN_KINDS, ChangeAction, Entry, NotificationSpec, TargetReference, TrackedFieldSpec,
+    BUILT_IN_KINDS, ChangeAction, Entry, Initial, NotificationSpec, TargetReference,
+    TrackedFieldSpec,
 };
 use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TargetSelector, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
@@ -67,7 +69,7 @@ pub(crate) fn identity_of(namespace: &str, target: &TargetReference, field: &str
 
 /// Returns the name of the child for a field of `target`: at most 250 characters, and the same after a restore.
 pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str) -> String {
-    let group = resource.api_version.split_once('/').map_or("", |it| it.0);
+    let group = resource.group();
     let ObjectKey { namespace, name } = target;
     let identity = json!([set, group, resource.plural, namespace, name, field]).to_string();
     let digest = BASE32_NOPAD
@@ -90,31 +92,6 @@ pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str)
         .map(|c| if is_kept(c) { c } else { '-' })
         .collect();
     format!("{set}-{readable}-{}", &digest[..DIGEST_LENGTH])
-}
-
-/// Value of `spec.initial`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Initial {
-    Notify,
-    Quiet,
-}
-
-impl Initial {
-    /// Reads the value of a child; any other value counts as `Notify`.
-    pub fn of(field: &TrackedField) -> Self {
-        if field.spec.initial.as_deref() == Some("Quiet") {
-            Self::Quiet
-        } else {
-            Self::Notify
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Notify => "Notify",
-            Self::Quiet => "Quiet",
-        }
-    }
 }
 
 /// Returns the part of the spec that all children of a set share.
@@ -209,20 +186,18 @@ pub(crate) enum DepartureReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     Now,
-    /// After this time, unless the child changes before.
-    After(Duration),
-    /// The newest state of the target is not known or not recorded yet.
+    /// The child of a deleted target stays for this time, unless another child needs its slot.
+    Kept {
+        after: Duration,
+        /// Time of the last entry.
+        last: Option<Timestamp>,
+    },
+    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
+    Unsent {
+        after: Duration,
+    },
+    /// The newest state of the child or of its target is not known or not recorded yet.
     Unknown,
-}
-
-impl Departure {
-    fn once(left: Duration) -> Self {
-        if left.is_zero() {
-            Self::Now
-        } else {
-            Self::After(left)
-        }
-    }
 }
 
 /// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted
@@ -236,7 +211,10 @@ pub(crate) fn departure(
 ) -> Departure {
     let mut pending = history.iter().filter(|entry| entry.is_pending());
     if let Some(oldest) = pending.next() {
-        return Departure::once(MAX_WAIT.saturating_sub(age(oldest)));
+        return match MAX_WAIT.saturating_sub(age(oldest)) {
+            Duration::ZERO => Departure::Now,
+            after => Departure::Unsent { after },
+        };
     }
     let DepartureReason::Unselected { exists } = reason else {
         return Departure::Now;
@@ -245,7 +223,13 @@ pub(crate) fn departure(
         .last()
         .filter(|last| last.action == ChangeAction::Deleted);
     match (deleted, exists) {
-        (Some(deleted), _) => Departure::once(keep.saturating_sub(waited(deleted, now))),
+        (Some(deleted), _) => match keep.saturating_sub(waited(deleted, now)) {
+            Duration::ZERO => Departure::Now,
+            after => Departure::Kept {
+                after,
+                last: deleted.time.as_ref().map(|time| time.0),
+            },
+        },
         // The child must first record the deletion of its target.
         (None, Some(false)) if !history.is_empty() => Departure::Unknown,
         (None, Some(_)) => Departure::Now,
@@ -321,14 +305,14 @@ pub(super) mod tests {
     }
 
     fn entry(action: &str, delivery: &str, age: i64) -> Entry {
-        let time = jiff::Timestamp::from_second(1_000_000 - age).unwrap();
+        let time = Timestamp::from_second(1_000_000 - age).unwrap();
         let entry = json!({ "action": action, "time": time, "value": "1", "id": "x", "delivery": delivery });
         serde_json::from_value(entry).unwrap()
     }
 
     fn now() -> Now {
         Now {
-            wall: jiff::Timestamp::from_second(1_000_000).unwrap(),
+            wall: Timestamp::from_second(1_000_000).unwrap(),
             monotonic: std::time::Instant::now(),
         }
     }
@@ -341,11 +325,11 @@ pub(super) mod tests {
     #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), Departure::Now)]
     #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), Departure::Unknown)]
     #[case::unknown(&[("Created", "Delivered", 5)], None, Departure::Unknown)]
-    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::After(Duration::from_secs(95)))]
+    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
     #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), Departure::Now)]
-    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::After(Duration::from_secs(24 * 3600 - 400)))]
+    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
     #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), Departure::Now)]
-    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::After(Duration::from_secs(24 * 3600 - 5)))]
+    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
     fn child_of_an_unselected_target_leaves(
         #[case] entries: &[(&str, &str, i64)],
         #[case] exists: Option<bool>,
@@ -379,6 +363,6 @@ pub(super) mod tests {
         assert_eq!(departure("Delivered", 5), Departure::Now);
         assert_eq!(departure("Failed", 5), Departure::Now);
         assert_eq!(departure("Pending", DAY), Departure::Now);
-        assert!(matches!(departure("Pending", 5), Departure::After(_)));
+        assert!(matches!(departure("Pending", 5), Departure::Unsent { .. }));
     }
 }

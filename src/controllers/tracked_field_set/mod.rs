@@ -13,9 +13,8 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, ResourceExt};
-use qm_api::common::REQUESTED_AT;
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{ChangeAction, Entry, GROUP};
+use qm_api::tracked_field::{ChangeAction, Entry, GROUP, Initial};
 use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_core::conditions::READY;
@@ -36,21 +35,26 @@ use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
-use qm_runtime::{ObjectKey, WatchScope, short_digest};
+use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
 
-use self::child::{Departure, DepartureReason, Identity, Initial, LiveChild};
+use self::child::{Departure, DepartureReason, Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
-use self::writes::{DepartureReads, MAX_WRITES, RECHECK_INTERVAL, Rejections};
-use super::tracked_field::field::Selectors;
+use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
+use super::contact_point::endpoint::BODY_INVALID;
+use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::target::Resolved;
-use super::tracked_field::waiting::{Receivers, WaitingReason};
+use super::tracked_field::waiting::{
+    CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
+    Receivers, TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
+};
+use super::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
@@ -92,12 +96,6 @@ pub(crate) const NOTHING_MATCHES: &str = "NothingMatches";
 pub const PROGRESSING: &str = "Progressing";
 /// Reason of a set that selects more resources than it may track.
 pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
-/// Reason of a set that names a namespace that does not exist.
-pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
-const RESOURCE_MISMATCH: &str = "ResourceMismatch";
-const OUT_OF_SCOPE: &str = "OutOfScope";
-const TEMPLATE_INVALID: &str = "TemplateInvalid";
-const WHEN_INVALID: &str = "WhenInvalid";
 
 pub const REASONS: [&str; 26] = [
     READY,
@@ -105,13 +103,13 @@ pub const REASONS: [&str; 26] = [
     PROGRESSING,
     SUSPENDED,
     SPEC_INVALID,
-    "FieldNotFound",
-    "PathInvalid",
+    FIELD_NOT_FOUND,
+    PATH_INVALID,
     TEMPLATE_INVALID,
     WHEN_INVALID,
     RESOURCE_MISMATCH,
     FORBIDDEN,
-    "TargetUnreadable",
+    TARGET_UNREADABLE,
     OUT_OF_SCOPE,
     NAMESPACE_NOT_FOUND,
     TOO_MANY_TARGETS,
@@ -122,10 +120,10 @@ pub const REASONS: [&str; 26] = [
     CONTESTED,
     WRITE_REJECTED,
     WRITE_FAILED,
-    "ContactPointNotFound",
-    "ContactPointNotReady",
-    "BodyInvalid",
-    "DeliveryFailing",
+    CONTACT_POINT_NOT_FOUND,
+    CONTACT_POINT_NOT_READY,
+    BODY_INVALID,
+    DELIVERY_FAILING,
 ];
 
 /// Concurrent requests of one reconcile.
@@ -168,9 +166,8 @@ type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 
 /// Desired children of a set. A reconcile updates the plan of the previous reconcile.
 struct Plan {
-    /// Generation and last reconcile request of the set at the time of the plan. If either changes, the next reconcile
-    /// plans all targets.
-    basis: (Option<i64>, Option<String>),
+    /// Revision of the set at the time of the plan. After a change of it, the next reconcile plans all targets.
+    revision: Revision,
     /// Time of the last comparison of everything.
     compared: Instant,
     desired: HashMap<ObjectKey, DesiredField>,
@@ -235,15 +232,6 @@ struct Written {
     contested: Option<(String, Duration)>,
     /// Failure that ends the reconcile; the runtime retries.
     error: Option<Error>,
-}
-
-/// A write of one child.
-enum ChildWrite {
-    Ensure {
-        target: ObjectKey,
-        child: Box<TrackedField>,
-    },
-    Delete(KnownDeparture),
 }
 
 /// Result of a write of one child.
@@ -392,7 +380,6 @@ impl<T: Transport> TrackedFieldSets<T> {
 
     /// Checks that the operator watches the namespaces that the set names.
     fn check_scope(&self, set: &TrackedFieldSet) -> Result<(), Outcome> {
-        let own = set.namespace().unwrap_or_default();
         let namespaces = set.spec.target.namespaces.clone().unwrap_or_default();
         let Targets {
             scope,
@@ -417,19 +404,12 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let mut named = namespaces.names;
         if named.is_empty() {
-            named.push(own.clone());
+            named.extend(set.namespace());
         }
-        for namespace in named {
-            let waiting = if !scope.covers(&namespace) {
-                WaitingReason::OutOfScope { namespace }
-            } else if *no_cross_namespace_refs && namespace != own {
-                WaitingReason::CrossNamespace { namespace }
-            } else {
-                continue;
-            };
-            return Err(Outcome::failed(waiting.reason(), waiting.message()));
-        }
-        Ok(())
+        named.iter().try_for_each(|namespace| {
+            let reached = self.targets.reaches(&set.metadata, namespace);
+            reached.map_err(|waiting| waiting.outcome())
+        })
     }
 
     async fn resolve(&self, set: &TrackedFieldSet) -> Result<Resolved, TrackError> {
@@ -521,15 +501,14 @@ impl<T: Transport> TrackedFieldSets<T> {
     /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets
     /// after a change of the spec, a reconcile request or a complete list, and at each resync.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
-        let requested_at = cx.object.annotations().get(REQUESTED_AT).cloned();
-        let basis = (cx.object.metadata.generation, requested_at);
+        let revision = Revision::of(cx.object.as_ref());
         let before = {
             let mut states = self.states();
             states.get_mut(&cx.key).and_then(|state| state.plan.take())
         };
         let changes = self.index.take_changes(&cx.key);
         let before = before.filter(|plan| {
-            !changes.all && plan.basis == basis && plan.compared.elapsed() < self.sync_period
+            !changes.all && plan.revision == revision && plan.compared.elapsed() < self.sync_period
         });
         let slots = cx.object.spec.max_targets();
         if let Some(mut plan) = before {
@@ -558,7 +537,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(|(target, known)| self.planned(cx, resource, target, known))
             .collect();
         let mut plan = Plan {
-            basis,
+            revision,
             compared: Instant::now(),
             desired: HashMap::new(),
             covered: HashMap::new(),
@@ -676,29 +655,29 @@ impl<T: Transport> TrackedFieldSets<T> {
             .collect();
         let reads = &DepartureReads::default();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decided = self.departure(cx, resolved, keep, &key, &known, reads);
-            (decided.await, KnownDeparture { key, known })
+            let departure = self.departure(cx, resolved, keep, &key, &known, reads);
+            (departure.await, KnownDeparture { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
         let (mut departures, mut waiting) = (Departures::default(), Vec::new());
-        for (decided, child) in decisions {
-            let next = match decided {
-                Decided::Now => {
+        for (departure, child) in decisions {
+            let next = match departure {
+                Departure::Now => {
                     departures.due.push(child);
                     continue;
                 }
-                Decided::Kept { after, last } => {
+                Departure::Kept { after, last } => {
                     waiting.push((last, child));
                     after
                 }
-                Decided::Unsent { after } => {
+                Departure::Unsent { after } => {
                     departures.waiting += 1;
                     after.min(RECHECK_INTERVAL)
                 }
-                Decided::Unknown => {
+                Departure::Unknown => {
                     departures.waiting += 1;
                     RECHECK_INTERVAL
                 }
@@ -725,14 +704,14 @@ impl<T: Transport> TrackedFieldSets<T> {
         key: &ObjectKey,
         known: &KnownChild<LiveChild>,
         reads: &DepartureReads,
-    ) -> Decided {
+    ) -> Departure {
         // The decision must use the history of the version that it deletes.
         let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());
         let (Some(field), Some(history)) = (field, history) else {
-            return Decided::Unknown;
+            return Departure::Unknown;
         };
         let is_pending = history.iter().any(Entry::is_pending);
         let target = &field.spec.target;
@@ -750,7 +729,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
             // The deletions of this reconcile trigger the next one, which decides in another order.
             if needs_read && !reads.take() {
-                return Decided::Unknown;
+                return Departure::Unknown;
             }
             let exists = if needs_read {
                 self.exists_unselected(cx, resolved, &target_key).await
@@ -764,24 +743,13 @@ impl<T: Transport> TrackedFieldSets<T> {
         // The tracker may have observed a change meanwhile.
         let identity = FollowIdentity::of(&field);
         if self.targets.tracker.has_unrecorded(key, &identity) {
-            return Decided::Unknown;
+            return Departure::Unknown;
         }
         let age = |entry: &Entry| {
             let id = entry.id.as_deref().unwrap_or_default();
             self.receivers.outbox.waited(key, id)
         };
-        match child::departure(&history, reason, keep, age, Now::read()) {
-            Departure::Now => Decided::Now,
-            Departure::After(after) if is_pending => Decided::Unsent { after },
-            Departure::After(after) => Decided::Kept {
-                after,
-                last: history
-                    .last()
-                    .and_then(|last| last.time.as_ref())
-                    .map(|time| time.0),
-            },
-            Departure::Unknown => Decided::Unknown,
-        }
+        child::departure(&history, reason, keep, age, Now::read())
     }
 
     /// Reads the target, because the watch may lag or may have missed an event. Returns true if the target exists and
@@ -792,12 +760,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         resolved: &Resolved,
         target: &ObjectKey,
     ) -> Option<bool> {
-        let (client, resource) = (self.targets.client.clone(), &resolved.resource);
-        let api: Api<DynamicObject> = if resolved.namespaced {
-            Api::namespaced_with(client, &target.namespace, resource)
-        } else {
-            Api::all_with(client, resource)
-        };
+        let namespace = resolved.namespaced.then_some(&*target.namespace);
+        let api: Api<DynamicObject> = resolved.api(&self.targets.client, namespace);
         match api.get_metadata_opt(&target.name).await {
             Ok(None) => Some(false),
             Ok(Some(found)) => {
@@ -808,43 +772,78 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
     }
 
-    /// Sends one write, except a creation while the quota is exceeded. Returns the child's key, whether the write is a
-    /// deletion, and the result.
+    /// Sends one write, except a creation while the quota is exceeded.
     async fn perform(
         &self,
         cx: &Context<TrackedFieldSet>,
-        write: ChildWrite,
-        is_new: bool,
+        write: &ChildWrite,
         is_quota_exceeded: &AtomicBool,
-    ) -> (ObjectKey, bool, Result<WriteResult>) {
-        let (target, child) = match write {
+    ) -> Result<WriteResult> {
+        let (target, child, applied) = match write {
             ChildWrite::Delete(KnownDeparture { key, known }) => {
-                let deleted = self.children.delete(&key, &known).await;
-                return (key, true, deleted.map(|()| WriteResult::Deleted));
+                return match self.children.delete(key, known).await {
+                    Err(error) if !error.is_not_found() => Err(error),
+                    _ => Ok(WriteResult::Deleted),
+                };
             }
-            ChildWrite::Ensure { target, child } => (target, child),
-        };
-        let (key, identity) = (ObjectKey::of(&*child), child::identity(&child));
-        if is_new && is_quota_exceeded.load(Ordering::Relaxed) {
-            return (key, false, Ok(WriteResult::Waits));
-        }
-        let applied = if is_new {
-            self.children.create(cx, *child).await
-        } else {
-            self.children.apply(cx, *child, Quirks::default()).await
+            ChildWrite::Create { .. } if is_quota_exceeded.load(Ordering::Relaxed) => {
+                return Ok(WriteResult::Waits);
+            }
+            ChildWrite::Create { target, child } => {
+                let applied = self.children.create(cx, (**child).clone()).await;
+                (target, child, applied)
+            }
+            ChildWrite::Change { target, child } => {
+                let (desired, quirks) = ((**child).clone(), Quirks::default());
+                let applied = self.children.apply(cx, desired, quirks).await;
+                (target, child, applied)
+            }
         };
         if let Err(error) = &applied {
             let is_quota = error.classify().1 == QUOTA_EXCEEDED;
             is_quota_exceeded.fetch_or(is_quota, Ordering::Relaxed);
         } else {
-            self.index.record_children(&cx.key, [(&target, identity)]);
+            let identity = child::identity(child);
+            self.index.record_children(&cx.key, [(target, identity)]);
         }
-        let result = applied.map(|ensured| match ensured {
+        applied.map(|ensured| match ensured {
             Ensured::Created(_) => WriteResult::Created,
-            Ensured::Kept(_) | Ensured::Terminating(_) => WriteResult::Waits,
+            Ensured::Kept(_) => WriteResult::Waits,
             _ => WriteResult::Changed,
+        })
+    }
+
+    /// Sends these writes; returns the result of each.
+    async fn send(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resource: &ResourceName,
+        writes: Vec<ChildWrite>,
+    ) -> Result<Vec<(ChildWrite, Result<WriteResult>)>> {
+        let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
+        let created = writes.iter().filter(is_creation).count();
+        if created > 0 {
+            cx.confirm_owner().await?;
+        }
+        // The targets are read by one list, after the last creation.
+        let reads = &self.targets.requests;
+        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
+        if is_gathering {
+            reads.gather(resource);
+        }
+        let is_quota_exceeded = &AtomicBool::new(false);
+        let results = writes.into_iter().map(|write| async move {
+            let result = self.perform(cx, &write, is_quota_exceeded).await;
+            (write, result)
         });
-        (key, false, result)
+        let results: Vec<_> = stream::iter(results)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .collect()
+            .await;
+        if is_gathering {
+            reads.gather(resource);
+        }
+        Ok(results)
     }
 
     /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are
@@ -871,98 +870,21 @@ impl<T: Transport> TrackedFieldSets<T> {
         due.retain(|departure| !waiting.contains(&departure.key));
         // A deletion may free a part of the quota.
         let creations_wait = quota_is_exceeded && due.is_empty();
-        let notification = child::notification(&cx.object.spec);
-        let (mut ensures, mut contested, mut further) = (Vec::new(), Vec::new(), 0);
-        let (mut matching, mut lacks_children) = (Vec::new(), false);
-        for (key, desired) in &mut plan.desired {
-            let is_missing = !unchecked.contains_key(key);
-            if desired.checked.is_some() && is_missing {
-                continue;
-            }
-            lacks_children |= is_missing;
-            if waiting.contains(key) || (is_missing && creations_wait) {
-                continue;
-            }
-            let writes = if desired.is_contested {
-                &mut contested
-            } else {
-                &mut ensures
-            };
-            let is_full = writes.len() >= MAX_WRITES;
-            if is_missing && is_full {
-                further += 1;
-                continue;
-            }
-            let live = unchecked.get(key).filter(|live| !live.terminating);
-            let spec = child::spec(
-                &cx.object.spec.target,
-                &notification,
-                &desired.target,
-                &cx.object.spec.fields[desired.field],
-                desired.initial,
-            );
-            let child = child::build(&cx.object, key, spec);
-            let content = child::content_of(&child, &cx.owner);
-            match live.filter(|live| live.summary.content == content) {
-                Some(live) => {
-                    desired.checked = Some(live.fingerprint);
-                    matching.push(key.clone());
-                }
-                None if is_full => further += 1,
-                None => writes.push(ChildWrite::Ensure {
-                    target: desired.target.clone(),
-                    child: Box::new(child),
-                }),
-            }
-        }
-        let (ensures, left) = writes::limited(ensures, contested);
-        further += left;
-        let all = due.len() + ensures.len() + further;
-        due.truncate(writes::deletion_count(due.len(), ensures.len()));
-        let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
-        writes.extend(ensures);
-        writes.truncate(MAX_WRITES);
+        let (set, owner) = (&cx.object, &cx.owner);
+        let chosen = writes::choose(set, owner, plan, unchecked, due, &waiting, creations_wait);
         let mut written = Written {
-            remaining: all - writes.len(),
+            remaining: chosen.remaining,
             ..Written::default()
         };
-        let is_new = |write: &ChildWrite| match write {
-            ChildWrite::Ensure { child, .. } => !unchecked.contains_key(&ObjectKey::of(&**child)),
-            ChildWrite::Delete(_) => false,
-        };
-        let created = writes.iter().filter(|write| is_new(write)).count();
-        if created > 0 {
-            cx.confirm_owner().await?;
-        }
-        // The targets are read by one list, after the last creation.
-        let reads = &self.targets.requests;
-        let is_gathering = created > MAX_SINGLE_READS || (created > 0 && reads.gathers(resource));
-        if is_gathering {
-            reads.gather(resource);
-        }
-        let is_quota_exceeded = &AtomicBool::new(false);
-        let results = writes.into_iter().map(|write| {
-            let is_new = is_new(&write);
-            self.perform(cx, write, is_new, is_quota_exceeded)
-        });
-        let results: Vec<_> = stream::iter(results)
-            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-            .collect()
-            .await;
-        if is_gathering {
-            reads.gather(resource);
-        }
+        let results = self.send(cx, resource, chosen.writes).await?;
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
-        for key in matching {
+        for key in chosen.matching {
             state.rejected.forget(&key);
         }
         let mut quota = None;
-        for (key, is_deletion, result) in results {
-            let result = match result {
-                Err(error) if is_deletion && error.is_not_found() => Ok(WriteResult::Deleted),
-                result => result,
-            };
+        for (write, result) in results {
+            let key = write.key();
             match result {
                 Ok(WriteResult::Waits) => {
                     if let Some(contested) = self.children.contested(&key) {
@@ -989,11 +911,12 @@ impl<T: Transport> TrackedFieldSets<T> {
                 Err(error) => match error.classify() {
                     (Class::Transient | Class::Stale, _) => written.error = Some(error),
                     (_, reason) => {
-                        let is_quota = reason == QUOTA_EXCEEDED && !unchecked.contains_key(&key);
+                        let is_quota = reason == QUOTA_EXCEEDED;
                         let why = (reason, error.to_string());
-                        if is_quota {
+                        if is_quota && matches!(write, ChildWrite::Create { .. }) {
                             quota = Some(why);
                         } else {
+                            let is_deletion = matches!(write, ChildWrite::Delete(_));
                             state.rejected.reject(key, is_deletion, why, Instant::now());
                         }
                     }
@@ -1002,7 +925,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         match quota {
             Some(why) => state.rejected.reject_creations(why, Instant::now()),
-            None if creations_wait && lacks_children => {}
+            None if creations_wait && chosen.lacks_children => {}
             None => state.rejected.allow_creations(),
         }
         state.created += written.created;
@@ -1049,12 +972,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .receivers
             .problem(&cx.key.namespace, contact_point, true)
         {
-            let outcome = if waiting.is_warning() {
-                Outcome::failed(waiting.reason(), waiting.message())
-            } else {
-                Outcome::in_progress(waiting.reason(), waiting.message())
-            };
-            return (outcome, retry_after);
+            return (waiting.outcome(), retry_after);
         }
         if let Some((number, first)) =
             rejected.and_then(|all| Some((all.all().count(), all.all().next()?)))
@@ -1133,23 +1051,6 @@ impl Drop for ListGuard<'_> {
     }
 }
 
-/// Decision about a child that the set no longer needs.
-enum Decided {
-    Now,
-    /// The child of a deleted target stays for this time, unless another child needs its slot.
-    Kept {
-        after: Duration,
-        /// Time of the last entry.
-        last: Option<Timestamp>,
-    },
-    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
-    Unsent {
-        after: Duration,
-    },
-    /// The cache or the tracker lacks the newest state of the child or of its target.
-    Unknown,
-}
-
 /// Checks the fields, template and condition of a spec, without the cluster.
 pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
     let notification = child::notification(spec);
@@ -1203,7 +1104,7 @@ fn listing(resource: &ResourceName) -> Outcome {
 }
 
 fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
-    let outcome = Outcome::failed(waiting.reason(), waiting.message());
+    let outcome = waiting.outcome();
     match error {
         Some(error) => Err(error.with_outcome(outcome)),
         None if waiting.needs_poll() => Ok(outcome.requeue(Requeue::Poll)),
@@ -1212,6 +1113,5 @@ fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome
 }
 
 fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
-    let waiting = WaitingReason::of_watch(resource, problem);
-    Outcome::failed(waiting.reason(), waiting.message())
+    WaitingReason::of_watch(resource, problem).outcome()
 }

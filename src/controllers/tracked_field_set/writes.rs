@@ -1,16 +1,20 @@
-//! Limits and retries of the writes that a set makes to its children. Pure.
+//! Chooses the writes that a set makes to its children, within their limits, and their retries. Pure.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{Backoff, BackoffPolicy};
 use qm_runtime::outcome::Requeue;
+use qm_runtime::ownership::Owner;
+
+use super::{KnownDeparture, OwnedChildren, Plan, child};
 
 /// Maximum number of writes per reconcile, so that other sets proceed.
-pub(crate) const MAX_WRITES: usize = 256;
+const MAX_WRITES: usize = 256;
 /// Maximum number of reads per reconcile of targets that are no longer selected, so that time is left for deletions.
 const MAX_DEPARTURE_READS: usize = MAX_WRITES;
 /// Backoff of a rejected write of a child.
@@ -22,6 +26,39 @@ const REJECTION_BACKOFF: BackoffPolicy = BackoffPolicy {
 pub const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum delay after a reconcile that has made all its writes, or none.
 const MIN_DELAY: Duration = Duration::from_secs(1);
+
+/// A write of one child.
+pub(super) enum ChildWrite {
+    Create {
+        target: ObjectKey,
+        child: Box<TrackedField>,
+    },
+    Change {
+        target: ObjectKey,
+        child: Box<TrackedField>,
+    },
+    Delete(KnownDeparture),
+}
+
+impl ChildWrite {
+    pub fn key(&self) -> ObjectKey {
+        match self {
+            Self::Create { child, .. } | Self::Change { child, .. } => ObjectKey::of(&**child),
+            Self::Delete(KnownDeparture { key, .. }) => key.clone(),
+        }
+    }
+}
+
+/// Writes of one reconcile.
+pub(super) struct ChosenWrites {
+    pub writes: Vec<ChildWrite>,
+    /// Number of writes that a later reconcile makes.
+    pub remaining: usize,
+    /// Children that need no write, because they match.
+    pub matching: Vec<ObjectKey>,
+    /// True if a desired child is missing.
+    pub lacks_children: bool,
+}
 
 /// Rejected writes of a set, each with its own backoff, so that they do not delay the others.
 #[derive(Default)]
@@ -145,9 +182,84 @@ impl DepartureReads {
     }
 }
 
+/// Chooses the writes of one reconcile, and records in `plan` which children match. `unchecked` are the children that are
+/// not known to match, `due` those to delete. Writes of the `waiting` children and, if `creations_wait`, of missing
+/// children wait.
+pub(super) fn choose(
+    set: &TrackedFieldSet,
+    owner: &Owner,
+    plan: &mut Plan,
+    unchecked: &OwnedChildren,
+    mut due: Vec<KnownDeparture>,
+    waiting: &HashSet<ObjectKey>,
+    creations_wait: bool,
+) -> ChosenWrites {
+    let notification = child::notification(&set.spec);
+    let (mut ensures, mut contested, mut further) = (Vec::new(), Vec::new(), 0);
+    let (mut matching, mut lacks_children) = (Vec::new(), false);
+    for (key, desired) in &mut plan.desired {
+        let is_missing = !unchecked.contains_key(key);
+        if desired.checked.is_some() && is_missing {
+            continue;
+        }
+        lacks_children |= is_missing;
+        if waiting.contains(key) || (is_missing && creations_wait) {
+            continue;
+        }
+        let writes = if desired.is_contested {
+            &mut contested
+        } else {
+            &mut ensures
+        };
+        let is_full = writes.len() >= MAX_WRITES;
+        if is_missing && is_full {
+            further += 1;
+            continue;
+        }
+        let live = unchecked.get(key).filter(|live| !live.terminating);
+        let spec = child::spec(
+            &set.spec.target,
+            &notification,
+            &desired.target,
+            &set.spec.fields[desired.field],
+            desired.initial,
+        );
+        let child = child::build(set, key, spec);
+        let content = child::content_of(&child, owner);
+        match live.filter(|live| live.summary.content == content) {
+            Some(live) => {
+                desired.checked = Some(live.fingerprint);
+                matching.push(key.clone());
+            }
+            None if is_full => further += 1,
+            None => {
+                let (target, child) = (desired.target.clone(), Box::new(child));
+                writes.push(if is_missing {
+                    ChildWrite::Create { target, child }
+                } else {
+                    ChildWrite::Change { target, child }
+                });
+            }
+        }
+    }
+    let (ensures, left) = limited(ensures, contested);
+    further += left;
+    let all = due.len() + ensures.len() + further;
+    due.truncate(deletion_count(due.len(), ensures.len()));
+    let mut writes: Vec<_> = due.into_iter().map(ChildWrite::Delete).collect();
+    writes.extend(ensures);
+    writes.truncate(MAX_WRITES);
+    ChosenWrites {
+        remaining: all - writes.len(),
+        writes,
+        matching,
+        lacks_children,
+    }
+}
+
 /// Returns the writes of one reconcile, and the number of writes beyond its limit. Writes of contested children come
 /// last, because most of them wait and must not displace the others.
-pub fn limited<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) {
+fn limited<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) {
     let all = others.len() + contested.len();
     others.append(&mut contested);
     others.truncate(MAX_WRITES);
@@ -157,7 +269,7 @@ pub fn limited<T>(mut others: Vec<T>, mut contested: Vec<T>) -> (Vec<T>, usize) 
 
 /// Returns how many of the due deletions a reconcile makes. Deletions come first, because creations may need the quota
 /// that deletions free, but the other writes keep up to half of the limit.
-pub fn deletion_count(due: usize, others: usize) -> usize {
+fn deletion_count(due: usize, others: usize) -> usize {
     due.min(MAX_WRITES - others.min(MAX_WRITES / 2))
 }
 

@@ -143,17 +143,17 @@ impl<T: Transport> Outbox<T> {
         self.queues().cached(object);
     }
 
-    /// Removes the pending entries of `field`. With `deleted`, also forgets everything else about `field`, including
-    /// unrecorded outcomes.
-    pub fn dequeue(&self, field: &ObjectKey, deleted: bool) {
+    /// Removes the pending entries of `field`.
+    pub fn dequeue(&self, field: &ObjectKey) {
+        self.change_pending(field, None, |queues| queues.dequeue(field));
+    }
+
+    /// Forgets `field`: its pending entries, the outcomes that its status does not have, and its rejected writes.
+    pub fn forget(&self, field: &ObjectKey) {
         let mut point = None;
         self.change_pending(field, None, |queues| {
-            point = if deleted {
-                queues.no_longer_left_out(field)
-            } else {
-                None
-            };
-            queues.dequeue(field, deleted)
+            point = queues.no_longer_left_out(field);
+            queues.forget(field)
         });
         if let Some(point) = point {
             self.point_trigger.wake(&point);

@@ -341,33 +341,35 @@ impl Queues {
         }
     }
 
-    /// Removes the pending entries of `field`. With `deleted`, also forgets the ages, the refusals, the entries in
-    /// flight and the unrecorded outcomes of `field`. Returns the change of the number of pending entries.
-    pub fn dequeue(&mut self, field: &ObjectKey, deleted: bool) -> i64 {
-        let before = self.remove_pending(field);
-        if deleted {
-            self.ages.remove(field);
-            for receiver in self
-                .by_contact_point
-                .values_mut()
-                .filter_map(|queue| queue.receiver.as_mut())
-            {
-                receiver.refusals.forget(field);
-            }
-            if let Some(point) = self.in_flight.remove(field)
-                && let Some(queue) = self.by_contact_point.get_mut(&point)
-            {
-                queue.unrecorded.remove(field);
-                queue.wake_worker();
-                self.drop_if_idle(&point);
-            }
-        }
-        let Some((point, count)) = before else {
+    /// Removes the pending entries of `field`. Returns the change of the number of pending entries.
+    pub fn dequeue(&mut self, field: &ObjectKey) -> i64 {
+        let Some((point, count)) = self.remove_pending(field) else {
             return 0;
         };
         self.drop_stale_retry(&point);
         self.drop_if_idle(&point);
         -signed(count)
+    }
+
+    /// Forgets `field`: its pending entries, and the outcomes that its status does not have. Returns the change of the
+    /// number of pending entries.
+    pub fn forget(&mut self, field: &ObjectKey) -> i64 {
+        self.ages.remove(field);
+        for receiver in self
+            .by_contact_point
+            .values_mut()
+            .filter_map(|queue| queue.receiver.as_mut())
+        {
+            receiver.refusals.forget(field);
+        }
+        if let Some(point) = self.in_flight.remove(field)
+            && let Some(queue) = self.by_contact_point.get_mut(&point)
+        {
+            queue.unrecorded.remove(field);
+            queue.wake_worker();
+            self.drop_if_idle(&point);
+        }
+        self.dequeue(field)
     }
 
     /// Removes the pending entries of `field`; returns their queue and number.

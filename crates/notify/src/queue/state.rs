@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use qm_runtime::backoff::BackoffPolicy;
-use qm_runtime::short_digest;
+use qm_runtime::{Revision, short_digest};
 
 /// Delays between requests of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -59,10 +59,8 @@ impl TestMessage {
 /// at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
-    /// Generation of the object.
-    pub generation: Option<i64>,
-    /// Value of the `requested-at` annotation.
-    pub requested_at: Option<String>,
+    /// Revision of the object.
+    pub revision: Revision,
     /// Number of apiserver outages that have ended.
     pub apiserver_returns: u64,
 }

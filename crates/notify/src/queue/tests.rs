@@ -415,7 +415,7 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
     );
     queue.queues.close(&key("p"));
     queue.enqueue("a", &["1"]);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.test_another_endpoint();
     assert!(queue.is_waiting());
     queue.queues.remove(&key("p"));
@@ -427,7 +427,7 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
 #[test]
 fn responses_are_forgotten_when_the_object_leaves_in_flight() {
     let removals: [fn(&mut TestQueue); 2] = [
-        |queue| assert_eq!(queue.queues.dequeue(&key("a"), true), -1),
+        |queue| assert_eq!(queue.queues.forget(&key("a")), -1),
         |queue| assert_eq!(queue.queues.enqueue(&key("q"), pending("a", &["1"])), 0),
     ];
     for remove in removals {
@@ -457,7 +457,7 @@ fn deleted_object_does_not_block_the_queue() {
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     queue.accept(&request, 1);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.enqueue("b", &["2"]);
     assert_eq!(ids(&queue.start().unwrap()), ["2"]);
 }
@@ -467,15 +467,15 @@ fn pending_entries_are_counted() {
     let mut queue = TestQueue::open();
     assert_eq!(queue.enqueue("a", &["1", "2"]), 2);
     assert_eq!(queue.enqueue("a", &["1!", "2", "3", "4"]), 1);
-    assert_eq!(queue.queues.dequeue(&key("a"), false), -3);
-    assert_eq!(queue.queues.dequeue(&key("a"), true), 0);
+    assert_eq!(queue.queues.dequeue(&key("a")), -3);
+    assert_eq!(queue.queues.forget(&key("a")), 0);
 }
 
 #[test]
 fn queue_is_idle_when_the_retried_entry_is_removed() {
     let removals: [fn(&mut TestQueue); 3] = [
-        |queue| assert_eq!(queue.queues.dequeue(&key("a"), true), -1),
-        |queue| assert_eq!(queue.queues.dequeue(&key("a"), false), -1),
+        |queue| assert_eq!(queue.queues.forget(&key("a")), -1),
+        |queue| assert_eq!(queue.queues.dequeue(&key("a")), -1),
         |queue| assert_eq!(queue.enqueue("a", &["1!"]), -1),
     ];
     for remove in removals {
@@ -498,7 +498,7 @@ fn queue_is_idle_when_the_retried_entry_is_removed() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue.queues.dequeue(&key("a"), false);
+    queue.queues.dequeue(&key("a"));
     queue.respond(&request, Err(retry("refused")));
     queue.now += RETRY_POLICY.stopped;
     assert!(matches!(
@@ -632,7 +632,7 @@ fn two_workers_do_not_send_one_request_twice() {
             .is_none(),
         "a queue with pending entries stays"
     );
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.queues.remove(&key("p"));
     assert!(
         queue
@@ -679,8 +679,8 @@ fn oldest_pending_time_leaves_out_suspended_time() {
         waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)),
     );
     assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:30Z"));
-    queues.dequeue(&ObjectKey::new("n", "x"), false);
+    queues.dequeue(&ObjectKey::new("n", "x"));
     assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:45Z"));
-    queues.dequeue(&ObjectKey::new("n", "y"), true);
+    queues.forget(&ObjectKey::new("n", "y"));
     assert_eq!(oldest(&queues), None, "the remaining entry is suspended");
 }

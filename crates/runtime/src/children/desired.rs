@@ -208,7 +208,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Returns the live child's values at the desired fields.
-    fn values(&self, live: &K) -> Projection {
+    fn projection(&self, live: &K) -> Projection {
         fields::project(&content(live), self.content(), managed(live))
     }
 
@@ -227,7 +227,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     /// Returns whether another client has changed a child that was written or confirmed in the desired form.
-    fn has_drifted(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
+    fn was_changed(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         let was_confirmed = matched.is_some_and(|matched| matched.desired == self.digest);
         let applied_digest = live.annotations().get(self.owner.names().applied_digest);
         !self.matches(live, matched) && (was_confirmed || applied_digest == Some(&self.digest))
@@ -235,7 +235,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
 
     fn matches(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         match matched.filter(|matched| matched.desired == self.digest) {
-            Some(matched) => matched.values == self.values(live).digest(),
+            Some(matched) => matched.values == self.projection(live).digest(),
             None => fields::matches(&content(live), self.content(), managed(live), self.manager),
         }
     }
@@ -443,7 +443,7 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     }
 
     fn matched(&self, live: &K) -> Option<ConfirmedMatch> {
-        let values = self.values(live);
+        let values = self.projection(live);
         Some(ConfirmedMatch {
             desired: self.digest.clone(),
             values: values.digest(),
@@ -457,11 +457,11 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     }
 
     fn has_drifted(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
-        self.has_drifted(live, matched)
+        self.was_changed(live, matched)
     }
 
     fn values(&self, live: &K) -> Projection {
-        self.values(live)
+        self.projection(live)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::ObjectKey;
+use crate::{ObjectKey, Revision};
 
 /// Length of a burst: the time that its writes would take at one write per period.
 const BURST: Duration = Duration::from_secs(5);
@@ -33,9 +33,8 @@ struct Reservation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Basis {
     pub(super) fingerprint: u64,
-    pub(super) generation: Option<i64>,
-    /// The author's last reconcile request.
-    pub(super) requested: Option<String>,
+    /// Revision of the owner.
+    pub(super) revision: Revision,
 }
 
 impl WriteLimiter {
@@ -118,8 +117,7 @@ mod tests {
     fn basis(fingerprint: u64) -> Basis {
         Basis {
             fingerprint,
-            generation: Some(1),
-            requested: None,
+            revision: Revision::default(),
         }
     }
 
@@ -170,16 +168,20 @@ mod tests {
         let limiter = WriteLimiter::new(Duration::from_hours(1));
         assert!(!limiter.must_wait(&key(0), basis(0), || ()));
         assert!(limiter.must_wait(&key(1), basis(0), || ()));
+        let of_owner = |revision: Revision| Basis {
+            revision,
+            ..basis(0)
+        };
         let others = [
             basis(1),
-            Basis {
+            of_owner(Revision {
                 generation: Some(2),
-                ..basis(0)
-            },
-            Basis {
-                requested: Some("now".into()),
-                ..basis(0)
-            },
+                ..Revision::default()
+            }),
+            of_owner(Revision {
+                requested_at: Some("now".into()),
+                ..Revision::default()
+            }),
         ];
         for other in others {
             assert!(!limiter.waits(&key(1), &other) && !limiter.must_wait(&key(1), other, || ()));

@@ -390,7 +390,7 @@ async fn cached_child_is_decided_without_a_read(
 #[case::terminating(live("a", &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })), false, false, &["GET"])]
 #[case::deleted_meanwhile(Value::Null, true, false, &["GET"])]
 #[tokio::test(start_paused = true)]
-async fn owned_child_alone_is_released(
+async fn owned_child_alone_is_deleted_or_released(
     #[case] live: Value,
     #[case] stays: bool,
     #[case] expected: bool,
@@ -403,12 +403,14 @@ async fn owned_child_alone_is_released(
         ObjectKey::new("shop", "child"),
     );
     let answers = vec![live; requests.len()];
-    let both = async {
-        tokio::join!(
-            maps.release(&cx, &key, stays),
-            answer(&mut apiserver, &answers)
-        )
+    let release = async {
+        if stays {
+            maps.release(&cx, &key).await
+        } else {
+            maps.delete_owned(&cx, &key).await
+        }
     };
+    let both = async { tokio::join!(release, answer(&mut apiserver, &answers)) };
     let (released, methods) = timeout(SOON, both).await.expect("no other request");
     assert_eq!(
         (released.unwrap(), methods),

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use kube::ResourceExt as _;
 use rstest::rstest;
 use serde_json::json;
 

@@ -30,13 +30,18 @@ pub struct ResourceName {
 }
 
 impl ResourceName {
+    /// Returns the API group, empty for the core group.
+    pub fn group(&self) -> &str {
+        let split = self.api_version.split_once('/');
+        split.map_or("", |(group, _)| group)
+    }
+
     /// Returns the name with its group, as CRDs and metrics use it, such as `deployments.apps` or `services`.
     pub fn full(&self) -> String {
-        let group = self.api_version.split_once('/').map(|(group, _)| group);
-        group.map_or_else(
-            || self.plural.to_string(),
-            |group| format!("{}.{group}", self.plural),
-        )
+        match self.group() {
+            "" => self.plural.to_string(),
+            group => format!("{}.{group}", self.plural),
+        }
     }
 }
 

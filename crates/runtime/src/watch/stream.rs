@@ -10,11 +10,12 @@ use kube::runtime::watcher;
 use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use crate::backoff::{Backoff, BackoffPolicy};
 use crate::metrics::WatchGuard;
+use crate::wait_until;
 
 /// Backoff of a failed watch, short enough for a newly granted permission to take effect soon.
 const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
@@ -27,7 +28,7 @@ const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
 const RECOVERY_DELAY: Duration = Duration::from_secs(30);
 
 /// Time beyond the server-side timeout, after which a stalled watch counts as failed.
-pub const STALL_MARGIN: Duration = Duration::from_secs(45);
+const STALL_MARGIN: Duration = Duration::from_secs(45);
 
 /// Item of the stream of a watch.
 #[derive(Debug)]
@@ -115,7 +116,7 @@ where
             }
             let event = tokio::select! {
                 biased;
-                () = due(self.recovery) => {
+                () = wait_until(self.recovery) => {
                     self.recovery = None;
                     self.recovered = true;
                     self.failures = RETRY_BACKOFF.start();
@@ -188,13 +189,6 @@ where
         if !self.recovered {
             self.recovery = Some(recovery);
         }
-    }
-}
-
-async fn due(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 

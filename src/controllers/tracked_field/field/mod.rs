@@ -22,6 +22,9 @@ mod query;
 /// Maximum length of a field, in bytes.
 const MAX_LENGTH: usize = 4096;
 
+pub(crate) const FIELD_NOT_FOUND: &str = "FieldNotFound";
+pub(crate) const PATH_INVALID: &str = "PathInvalid";
+
 /// A field of an object, checked and ready for lookups. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldSelector(Arc<Compiled>);
@@ -113,8 +116,8 @@ impl FieldError {
     /// Returns the reason for conditions, Events and the waiting annotation.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::FieldNotFound { .. } => "FieldNotFound",
-            Self::PathInvalid { .. } => "PathInvalid",
+            Self::FieldNotFound { .. } => FIELD_NOT_FOUND,
+            Self::PathInvalid { .. } => PATH_INVALID,
         }
     }
 }

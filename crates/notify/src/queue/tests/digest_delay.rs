@@ -71,7 +71,7 @@ fn removed_entry_does_not_count() {
     queue.record_at("a", &["1"], Duration::ZERO);
     queue.now += 20 * SECOND;
     queue.record_at("b", &["2"], Duration::ZERO);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     assert_eq!(queue.wait(), Some(DELAY));
 }
 
@@ -162,7 +162,7 @@ fn retries_do_not_wait() {
     // The next request lacks the entries of a deleted object, but counts as a retry, which waits for no digest.
     queue.respond(&request, Err(retry("503")));
     queue.record_at("b", &["3"], Duration::ZERO);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     let backoff = queue.wait().unwrap();
     queue.now += backoff;
     assert_eq!(ids(&queue.start().unwrap()), ["3"]);

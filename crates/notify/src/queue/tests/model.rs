@@ -122,7 +122,7 @@ impl Model {
         let of = &self.fields[at];
         let name = format!("f{at}");
         if of.suspended {
-            self.queue.queues.dequeue(&key(&name), false);
+            self.queue.queues.dequeue(&key(&name));
             return;
         }
         let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();

@@ -96,7 +96,7 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
         .queues
         .enqueue(&key("p"), pending_of(&Arc::new(object)));
     let request = queue.start().unwrap();
-    queue.queues.dequeue(&key("a"), false);
+    queue.queues.dequeue(&key("a"));
     queue.refuse(&request, Refusal::Rejected);
     assert!(queue.start().is_none());
     assert!(
@@ -133,8 +133,8 @@ fn fail(queue: &mut TestQueue) {
 }
 
 #[rstest]
-#[case::deleted(|queue: &mut TestQueue| _ = queue.queues.dequeue(&key("a"), true))]
-#[case::suspended(|queue: &mut TestQueue| _ = queue.queues.dequeue(&key("a"), false))]
+#[case::deleted(|queue: &mut TestQueue| _ = queue.queues.forget(&key("a")))]
+#[case::suspended(|queue: &mut TestQueue| _ = queue.queues.dequeue(&key("a")))]
 #[case::expired(|queue: &mut TestQueue| _ = queue.enqueue("a", &["1!"]))]
 #[case::moved(|queue: &mut TestQueue| _ = queue.queues.enqueue(&key("q"), pending("a", &["1"])))]
 fn failure_report_ends_when_no_entry_is_pending(#[case] end: fn(&mut TestQueue)) {
@@ -157,7 +157,7 @@ fn failure_report_continues_while_another_object_has_entries() {
     queue.enqueue("a", &["1"]);
     queue.enqueue("b", &["2"]);
     fail(&mut queue);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     assert!(queue.queues.failing(&key("p")).is_some());
 }
 
@@ -192,7 +192,7 @@ fn contact_point_is_affected_when_its_last_entry_is_removed_in_flight() {
     fail(&mut queue);
     queue.now += RETRY_POLICY.stopped;
     let request = queue.start().unwrap();
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     assert!(
         queue.queues.failing(&key("p")).is_some(),
         "the response may differ"
@@ -234,9 +234,9 @@ fn contact_point_is_woken_when_its_last_entry_is_removed() {
     queue.enqueue("b", &["2"]);
     fail(&mut queue);
     *outbox.queues() = queue.queues;
-    outbox.dequeue(&key("a"), true);
+    outbox.forget(&key("a"));
     assert_eq!(woken(), None, "another message waits");
-    outbox.dequeue(&key("b"), true);
+    outbox.forget(&key("b"));
     assert_eq!((woken().as_deref(), woken()), (Some("p"), None));
     outbox.enqueue(&key("p"), pending("c", &["3"]));
     assert_eq!((woken().as_deref(), woken()), (Some("p"), None));

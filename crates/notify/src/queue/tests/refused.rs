@@ -2,6 +2,8 @@
 
 use Refusal::{Forbidden, Gone, Rejected};
 
+use qm_runtime::Revision;
+
 use super::super::Circumstances;
 use super::*;
 
@@ -278,7 +280,7 @@ fn second_test_message_needs_an_accepted_entry_or_a_request() {
     queue.record("a", &["2"]);
     let request = queue.expect(&["2"]);
     queue.refuse(&request, Forbidden);
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.now += RETRY_POLICY.stopped;
     assert!(matches!(
         queue.queues.next(&key("p"), queue.now),
@@ -529,6 +531,10 @@ fn object_is_left_out_after_five_rejected_writes() {
 fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     let mut queue = TestQueue::open();
     let same = Circumstances::default();
+    let with_revision = |revision: Revision| Circumstances {
+        revision,
+        ..Circumstances::default()
+    };
     let due = |queue: &TestQueue, circumstances: &Circumstances| {
         queue
             .queues
@@ -549,14 +555,14 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     );
     queue.write_rejected("a", (403, "denied"));
     for changed in [
-        Circumstances {
+        with_revision(Revision {
             generation: Some(2),
-            ..same.clone()
-        },
-        Circumstances {
+            ..Revision::default()
+        }),
+        with_revision(Revision {
             requested_at: Some("now".into()),
-            ..same.clone()
-        },
+            ..Revision::default()
+        }),
         Circumstances {
             apiserver_returns: 1,
             ..same.clone()
@@ -564,10 +570,10 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     ] {
         assert_eq!(due(&queue, &changed), None);
     }
-    let changed = Circumstances {
+    let changed = with_revision(Revision {
         generation: Some(2),
-        ..same
-    };
+        ..Revision::default()
+    });
     queue.queues.write_rejected(
         &key("a"),
         &key("p"),
@@ -622,7 +628,7 @@ fn last_attempt_is_sent_when_no_other_message_is_left() {
     // Deleted while its request is in flight.
     queue.enqueue("d", &["d"]);
     let request = queue.expect(&["d"]);
-    queue.queues.dequeue(&key("d"), true);
+    queue.queues.forget(&key("d"));
     queue.refuse(&request, Rejected);
     let mut sent = Vec::new();
     for _ in 0..3 {

@@ -117,7 +117,7 @@ fn accepted_message_lets_the_retried_batch_go_at_once() {
 #[test]
 fn retried_batch_is_forgotten_with_its_object() {
     let (mut queue, request) = test_requested_while_retrying();
-    queue.queues.dequeue(&key("a"), true);
+    queue.queues.forget(&key("a"));
     queue.accept(&request, 0);
     assert!(queue.is_waiting());
     queue.enqueue("a", &["2"]);
