@@ -27,7 +27,7 @@ enum Key<'a> {
 
 /// An entry of `managedFields`, without its fields.
 #[derive(Deserialize)]
-struct Manager {
+struct Writer {
     manager: Option<String>,
     operation: Option<String>,
     subresource: Option<String>,
@@ -57,10 +57,10 @@ impl FieldSelector {
     /// Returns the last writer of the field's value in `object`; `None` if unknown.
     pub fn changed_by(&self, object: &Value) -> Option<ChangedBy> {
         let entries = object.pointer("/metadata/managedFields")?.as_array()?;
-        let (managers, fields): (Vec<Manager>, Vec<&Value>) = entries
+        let (managers, fields): (Vec<Writer>, Vec<&Value>) = entries
             .iter()
             .filter_map(|entry| {
-                let manager = Manager::deserialize(entry).ok()?;
+                let manager = Writer::deserialize(entry).ok()?;
                 Some((manager, entry.get("fieldsV1").unwrap_or(&Value::Null)))
             })
             .unzip();
@@ -121,7 +121,7 @@ impl FieldSelector {
     }
 }
 
-fn time(manager: &Manager) -> Option<k8s_openapi::jiff::Timestamp> {
+fn time(manager: &Writer) -> Option<k8s_openapi::jiff::Timestamp> {
     manager.time.as_ref().map(|time| time.0)
 }
 
