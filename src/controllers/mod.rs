@@ -15,13 +15,9 @@ pub mod my_app;
 pub mod my_ingress;
 mod notifications;
 pub mod pod;
+mod reasons;
 pub mod tracked_field;
 pub mod tracked_field_set;
-
-/// Reason of an object that needs a namespace, or cluster-scoped objects, outside the operator's scope.
-pub(crate) const OUT_OF_SCOPE: &str = "OutOfScope";
-/// Reason of an object that names a namespace that does not exist.
-pub(crate) const NAMESPACE_NOT_FOUND: &str = "NamespaceNotFound";
 
 /// Defines the list: for each line the function that adds the controllers, and the controller's module with the API type of each.
 macro_rules! kinds {

@@ -31,7 +31,7 @@ use self::copy::Copy;
 use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{CopyPlan, PlanError};
 use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
-use super::NAMESPACE_NOT_FOUND;
+use super::reasons::NAMESPACE_NOT_FOUND;
 use crate::cli::RunConfig;
 
 pub mod copy;

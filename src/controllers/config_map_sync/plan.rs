@@ -13,7 +13,7 @@ use qm_runtime::{ObjectKey, WatchScope};
 
 use super::status::DESTINATION_NOT_ALLOWED;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
-use crate::controllers::OUT_OF_SCOPE;
+use crate::controllers::reasons::OUT_OF_SCOPE;
 
 /// Namespaces of Kubernetes itself.
 const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube-system"];

@@ -11,7 +11,7 @@ use qm_runtime::error::{
 };
 use qm_runtime::outcome::{EventPolicy, Outcome, SPEC_INVALID, SUSPENDED};
 
-use crate::controllers::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
+use crate::controllers::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 
 /// Reason of a sync whose copies all match their source.
 pub const SYNCED: &str = "Synced";

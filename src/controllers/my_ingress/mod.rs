@@ -30,7 +30,7 @@ use self::execute::{Executor, StepError, read_error};
 use self::observe::{Observed, now};
 use self::report::report;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
-use super::OUT_OF_SCOPE;
+use super::reasons::OUT_OF_SCOPE;
 use crate::cli::RunConfig;
 
 mod backends;

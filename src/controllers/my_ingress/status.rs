@@ -10,7 +10,7 @@ use qm_core::conditions::READY;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
-use crate::controllers::OUT_OF_SCOPE;
+use crate::controllers::reasons::OUT_OF_SCOPE;
 
 /// The operator has requested a load balancer that AWS does not show yet.
 pub(crate) const CREATING: &str = "Creating";

@@ -22,8 +22,8 @@ use super::lookup::Unreadable;
 use super::target::{TargetKey, nearest};
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
-use crate::controllers::OUT_OF_SCOPE;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::controllers::reasons::OUT_OF_SCOPE;
 use crate::permissions::{AGGREGATE_TO_TRACKER, TARGET_VERBS};
 
 /// Reason of a target that cannot be read.

@@ -44,6 +44,7 @@ use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
 use super::contact_point::endpoint::BODY_INVALID;
+use super::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
 use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
@@ -54,7 +55,6 @@ use super::tracked_field::waiting::{
     CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
     Receivers, TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
 };
-use super::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
