@@ -40,6 +40,7 @@ use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
 use self::child::{Departure, DepartureReason, Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
+use self::plan::{DesiredField, KnownDeparture, OwnedChildren, Plan};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
@@ -60,6 +61,7 @@ use crate::cli::NO_CROSS_NAMESPACE_REFS;
 pub mod child;
 pub mod index;
 pub mod metrics;
+mod plan;
 pub mod precedence;
 pub mod selection;
 pub mod writes;
@@ -161,36 +163,6 @@ pub(crate) struct SetState {
     reported: Option<Instant>,
 }
 
-/// Children that the set owns.
-type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
-
-/// Desired children of a set. A reconcile updates the plan of the previous reconcile.
-struct Plan {
-    /// Revision of the set at the time of the plan. After a change of it, the next reconcile plans all targets.
-    revision: Revision,
-    /// Time of the last comparison of everything.
-    compared: Instant,
-    desired: HashMap<ObjectKey, DesiredField>,
-    /// Number of fields of each target that other `TrackedField`s track.
-    covered: HashMap<ObjectKey, usize>,
-    /// Resources beyond `maxTargets`.
-    left_out: BTreeSet<ObjectKey>,
-}
-
-/// A desired child.
-struct DesiredField {
-    target: ObjectKey,
-    /// Index in `spec.fields`.
-    field: usize,
-    initial: Initial,
-    /// True for one child of each target: these children occupy the slots that `maxTargets` allows.
-    takes_slot: bool,
-    /// Fingerprint of the child that matched; `None` if the reconcile must compare the child.
-    checked: Option<u64>,
-    /// True if other clients kept changing the child at the last write.
-    is_contested: bool,
-}
-
 /// A target, with its children and its demand for a slot.
 struct Planned {
     target: ObjectKey,
@@ -209,12 +181,6 @@ struct Departures {
     waiting: usize,
     /// When to check the waiting children again.
     check_after: Option<Duration>,
-}
-
-/// A child to delete.
-struct KnownDeparture {
-    key: ObjectKey,
-    known: KnownChild<LiveChild>,
 }
 
 /// Results of the writes.

@@ -11,7 +11,8 @@ use qm_runtime::backoff::{Backoff, BackoffPolicy};
 use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Owner;
 
-use super::{KnownDeparture, OwnedChildren, Plan, child};
+use super::child;
+use super::plan::{KnownDeparture, OwnedChildren, Plan};
 
 /// Maximum number of writes per reconcile, so that other sets proceed.
 const MAX_WRITES: usize = 256;

@@ -1,0 +1,46 @@
+//! Desired children of a set, and children that the set no longer needs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+use qm_api::tracked_field::Initial;
+use qm_runtime::child_cache::KnownChild;
+use qm_runtime::{ObjectKey, Revision};
+
+use super::child::LiveChild;
+
+/// Children that the set owns.
+pub(super) type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
+
+/// Desired children of a set. A reconcile updates the plan of the previous reconcile.
+pub(super) struct Plan {
+    /// Revision of the set at the time of the plan. After a change of it, the next reconcile plans all targets.
+    pub(super) revision: Revision,
+    /// Time of the last comparison of everything.
+    pub(super) compared: Instant,
+    pub(super) desired: HashMap<ObjectKey, DesiredField>,
+    /// Number of fields of each target that other `TrackedField`s track.
+    pub(super) covered: HashMap<ObjectKey, usize>,
+    /// Resources beyond `maxTargets`.
+    pub(super) left_out: BTreeSet<ObjectKey>,
+}
+
+/// A desired child.
+pub(super) struct DesiredField {
+    pub(super) target: ObjectKey,
+    /// Index in `spec.fields`.
+    pub(super) field: usize,
+    pub(super) initial: Initial,
+    /// True for one child of each target: these children occupy the slots that `maxTargets` allows.
+    pub(super) takes_slot: bool,
+    /// Fingerprint of the child that matched; `None` if the reconcile must compare the child.
+    pub(super) checked: Option<u64>,
+    /// True if other clients kept changing the child at the last write.
+    pub(super) is_contested: bool,
+}
+
+/// A child to delete.
+pub(super) struct KnownDeparture {
+    pub(super) key: ObjectKey,
+    pub(super) known: KnownChild<LiveChild>,
+}
