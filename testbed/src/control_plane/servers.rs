@@ -1,8 +1,10 @@
 //! Command lines of the servers.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use uuid::Uuid;
@@ -54,8 +56,10 @@ impl Ports {
 
 /// Returns unused ports on loopback, from below the range that the kernel assigns to outgoing connections. Within that
 /// range, a client that keeps dialling a killed apiserver's port eventually gets that very port, connects to itself,
-/// and blocks the apiserver's restart.
+/// and blocks the apiserver's restart. The process gets each port once: a server binds its port later than another
+/// control plane may choose, or not for the time of a restart.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    static CHOSEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let range =
         std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let end = range
@@ -67,6 +71,11 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::new(); // held until all ports are chosen, so that they differ
     for _ in 0..1_000 {
         let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
+        let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if !chosen.insert(port) {
+            continue;
+        }
+        drop(chosen);
         held.extend(
             TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(|listener| (port, listener)),
         );
