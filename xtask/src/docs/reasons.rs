@@ -279,6 +279,6 @@ mod tests {
     fn delays_are_those_of_the_operator() {
         use table::Retry;
         assert_eq!(Retry::Poll.text(), "after 1 s, growing to 30 s");
-        assert_eq!(Retry::Slow.text(), "after 30 s, growing to 10 min");
+        assert_eq!(Retry::Slow.text(), "after 15 s, growing to 10 min");
     }
 }
