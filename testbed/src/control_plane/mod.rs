@@ -113,7 +113,7 @@ impl Running {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. At most six control planes run in this process; a seventh waits until
+    /// `default` has its `ServiceAccount`. At most eight control planes run in this process; a ninth waits until
     /// another stops.
     ///
     /// # Errors

@@ -56,8 +56,8 @@ impl Ports {
 
 /// Returns unused ports on loopback, from below the range that the kernel assigns to outgoing connections. Within that
 /// range, a client that keeps dialling a killed apiserver's port eventually gets that very port, connects to itself,
-/// and blocks the apiserver's restart. The process gets each port once: a server binds its port later than another
-/// control plane may choose, or not for the time of a restart.
+/// and blocks the apiserver's restart. A process chooses each port once: until a server binds its port, and while it
+/// restarts, the port looks unused to other control planes.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     static CHOSEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let range =
@@ -68,19 +68,18 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
         .and_then(|low| low.parse().ok())
         .unwrap_or(32_768_u16);
     let size = u128::from(end.max(LOWEST_PORT + 1_000) - LOWEST_PORT);
-    let mut held = Vec::new(); // held until all ports are chosen, so that they differ
+    let mut ports = Vec::new();
     for _ in 0..1_000 {
         let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
-        let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if !chosen.insert(port) {
-            continue;
+        let is_new = CHOSEN
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(port);
+        if is_new && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            ports.push(port);
         }
-        drop(chosen);
-        held.extend(
-            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(|listener| (port, listener)),
-        );
-        if let Some(chosen) = held.first_chunk::<N>() {
-            return Ok(chosen.each_ref().map(|(port, _)| *port));
+        if let Some(ports) = ports.first_chunk::<N>() {
+            return Ok(*ports);
         }
     }
     bail!("no {N} free ports from {LOWEST_PORT} on")
