@@ -13,10 +13,9 @@ use qm_api::TrackedField;
 use serde_json::json;
 use testbed::wait::until;
 
-use super::latency::P99;
-use crate::floor::Floor;
+use super::latency::{self, P99};
 use crate::line::{Line, Sample};
-use crate::stage::{PATIENCE, RATE, Sender, Stage, point};
+use crate::stage::{PATIENCE, Sender, Stage, point};
 use crate::support::SYSTEM;
 
 /// The hostile Deployment.
@@ -34,10 +33,8 @@ const CHANGES: usize = 2_000;
 pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, ORDINARY).await?;
     hostile(&stage).await;
-    let floor = {
-        let (_floor, _) = Floor::start(&stage).await?;
-        measured(&stage, 500, Sender::Floor).await?
-    };
+    let floor = latency::floor(&stage, ORDINARY);
+    let floor = while_changing(&stage, floor).await?;
     let operator = stage.operator(ORDINARY).await?;
     until(
         "the operator refuses the expensive paths",
@@ -68,7 +65,8 @@ pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     .await?;
     stage.forget();
     let before = leaders(&stage).await?;
-    let sample = measured(&stage, CHANGES, Sender::Operator).await?;
+    let sample = latency::measured(&stage, ORDINARY, CHANGES, Sender::Operator);
+    let sample = while_changing(&stage, sample).await?;
     let alive = operator.probe("livez").await?.0 == 200;
     let kept = alive && leaders(&stage).await? == before;
     let note = format!(
@@ -90,18 +88,19 @@ pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
     ])
 }
 
-/// Measures ordinary changes while the huge Deployment changes.
-async fn measured(stage: &Arc<Stage>, changes: usize, sender: Sender) -> Result<Sample> {
+/// Measures while the huge Deployment changes.
+async fn while_changing(
+    stage: &Arc<Stage>,
+    measured: impl Future<Output = Result<Sample>>,
+) -> Result<Sample> {
     let changing = tokio::spawn(changing(Arc::clone(stage)));
-    let changes = stage.paced(ORDINARY, RATE, changes).await;
-    let latencies = stage.latencies(&changes, sender).await?;
+    let sample = measured.await?;
     ensure!(
         !changing.is_finished(),
         "the huge Deployment no longer changes"
     );
     changing.abort();
-    stage.forget();
-    Ok(latencies)
+    Ok(sample)
 }
 
 /// Creates the huge Deployment and its `TrackedField`s.

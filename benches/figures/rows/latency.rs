@@ -19,9 +19,9 @@ pub const P99: f64 = 250.0;
 /// Measures from the apiserver's acknowledgement of a change to the first bytes of the message at its receiver.
 pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, FIELDS).await?;
-    let before = floor(&stage).await?;
+    let before = floor(&stage, FIELDS).await?;
     let operator = stage.operator(FIELDS).await?;
-    let spread = measured(&stage, 2_000, Sender::Operator).await?;
+    let spread = measured(&stage, FIELDS, 2_000, Sender::Operator).await?;
 
     // All fields use one contact point, which sends its requests one after the other.
     stage
@@ -35,10 +35,10 @@ pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {
                 .await;
         })
         .await;
-    measured(&stage, 100, Sender::Operator).await?;
-    let one = measured(&stage, 1_000, Sender::Operator).await?;
+    measured(&stage, FIELDS, 100, Sender::Operator).await?;
+    let one = measured(&stage, FIELDS, 1_000, Sender::Operator).await?;
     drop(operator);
-    let floor = before.and(floor(&stage).await?);
+    let floor = before.and(floor(&stage, FIELDS).await?);
 
     let lines = |points: &str, sample: &Sample| {
         let note = format!(
@@ -117,14 +117,21 @@ async fn of_the_well(stage: &Arc<Stage>) -> Result<Sample> {
     stage.latencies(&changes, Sender::Operator).await
 }
 
-async fn measured(stage: &Arc<Stage>, changes: usize, sender: Sender) -> Result<Sample> {
-    let changes = stage.paced(FIELDS, RATE, changes).await;
+/// Measures `changes` changes of `fields` fields in turn.
+pub(super) async fn measured(
+    stage: &Arc<Stage>,
+    fields: usize,
+    changes: usize,
+    sender: Sender,
+) -> Result<Sample> {
+    let changes = stage.paced(fields, RATE, changes).await;
     let latencies = stage.latencies(&changes, sender).await?;
     stage.forget();
     Ok(latencies)
 }
 
-async fn floor(stage: &Arc<Stage>) -> Result<Sample> {
+/// Measures changes of `fields` fields with the floor.
+pub(super) async fn floor(stage: &Arc<Stage>, fields: usize) -> Result<Sample> {
     let (_floor, _) = Floor::start(stage).await?;
-    measured(stage, 500, Sender::Floor).await
+    measured(stage, fields, 500, Sender::Floor).await
 }
