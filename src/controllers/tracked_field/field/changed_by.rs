@@ -182,7 +182,10 @@ fn owners<'a>(
 impl ItemName {
     fn parse(name: &str) -> Self {
         let parsed = name.split_once(':').and_then(|(form, text)| match form {
-            "i" => text.parse().ok().map(Self::Index),
+            "i" => {
+                let index: Option<usize> = text.parse().ok();
+                index.filter(|it| it.to_string() == text).map(Self::Index)
+            }
             "v" => serde_json::from_str(text).ok().map(Self::Value),
             "k" => serde_json::from_str(text).ok().map(Self::Keys),
             _ => None,
