@@ -338,6 +338,36 @@ async fn receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_m
     assert_eq!(tests(&receiver).len(), 2);
 }
 
+/// The queue learns only from the first reconciles which entries wait.
+#[tokio::test]
+async fn stopped_contact_point_gets_an_entry_and_no_test_message_after_a_restart() {
+    let bed = Bed::shared("restart-entry").await;
+    let receiver = Receiver::start().unwrap();
+    let settings = Settings::default().flag("--stopped-retry-period=1h");
+    let mut operator = Operator::start(&bed, settings).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.at_text("\"trackedField\"", status(410));
+    bed.deployment("web", 0).await;
+    track_long(&bed, "a", "web", "hook").await;
+    track_long(&bed, "b", "web", "hook").await;
+    bed.not_ready("hook", "Gone").await;
+    for name in ["a", "b"] {
+        let is_recorded = |field: &TrackedField| !field.history().unwrap().is_empty();
+        bed.until(name, "records its value", is_recorded).await;
+    }
+    for _ in 0..3 {
+        operator.kill();
+        let before = receiver.requests().len();
+        operator.restart();
+        receiver
+            .wait_for(SOON, |requests| requests.len() > before)
+            .await
+            .unwrap();
+        assert_eq!(tests(&receiver).len(), 1, "the first test message only");
+    }
+}
+
 /// The first process may have reported the rejection; the next ones must remember.
 #[rstest]
 #[case::forbidden(403, "Forbidden")]

@@ -146,6 +146,7 @@ impl Queues {
         digest_delay: Duration,
         initial_state: InitialState,
         mut test: TestMessage,
+        now: Instant,
     ) -> Option<Arc<Notify>> {
         self.close(point);
         let queue = self.by_contact_point.entry(point.clone()).or_default();
@@ -163,7 +164,12 @@ impl Queues {
             }
             _ => {
                 self.revisions += 1;
-                Receiver::new(endpoint, digest_delay, self.revisions, initial_state, test)
+                let mut receiver =
+                    Receiver::new(endpoint, digest_delay, self.revisions, initial_state, test);
+                if initial_state == InitialState::Probe {
+                    receiver.test_not_before = Some(now + self.retry_policy.stopped);
+                }
+                receiver
             }
         };
         queue.receiver = Some(receiver);
@@ -608,7 +614,9 @@ impl Queues {
                 Some(due) => Choice::Wait(Some(due)),
                 None => self.choose_when_open(queue, receiver),
             },
-            (RequestState::Idle, QueueState::Stopped) => self.choose_when_stopped(queue, receiver),
+            (RequestState::Idle, QueueState::Stopped) => {
+                self.choose_when_stopped(queue, receiver, now)
+            }
         }
     }
 
@@ -673,12 +681,20 @@ impl Queues {
 
     /// Chooses the next request of a stopped queue: the oldest entry of each `TrackedField` in turn, alone; the test
     /// message if no entry is pending, and alternately if only one `TrackedField` has entries.
-    fn choose_when_stopped(&self, queue: &ContactPointQueue, receiver: &Receiver) -> Choice {
+    fn choose_when_stopped(
+        &self,
+        queue: &ContactPointQueue,
+        receiver: &Receiver,
+        now: Instant,
+    ) -> Choice {
         let refusals = &receiver.refusals;
         let waiting: Vec<_> = self.sendable(queue).collect();
         let is_test = match waiting.as_slice() {
             [] if !receiver.may_test() => return Choice::Wait(None),
-            [] => true,
+            [] => match receiver.test_not_before.filter(|instant| *instant > now) {
+                Some(instant) => return Choice::Wait(Some(instant)),
+                None => true,
+            },
             [(field, _)] => receiver.may_test() && refusals.refused_since_test(field),
             _ => false,
         };

@@ -41,6 +41,9 @@ pub(super) struct Receiver {
     backoff: Option<Backoff>,
     /// Earliest time of the next request.
     pub(super) not_before: Option<Instant>,
+    /// Earliest time of the test message while no entry waits. After a restart the queue first learns which entries
+    /// wait: one of them goes in place of the test message.
+    pub(super) test_not_before: Option<Instant>,
 }
 
 /// State of a receiver's queue, by the message that the queue sends next.
@@ -81,6 +84,7 @@ impl Receiver {
             failures: 0,
             backoff: None,
             not_before: None,
+            test_not_before: None,
         }
     }
 
@@ -199,6 +203,7 @@ impl Receiver {
     pub(super) fn retry_now(&mut self, now: Instant) {
         self.backoff = None;
         self.not_before = self.not_before.map(|_| now);
+        self.test_not_before = None;
     }
 
     /// Allows the next request at once.

@@ -101,6 +101,7 @@ impl TestQueue {
 
     fn with_digest_delay(digest_delay: Duration) -> Self {
         let mut queues = Queues::new(RETRY_POLICY);
+        let now = Instant::now();
         assert!(
             queues
                 .configure(
@@ -108,15 +109,13 @@ impl TestQueue {
                     chat(),
                     digest_delay,
                     InitialState::Open,
-                    TestMessage::default()
+                    TestMessage::default(),
+                    now
                 )
                 .is_some(),
             "a new queue needs a worker"
         );
-        Self {
-            queues,
-            now: Instant::now(),
-        }
+        Self { queues, now }
     }
 
     /// Configures another endpoint, which gets a test message first.
@@ -127,6 +126,7 @@ impl TestQueue {
             Duration::ZERO,
             InitialState::Test,
             another(),
+            self.now,
         );
     }
 
@@ -257,6 +257,7 @@ fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
         Duration::ZERO,
         InitialState::Open,
         TestMessage::default(),
+        queue.now,
     );
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
@@ -296,6 +297,7 @@ fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
         Duration::ZERO,
         InitialState::Open,
         another(),
+        queue.now,
     );
     queue.accept(&request, 1);
     assert_eq!(
@@ -324,7 +326,8 @@ fn response_is_recorded_after_its_contact_point_is_deleted() {
                 chat(),
                 Duration::ZERO,
                 InitialState::Open,
-                TestMessage::default()
+                TestMessage::default(),
+                queue.now
             )
             .is_some(),
         "a recreated contact point has a new queue"
@@ -346,9 +349,14 @@ fn receiver_state_outlasts_a_pause() {
     };
     // The initial state counts for another configuration only.
     let resume = |queue: &mut TestQueue, test| {
-        queue
-            .queues
-            .configure(&key("p"), chat(), Duration::ZERO, InitialState::Open, test)
+        queue.queues.configure(
+            &key("p"),
+            chat(),
+            Duration::ZERO,
+            InitialState::Open,
+            test,
+            queue.now,
+        )
     };
     for answered_while_paused in [false, true] {
         let mut queue = TestQueue::open();
@@ -527,6 +535,7 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
                 Duration::ZERO,
                 InitialState::Open,
                 TestMessage::default(),
+                queue.now,
             )
             .unwrap();
         queue.enqueue("a", &["1"]);
@@ -604,6 +613,7 @@ fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
         Duration::ZERO,
         InitialState::Open,
         TestMessage::default(),
+        queue.now,
     );
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
@@ -627,7 +637,8 @@ fn two_workers_do_not_send_one_request_twice() {
                 chat(),
                 Duration::ZERO,
                 InitialState::Open,
-                TestMessage::default()
+                TestMessage::default(),
+                queue.now
             )
             .is_none(),
         "a queue with pending entries stays"
@@ -642,7 +653,8 @@ fn two_workers_do_not_send_one_request_twice() {
                 chat(),
                 Duration::ZERO,
                 InitialState::Open,
-                TestMessage::default()
+                TestMessage::default(),
+                queue.now
             )
             .is_some()
     );

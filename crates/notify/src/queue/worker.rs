@@ -32,7 +32,14 @@ impl<T: Transport> Outbox<T> {
         test: TestMessage,
     ) {
         let mut queues = self.queues();
-        let worker = queues.configure(point, endpoint, digest_delay, initial_state, test);
+        let worker = queues.configure(
+            point,
+            endpoint,
+            digest_delay,
+            initial_state,
+            test,
+            Instant::now(),
+        );
         if let Some(changed) = worker {
             tokio::spawn(run(Arc::clone(self), point.clone(), changed));
         }

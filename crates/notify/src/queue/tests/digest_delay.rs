@@ -33,6 +33,7 @@ impl TestQueue {
             digest_delay,
             InitialState::Open,
             TestMessage::default(),
+            self.now,
         );
     }
 }
@@ -141,9 +142,14 @@ fn changed_delay_applies_to_waiting_entries() {
 #[test]
 fn test_message_does_not_wait() {
     let mut queue = waiting();
-    queue
-        .queues
-        .configure(&key("p"), chat(), DELAY, InitialState::Test, another());
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        DELAY,
+        InitialState::Test,
+        another(),
+        queue.now,
+    );
     queue.record_at("a", &["1"], Duration::ZERO);
     assert!(queue.start().unwrap().is_test());
 }

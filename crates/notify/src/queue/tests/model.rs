@@ -299,6 +299,7 @@ impl Model {
                     Duration::ZERO,
                     InitialState::Open,
                     TestMessage::default(),
+                    self.queue.now,
                 );
             }
             Step::RequestTest => {

@@ -89,6 +89,7 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
         Duration::ZERO,
         InitialState::Open,
         another(),
+        queue.now,
     );
     let mut object = field("a", &["1"]).as_ref().clone();
     std::sync::Arc::make_mut(&mut object.spec.notification).template = Some("{{ value }}".into());

@@ -300,6 +300,7 @@ fn template_text_is_replaced_by_the_default_text_first() {
         Duration::ZERO,
         InitialState::Open,
         another(),
+        queue.now,
     );
     queue.templated("a", &["1"]);
     let first = queue.expect(&["1"]);
@@ -331,6 +332,7 @@ fn another_message_goes_between_two_failed_entries() {
         Duration::ZERO,
         InitialState::Probe,
         another(),
+        queue.now,
     );
     for name in ["a", "b", "c"] {
         queue.enqueue(name, &[name]);
@@ -399,6 +401,7 @@ fn test_message_keeps_its_id_until_accepted() {
         Duration::ZERO,
         InitialState::Test,
         test.clone(),
+        queue.now,
     );
     let first = queue.expect(&[]);
     queue.respond(&first, Err(retry("503")));
@@ -407,9 +410,15 @@ fn test_message_keeps_its_id_until_accepted() {
     queue.refuse(&again, Gone);
     // Another process uses the same id.
     let mut other = TestQueue::open();
-    other
-        .queues
-        .configure(&key("p"), chat(), Duration::ZERO, InitialState::Probe, test);
+    other.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Probe,
+        test,
+        other.now,
+    );
+    other.wait_for_retry();
     let third = other.expect(&[]);
     assert_eq!(
         (&first.test_id, &first.test_id),
@@ -427,9 +436,14 @@ fn test_message_keeps_its_id_until_accepted() {
             configuration: configuration.into(),
             accepted: AcceptedTests::default(),
         };
-        other
-            .queues
-            .configure(&key("p"), chat(), Duration::ZERO, InitialState::Test, test);
+        other.queues.configure(
+            &key("p"),
+            chat(),
+            Duration::ZERO,
+            InitialState::Test,
+            test,
+            other.now,
+        );
         let request = other.expect(&[]);
         assert_ne!(
             request.test_id, first.test_id,
@@ -437,6 +451,30 @@ fn test_message_keeps_its_id_until_accepted() {
         );
         other.respond(&request, Err(retry("503")));
     }
+}
+
+#[test]
+fn stopped_queue_learns_after_a_restart_which_entries_wait() {
+    let mut queue = TestQueue::open();
+    queue.queues.configure(
+        &key("p"),
+        chat(),
+        Duration::ZERO,
+        InitialState::Probe,
+        another(),
+        queue.now,
+    );
+    assert!(queue.is_waiting(), "no test message before the entries");
+    queue.enqueue("a", &["1"]);
+    let entry = queue.expect(&["1"]);
+    queue.refuse(&entry, Gone);
+    queue.wait_for_retry();
+    // Of a single TrackedField, the entry and the test message alternate.
+    let test = queue.expect(&[]);
+    queue.accept(&test, 0);
+    let entry = queue.expect(&["1"]);
+    queue.refuse(&entry, Gone);
+    assert_eq!(queue.record("a", &[]), failed("1", Gone));
 }
 
 #[test]
@@ -452,10 +490,12 @@ fn restart_allows_no_second_test_message_between_two_entries() {
                 configuration: "c".into(),
                 accepted,
             },
+            queue.now,
         );
         queue
     };
     let mut queue = restarted(InitialState::Probe, AcceptedTests::default());
+    queue.wait_for_retry();
     let test = queue.expect(&[]);
     assert!(queue.accept(&test, 0).point);
     let kept = queue.queues.tests_accepted(&key("p"));
