@@ -1,7 +1,7 @@
 //! Index of the watched `ConfigMap`s and namespaces, and of the syncs that they concern. The index keeps only objects
 //! that some `ConfigMapSync` refers to, without their content.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -33,7 +33,7 @@ pub(crate) struct SyncIndex {
 
 #[derive(Default)]
 struct SyncIndexState {
-    /// Ordered, so that a loop with several paths is always found along the same path.
+    /// Ordered, so that a message always names the links of a loop in the same order.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
     /// Syncs by the name of their source and of their copies.
     names: HashMap<String, BTreeSet<ObjectKey>>,
@@ -263,7 +263,7 @@ impl SyncIndexState {
         *plan.name == *map.name && plan.reaches(&map.namespace, labels)
     }
 
-    /// Searches backwards from the source, along older syncs.
+    /// Returns every older sync on a path from the copies of this one back to its source, in the order of the copies.
     fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let this = self.syncs.get(key)?;
         let mut older: Vec<_> = self
@@ -271,26 +271,27 @@ impl SyncIndexState {
             .iter()
             .filter(|(_, it)| it.created < this.created)
             .collect();
-        // Each sync that was found, with the index of the next one on the path; `None` for syncs that write this sync's
-        // source.
-        let mut found: Vec<(&ObjectKey, Option<usize>)> = Vec::new();
-        let mut sources = vec![(&this.plan.source, None)];
-        while let Some((source, next)) = sources.pop() {
+        let mut reaching = Vec::new();
+        let mut sources = vec![&this.plan.source];
+        while let Some(source) = sources.pop() {
             let (into, rest): (Vec<_>, Vec<_>) = older
                 .into_iter()
                 .partition(|(_, it)| self.copies_to(&it.plan, source));
-            for (sync, it) in into {
-                found.push((sync, next));
-                let index = found.len() - 1;
-                if self.copies_to(&this.plan, &it.plan.source) {
-                    let links = std::iter::successors(Some(index), |link| found[*link].1);
-                    return Some(links.map(|link| found[link].0.clone()).collect());
-                }
-                sources.push((&it.plan.source, Some(index)));
-            }
+            sources.extend(into.iter().map(|(_, it)| &it.plan.source));
+            reaching.extend(into);
             older = rest;
         }
-        None
+        let mut links = Vec::new();
+        let mut plans = VecDeque::from([&this.plan]);
+        while let Some(plan) = plans.pop_front() {
+            let (next, rest): (Vec<_>, Vec<_>) = reaching
+                .into_iter()
+                .partition(|(_, it)| self.copies_to(plan, &it.plan.source));
+            plans.extend(next.iter().map(|(_, it)| &it.plan));
+            links.extend(next.into_iter().map(|(link, _)| link.clone()));
+            reaching = rest;
+        }
+        (!links.is_empty()).then_some(links)
     }
 }
 

@@ -181,6 +181,10 @@ async fn chain_works_and_loop_does_not_spin() {
         .await;
     shop.sync("ab", json!({ "destinationNamespace": b })).await;
     shop.copied(&b, "settings", json!({ "a": "1" })).await;
+    // A second path of the loop: this sync takes over once the first is deleted.
+    shop.sync("also", json!({ "destinationNamespace": b }))
+        .await;
+    shop.reads("also", "Conflict").await;
     shop.sync(
         "bc",
         json!({ "sourceNamespace": b, "destinationNamespace": c }),
@@ -208,7 +212,7 @@ async fn chain_works_and_loop_does_not_spin() {
     )
     .await;
     let message = shop.reads("ca", "Loop").await;
-    for link in ["ab", "bc"] {
+    for link in ["ab", "also", "bc"] {
         assert!(
             message.contains(&format!("ConfigMapSync {here}/{link}")),
             "{message}"
@@ -224,6 +228,7 @@ async fn chain_works_and_loop_does_not_spin() {
         version(&source)
     );
     // Once the chain no longer loops, the sync continues.
+    shop.bed.delete::<ConfigMapSync>("also").await;
     shop.bed.delete::<ConfigMapSync>("ab").await;
     shop.reads("ca", "Synced").await;
 }
