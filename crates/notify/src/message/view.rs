@@ -146,7 +146,10 @@ impl View {
                 with_length(previous, self.previous_truncated.as_ref())
             ));
         }
-        if let (Some(_), Some(changed_by)) = (&self.previous, &self.changed_by) {
+        // The first entry of a series has not changed.
+        if self.action != ChangeAction::Created.to_string()
+            && let Some(changed_by) = &self.changed_by
+        {
             lines.push(format!("Changed by: {}", one_line(&changed_by.to_string())));
         }
         if self.merged > 1 {

@@ -66,6 +66,16 @@ fn context_and_writer_are_variables(#[case] template: &str, #[case] expected: &s
         view.text()
             .contains("\nChanged by: kube-controller-manager (scale)")
     );
+    let after_a_failed_entry = View {
+        previous: None,
+        ..view.clone()
+    };
+    assert!(after_a_failed_entry.text().contains("\nChanged by: "));
+    let first = View {
+        action: "Created".into(),
+        ..after_a_failed_entry
+    };
+    assert!(!first.text().contains("Changed by"));
 }
 
 #[rstest]
