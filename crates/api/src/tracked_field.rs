@@ -378,8 +378,8 @@ pub(crate) fn other_kinds_need_a_resource() -> Rule {
             built_in_kinds()
         ),
         &format!(
-            "a kind other than {} and {} needs apiVersion and resource, such as apiVersion: networking.k8s.io/v1 and \
-             resource: networkpolicies for kind: NetworkPolicy",
+            "write the kind as in {} or {}; any other kind needs apiVersion and resource, such as apiVersion: \
+             networking.k8s.io/v1 and resource: networkpolicies for kind: NetworkPolicy",
             kinds[..kinds.len() - 1].join(", "),
             last.kind
         ),
@@ -438,14 +438,17 @@ pub(crate) fn field_fits_kinds(kinds: &[&str], field: &str) -> (String, String) 
     )
 }
 
-/// Returns the CEL expression for "the target's kind has words, or the field is a path", and its message.
+/// Returns the CEL expression for "the target's kind has words, or the field is a path", and its message. Another rule
+/// rejects an unknown kind.
 pub(crate) fn field_fits_kind_without_words(field: &str) -> (String, String) {
     let kinds = BUILT_IN_KINDS.into_iter().map(|it| it.kind);
     let with_words: Vec<_> = kinds.filter(|kind| words(kind).next().is_some()).collect();
     (
         format!(
-            "self.target.kind in ['{}'] || {field}.startsWith('{{')",
-            with_words.join("', '")
+            "self.target.kind in ['{}'] || {field}.startsWith('{{') || (!(self.target.kind in {}) && \
+             !has(self.target.apiVersion))",
+            with_words.join("', '"),
+            built_in_kinds()
         ),
         format!("this kind has no such field: write {A_PATH}"),
     )

@@ -48,7 +48,7 @@ pub mod when;
 pub const NAME: &str = "trackedfield";
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,
-    &["0b3989b04d8a36dd", "e7871bcaf30325ef"],
+    &["0b3989b04d8a36dd", "3e0ffed4494661a3"],
     DelegatedAccess::Targets,
     &[
         // `get`: to read the newest object after a conflict. `patch`: the annotation with the waiting reason.

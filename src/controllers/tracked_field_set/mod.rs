@@ -70,7 +70,7 @@ pub mod writes;
 pub const NAME: &str = "trackedfieldset";
 pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
     NAME,
-    &["9064f654659b2ca3"],
+    &["340894059b5fd8bd"],
     DelegatedAccess::SelectedTargets,
     &[
         Permission::namespaced(GROUP, &["trackedfieldsets"], &["get", "list", "watch"]),
