@@ -30,6 +30,8 @@ pub const CONTESTED: &str = "DriftContested";
 const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
 const CORRECTIONS_UNTIL_CONTESTED: usize = 3;
+/// Between the managers that a message names.
+const SEPARATOR: &str = "; ";
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
@@ -161,7 +163,7 @@ impl Drift {
             .entry(child.clone())
             .or_insert_with(|| Episode {
                 at: [now].into(),
-                reported: [reported.to_owned()].into(),
+                reported: reported.split(SEPARATOR).map(str::to_owned).collect(),
                 contest: Some(Contest {
                     message: message.to_owned(),
                     delays: self.backoff.start(),
@@ -214,9 +216,11 @@ impl Drift {
         );
         self.corrected.inc();
         let kind = owner.kind();
-        let advice = self.advice.iter().find(|(field, _)| {
-            field.is_empty() || fields.split([',', ' ']).any(|name| name == *field)
-        });
+        // Advice about one field says nothing about the others.
+        let advice = self
+            .advice
+            .iter()
+            .find(|(field, _)| field.is_empty() || fields == *field);
         let advice = advice.map_or_else(
             || format!("change the {kind} instead"),
             |(_, advice)| (*advice).to_owned(),
@@ -249,6 +253,10 @@ impl Drift {
         while episode.at.len() > CORRECTIONS_UNTIL_CONTESTED {
             episode.at.pop_front();
         }
+        let is_unreported = episode.reported.len() < MAX_REPORTED
+            && episode
+                .reported
+                .insert(format!("{by} keeps changing {fields}"));
         if self.backs_off
             && (episode.at.len() == CORRECTIONS_UNTIL_CONTESTED || episode.contest.is_some())
         {
@@ -257,17 +265,15 @@ impl Drift {
                 .take()
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
-            let message = format!("{by} keeps changing {fields} of {title}{BACKING_OFF}: {advice}");
+            let reported: Vec<_> = episode.reported.iter().map(String::as_str).collect();
+            let reported = reported.join(SEPARATOR);
+            let message = format!("{reported} of {title}{BACKING_OFF}: {advice}");
             episode.contest = Some(Contest {
                 message,
                 delays,
                 next,
             });
         }
-        let is_unreported = episode.reported.len() < MAX_REPORTED
-            && episode
-                .reported
-                .insert(format!("{by} keeps changing {fields}"));
         drop(episodes);
         if is_unreported {
             let values = if values.is_empty() {

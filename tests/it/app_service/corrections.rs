@@ -519,20 +519,20 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     let sized = |size: i32| {
         move |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(size)
     };
-    for _ in 0..3 {
-        scale(&bed, "kube-controller-manager", 4).await;
+    for manager in ["flux", "kube-controller-manager", "kube-controller-manager"] {
+        scale(&bed, manager, 4).await;
         bed.until("web", "has its size again", sized(1)).await;
     }
     let message = not_ready(&bed, "web", "DriftContested").await;
     for part in [
-        "kube-controller-manager",
+        "flux keeps changing spec.replicas; kube-controller-manager keeps changing",
         "spec.replicas",
         "Deployment ",
         "scaleTargetRef",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
+    assert_eq!(bed.events("web", "DriftCorrected").await.len(), 2);
     // Corrections are now rarer than changes, while the app stays `DriftContested`.
     let since = bed.plane.audit().mark().await.unwrap();
     for round in 0..12 {
