@@ -9,7 +9,7 @@ use testbed::receiver::Receiver;
 
 use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN, bot_api, changes};
 
-const FLAG: &str = "(--no-cross-namespace-refs)";
+const FLAG: &str = "--no-cross-namespace-refs";
 const OWN: &str = "track an object in the TrackedField's own namespace";
 
 #[tokio::test]

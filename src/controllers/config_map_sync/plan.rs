@@ -123,9 +123,9 @@ impl CopyPlan {
                 format!(
                     "the operator does not watch namespace {namespace:?}: add it to --watch-namespace"
                 )
-            } else if only.is_some_and(|only| only != namespace) {
+            } else if let Some(own) = only.filter(|only| *only != namespace) {
                 format!(
-                    "namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})"
+                    "namespace {namespace:?} is another one, which {NO_CROSS_NAMESPACE_REFS} forbids: write namespace {own:?}"
                 )
             } else {
                 return None;
@@ -152,8 +152,8 @@ impl CopyPlan {
             }
             Some(_) if only.is_some() => {
                 return Err(PlanError::OutOfScope(format!(
-                    "destinationNamespaceSelector selects namespaces other than the ConfigMapSync's own \
-                     ({NO_CROSS_NAMESPACE_REFS})"
+                    "destinationNamespaceSelector selects other namespaces, which {NO_CROSS_NAMESPACE_REFS} forbids: write \
+                     destinationNamespace with the ConfigMapSync's own"
                 )));
             }
             Some(selector) => {

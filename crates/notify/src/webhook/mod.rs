@@ -43,8 +43,8 @@ impl Quote {
 const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address. Check URL, TLS and \
     NetworkPolicies";
 
-/// Replacement for the response of an address that is not quoted.
-const NOT_QUOTED: &str = "(not shown: a private address)";
+/// Follows the status of a response from an address that is not quoted.
+const NOT_QUOTED: &str = "; the operator hides the response of a private address";
 
 /// Context of a request to an endpoint.
 pub(super) struct WebhookRequest<'a> {
@@ -105,7 +105,10 @@ impl WebhookRequest<'_> {
             response::body(&mut response).await
         };
         let quote = if quotable {
-            redactor.quote(&body)
+            match redactor.quote(&body) {
+                quote if quote.is_empty() => quote,
+                quote => format!(" {quote}"),
+            }
         } else {
             NOT_QUOTED.into()
         };
@@ -140,11 +143,7 @@ fn interpret(
     quote: &str,
     carried: usize,
 ) -> Result<SendReceipt, SendError> {
-    let answer = if quote.is_empty() {
-        status.to_string()
-    } else {
-        format!("{status} {quote}")
-    };
+    let answer = format!("{status}{quote}");
     let refused = |reason, message| Err(SendError::Refused { reason, message });
     match status {
         200..=299 => Ok(SendReceipt {
