@@ -273,7 +273,7 @@ async fn child_names_the_field_of_its_set() {
 
 #[tokio::test]
 async fn many_children_are_created_and_read_without_single_reads() {
-    const TARGETS: usize = 40;
+    const TARGETS: usize = 70;
     let bed = Bed::shared("sets-many").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
@@ -290,8 +290,12 @@ async fn many_children_are_created_and_read_without_single_reads() {
     }
     let reads = |resource| proxy.count(&Match::verb(Verb::Get).resource(resource));
     assert_eq!(reads("trackedfields"), 0);
-    // The first targets may be read before the others are known.
-    assert!(reads("deployments") <= 32, "{}", reads("deployments"));
+    // The first targets may be read before the others are known, on a slow machine some more of them.
+    assert!(
+        reads("deployments") <= TARGETS / 2,
+        "{}",
+        reads("deployments")
+    );
 }
 
 /// The program before `when` and sets reads `delivery` strictly, and an object that it cannot read ends its whole watch.
