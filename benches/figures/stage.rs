@@ -268,7 +268,7 @@ pub async fn leads(operator: &Operator) -> Result<()> {
 
 /// Returns whether a replica has ever led.
 pub fn says_it_leads(operator: &Operator) -> bool {
-    operator.logs().contains("holding the lease")
+    operator.logs().contains("acquired the lease")
 }
 
 /// Records the changes in a message, which is about one change or a digest.

@@ -46,7 +46,7 @@ pub(crate) fn blockers(
                     "the copies in other namespaces"
                 };
                 format!(
-                    "the operator has not deleted {guarded} yet; an operator that leaves out this kind or namespace \
+                    "the operator has not deleted {guarded} yet; an operator that excludes this kind or namespace \
                      (--controllers, --watch-namespace) never will"
                 )
             }

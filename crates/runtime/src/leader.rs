@@ -156,7 +156,7 @@ impl LeaderElector {
                     info!(
                         lease = self.name,
                         identity = self.identity,
-                        "holding the lease"
+                        "acquired the lease"
                     );
                     return Some((at, known));
                 }

@@ -63,7 +63,7 @@ pub fn init(program: &Program, settings: &LogSettings) -> anyhow::Result<Traces>
     if let Some(error) = problem {
         tracing::warn!(
             error = causes(error.as_ref()),
-            "setting up traces failed; sending none"
+            "cannot set up traces; will send none"
         );
     }
     Ok(traces)
@@ -150,7 +150,7 @@ pub fn reconcile_span(
 /// Creates the span of work for one object outside its reconciles.
 pub fn background_span(controller: &str, group: &str, kind: &str, key: &ObjectKey) -> Span {
     tracing::error_span!(
-        "ask",
+        "background",
         controller,
         controllerGroup = group,
         controllerKind = kind,

@@ -168,7 +168,7 @@ async fn status_shows_blockers_of_deletions() {
     let text = run.ends(0, &["status", "-n", here]).await;
     let blocked = format!(
         "\nconfigmapsync/sync in {here}: Terminating\n  quartermaster.dev/copies: the operator has not deleted the \
-         copies in other namespaces yet; an operator that leaves out this kind or namespace (--controllers, --watch-namespace) \
+         copies in other namespaces yet; an operator that excludes this kind or namespace (--controllers, --watch-namespace) \
          never will\n  example.com/theirs: the program that set the finalizer must remove it; "
     );
     assert!(

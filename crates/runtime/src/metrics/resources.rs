@@ -46,8 +46,8 @@ impl fmt::Debug for ResourceCollector {
 impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = "Objects by status and reason of their condition Ready: NotObserved without a status of the current spec, Other beyond \
-                    64 reasons; absent while a kind is not served.";
+        let help = "Objects by status and reason of their Ready condition. The reason is NotObserved while the status is not of the \
+                    current spec, and Other beyond 64 reasons. A kind that is not served has no series.";
         let mut family = encoder.encode_descriptor("resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
             for ((ready, reason), number) in count().unwrap_or_default() {

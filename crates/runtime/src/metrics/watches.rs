@@ -119,7 +119,7 @@ impl Collector for WatchRegistry {
             let counts = counts.entry(Arc::clone(&record.resource)).or_default();
             *counts.entry(record.health(now)).or_default() += 1;
         }
-        let help = "Watches by health: denied means that the apiserver does not serve the resource or forbids the operator to read it.";
+        let help = "Watches by state. The state is denied if the apiserver does not serve the resource or forbids the operator to read it.";
         let mut family = encoder.encode_descriptor("watches", help, None, MetricType::Gauge)?;
         for (resource, counts) in counts {
             for health in WatchHealth::ALL {

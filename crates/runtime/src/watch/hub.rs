@@ -158,6 +158,9 @@ impl WatchHub {
 
 impl Drop for WatchHub {
     fn drop(&mut self) {
-        self.retain(|_| false, |_| ());
+        let watches = self.watches.get_mut();
+        for watch in watches.unwrap_or_else(PoisonError::into_inner).values() {
+            watch.abort();
+        }
     }
 }

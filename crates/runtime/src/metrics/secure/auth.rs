@@ -63,7 +63,7 @@ impl fmt::Display for AuthError {
             Self::Forbidden { user, reader_role } => {
                 write!(
                     f,
-                    "user {user:?} may not get {PATH}: bind a ClusterRole to the user that has nonResourceURLs [{PATH}] and \
+                    "user {user:?} may not get {PATH}: bind the user to a ClusterRole with nonResourceURLs [{PATH}] and \
                      verbs [get]"
                 )?;
                 reader_role.map_or(Ok(()), |role| write!(f, ", such as {role}"))
