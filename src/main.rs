@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use qm_runtime::tasks::Tasks;
-use qm_runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, signals, telemetry};
+use qm_runtime::{
+    BLOCKING_THREADS, cluster, health, manager, metrics, metrics_server, signals, telemetry,
+};
 use quartermaster::PROGRAM;
 use quartermaster::cli::{Cli, Command, RunConfig};
 use quartermaster::commands::printer::Printer;
@@ -101,7 +103,7 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        let server = metrics::serving::server(
+        let server = metrics_server::server(
             listener,
             &config.runtime,
             kubernetes.clone(),

@@ -37,6 +37,7 @@ pub mod leader;
 pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
+pub mod metrics_server;
 pub mod nesting;
 pub mod objects;
 pub mod outcome;

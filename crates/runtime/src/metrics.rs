@@ -25,8 +25,6 @@ use crate::settings::Program;
 mod process;
 mod queues;
 pub mod resources;
-pub mod secure;
-pub mod serving;
 mod watches;
 
 pub use queues::WorkQueueState;

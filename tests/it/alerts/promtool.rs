@@ -97,7 +97,7 @@ async fn each_alert_fires_only_under_its_condition() {
 async fn metrics_follow_the_conventions_of_prometheus() {
     let (succeeded, output) = promtool(
         &["check", "metrics"],
-        &qm_runtime::metrics::serving::plain(&every_metric()),
+        &qm_runtime::metrics_server::plain(&every_metric()),
     )
     .await;
     assert!(succeeded, "{output}");

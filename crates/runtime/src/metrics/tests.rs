@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use tokio::net::TcpListener;
 
-use super::serving::serve;
 use super::*;
+use crate::metrics_server::serve;
 use crate::testing::PROGRAM;
 
 /// Returns names and labels of the samples, without buckets and values.

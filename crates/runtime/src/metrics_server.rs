@@ -9,11 +9,13 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::net::TcpListener;
 
-use super::Metrics;
-use super::secure::{self, Certificate, MetricsAuth, PATH};
+use self::secure::{Certificate, MetricsAuth, PATH};
 use crate::client;
+use crate::metrics::Metrics;
 use crate::server::{self, Handler, Limits, Response};
 use crate::settings::Settings;
+
+pub mod secure;
 
 /// Creates the server of `/metrics`, which serves for ever.
 ///
