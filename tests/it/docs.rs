@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use qm_api::common::{NAMES, PREFIX};
+use qm_api::tracked_field::KEPT_BYTES;
 use qm_core::names::MetadataNames;
 use qm_notify::history::HistoryLimits;
-use qm_notify::history::KEPT_BYTES;
 use qm_notify::message::TextLimit;
 use qm_notify::{message, rate_limit};
 use xtask::docs as generated;

@@ -20,7 +20,8 @@ use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
 mod history;
 
 pub use history::{
-    ChangeAction, ChangedBy, Delivery, Entry, History, Skipped, StoredHistory, Subject, Truncation,
+    ChangeAction, ChangedBy, Delivery, Entry, History, KEPT_BYTES, Skipped, StoredHistory, Subject,
+    Truncation,
 };
 
 /// A field of a resource. The operator records its changes and sends them to a contact point.

@@ -12,11 +12,10 @@ use cel::extractors::This;
 use cel::parser::pratt_parser::{Lexer, TokenKind};
 use cel::parser::{ParseError, PrattParser};
 use cel::{Context, Env, ExecutionError, Value};
-use qm_api::tracked_field::{ChangeAction, Entry, Subject};
+use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
 use regex_lite::{Regex, RegexBuilder};
 
 use self::functions::{map, number, tag, text, version};
-use crate::history::KEPT_BYTES;
 
 mod functions;
 

@@ -11,6 +11,9 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// Maximum size of a stored and sent value, in bytes of UTF-8.
+pub const KEPT_BYTES: usize = 1024;
+
 /// History of a `TrackedField`, oldest entry first. The `Pending` entries are its outbox.
 pub type History = Vec<Entry>;
 

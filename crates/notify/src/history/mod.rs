@@ -24,7 +24,7 @@ pub use limits::{HistoryLimits, ListLimits};
 pub use next::{HistoryChanges, Inputs, NewestState, next, observation, record};
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
 pub use previous::{newest, pending};
-pub use value::{Details, KEPT_BYTES, ObservedField, ObservedValue};
+pub use value::{Details, ObservedField, ObservedValue};
 
 #[cfg(test)]
 mod tests;

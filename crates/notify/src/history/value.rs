@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use qm_api::tracked_field::{ChangedBy, Truncation};
+use qm_api::tracked_field::{ChangedBy, KEPT_BYTES, Truncation};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-
-/// Maximum size of a stored and sent value, in bytes of UTF-8.
-pub const KEPT_BYTES: usize = 1024;
 
 /// Value of a field: a string as it is, anything else (`null` too) as compact JSON with sorted keys.
 ///

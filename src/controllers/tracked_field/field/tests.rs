@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
+use qm_api::tracked_field::KEPT_BYTES;
 use qm_api::tracked_field::WORDS;
-use qm_notify::history::KEPT_BYTES;
 use rstest::rstest;
 use serde_json::json;
 
