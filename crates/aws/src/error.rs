@@ -238,6 +238,7 @@ impl AwsError {
             UNAVAILABLE,
             CREDENTIALS_MISSING,
             REGION_MISSING,
+            PROXY_INVALID,
             ACCESS_DENIED,
         ];
         self.class != Class::Stale && !all.contains(&self.reason)

@@ -110,7 +110,12 @@ pub(crate) struct TargetChange {
 }
 
 impl TargetChange {
-    pub fn of(registered: &[TargetHealth], desired: &BTreeSet<InstanceTarget>) -> Self {
+    /// Creates the change. Kubernetes may give the node ports of `released` targets to another Service, so none is held.
+    pub fn of(
+        registered: &[TargetHealth],
+        desired: &BTreeSet<InstanceTarget>,
+        released: &BTreeSet<InstanceTarget>,
+    ) -> Self {
         // A draining target that is to stay is registered again.
         let active = || registered.iter().filter(|it| !it.is_draining());
         let healthy = || active().filter(|it| it.state == "healthy");
@@ -121,7 +126,7 @@ impl TargetChange {
         let is_open = !add.is_empty() || registered.iter().any(is_initial);
         let only_extra_serve = healthy().any(|it| extra.contains(&it.target));
         let (remove, hold) = if !is_served && is_open && only_extra_serve {
-            (BTreeSet::new(), extra)
+            (&extra & released, &extra - released)
         } else {
             (extra, BTreeSet::new())
         };
@@ -277,6 +282,24 @@ mod tests {
             remove: targets(remove),
             hold: targets(hold),
         };
-        assert_eq!(TargetChange::of(&health(registered), &desired), expected);
+        let released = BTreeSet::new();
+        assert_eq!(
+            TargetChange::of(&health(registered), &desired, &released),
+            expected
+        );
+    }
+
+    /// Another tenant's Service may get a released node port at any time.
+    #[test]
+    fn released_targets_are_not_held() {
+        let registered = health(&[("i-1", 30_000, "healthy"), ("i-9", 30_001, "healthy")]);
+        let desired = targets(&[("i-1", 30_001)]);
+        let released = targets(&[("i-1", 30_000)]);
+        let expected = TargetChange {
+            add: desired.clone(),
+            hold: targets(&[("i-9", 30_001)]),
+            remove: released.clone(),
+        };
+        assert_eq!(TargetChange::of(&registered, &desired, &released), expected);
     }
 }
