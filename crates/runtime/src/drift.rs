@@ -5,6 +5,7 @@
 //! they are no longer needed. The owner's status preserves a contest across a restart.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,9 @@ const BACKING_OFF: &str = ", so the operator corrects it less often";
 /// Number of corrections that makes a child contested.
 const CORRECTIONS_UNTIL_CONTESTED: usize = 3;
 /// Between the managers that a message names.
-const SEPARATOR: &str = "; ";
+const SEPARATOR: &str = ", and ";
+/// Between a manager and its fields.
+const KEEPS_CHANGING: &str = " keeps changing ";
 /// Maximum number of Events per episode.
 const MAX_REPORTED: usize = 8;
 
@@ -72,11 +75,17 @@ pub struct Correction<'a> {
 struct Episode {
     /// Desired state, and the author's last reconcile request: a change of either ends the episode.
     desired: (String, Option<String>),
-    /// Times of the latest corrections.
-    at: VecDeque<Instant>,
+    /// The latest corrections.
+    latest: VecDeque<Corrected>,
     /// Managers and fields that Events have named.
     reported: BTreeSet<String>,
     contest: Option<Contest>,
+}
+
+struct Corrected {
+    at: Instant,
+    by: String,
+    fields: String,
 }
 
 struct Contest {
@@ -159,10 +168,18 @@ impl Drift {
             return;
         };
         let now = Instant::now();
+        let latest = reported
+            .split(SEPARATOR)
+            .filter_map(|each| each.split_once(KEEPS_CHANGING))
+            .map(|(by, fields)| Corrected {
+                at: now,
+                by: by.into(),
+                fields: fields.into(),
+            });
         self.episodes()
             .entry(child.clone())
             .or_insert_with(|| Episode {
-                at: [now].into(),
+                latest: latest.collect(),
                 reported: reported.split(SEPARATOR).map(str::to_owned).collect(),
                 contest: Some(Contest {
                     message: message.to_owned(),
@@ -221,10 +238,8 @@ impl Drift {
             .advice
             .iter()
             .find(|(field, _)| field.is_empty() || fields == *field);
-        let advice = advice.map_or_else(
-            || format!("change the {kind} instead"),
-            |(_, advice)| (*advice).to_owned(),
-        );
+        let general = format!("change the {kind} instead");
+        let advice = advice.map_or(&*general, |(_, advice)| *advice);
 
         let now = Instant::now();
         let mut episodes = self.episodes();
@@ -239,35 +254,43 @@ impl Drift {
             };
             (!is_this || episode.is_of(owner, digest))
                 && episode
-                    .at
+                    .latest
                     .back()
-                    .is_some_and(|at| now.duration_since(*at) <= kept)
+                    .is_some_and(|latest| now.duration_since(latest.at) <= kept)
         });
         let episode = episodes
             .entry(child.clone())
             .or_insert_with(|| Episode::of(owner, digest));
-        episode.at.push_back(now);
+        episode.latest.push_back(Corrected {
+            at: now,
+            by: by.to_owned(),
+            fields: fields.clone(),
+        });
         episode
-            .at
-            .retain(|at| now.duration_since(*at) <= self.window);
-        while episode.at.len() > CORRECTIONS_UNTIL_CONTESTED {
-            episode.at.pop_front();
+            .latest
+            .retain(|latest| now.duration_since(latest.at) <= self.window);
+        while episode.latest.len() > CORRECTIONS_UNTIL_CONTESTED {
+            episode.latest.pop_front();
         }
         let is_unreported = episode.reported.len() < MAX_REPORTED
             && episode
                 .reported
-                .insert(format!("{by} keeps changing {fields}"));
+                .insert(format!("{by}{KEEPS_CHANGING}{fields}"));
         if self.backs_off
-            && (episode.at.len() == CORRECTIONS_UNTIL_CONTESTED || episode.contest.is_some())
+            && (episode.latest.len() == CORRECTIONS_UNTIL_CONTESTED || episode.contest.is_some())
         {
             let mut delays = episode
                 .contest
                 .take()
                 .map_or_else(|| self.backoff.start(), |contest| contest.delays);
             let next = now + delays.next_delay();
-            let reported: Vec<_> = episode.reported.iter().map(String::as_str).collect();
-            let reported = reported.join(SEPARATOR);
-            let message = format!("{reported} of {title}{BACKING_OFF}: {advice}");
+            let latest = &episode.latest;
+            let managers: BTreeSet<_> = latest.iter().map(Corrected::to_string).collect();
+            let managers: Vec<_> = managers.iter().map(String::as_str).collect();
+            let managers = managers.join(SEPARATOR);
+            let is_one_field = latest.iter().all(|it| it.fields == fields);
+            let advice = if is_one_field { advice } else { &general };
+            let message = format!("{managers} of {title}{BACKING_OFF}: {advice}");
             episode.contest = Some(Contest {
                 message,
                 delays,
@@ -326,7 +349,7 @@ impl Drift {
         let mut episodes = self.episodes();
         let episode = episodes.get(child)?;
         let contest = episode.contest.as_ref()?;
-        let end = *episode.at.back()? + self.backoff.max;
+        let end = episode.latest.back()?.at + self.backoff.max;
         let next = if contest.next > now {
             contest.next
         } else {
@@ -349,12 +372,18 @@ impl Drift {
     }
 }
 
+impl fmt::Display for Corrected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{KEEPS_CHANGING}{}", self.by, self.fields)
+    }
+}
+
 impl Episode {
     fn of(owner: &Owner, digest: &str) -> Self {
         let desired = (digest.to_owned(), owner.revision().requested_at.clone());
         Self {
             desired,
-            at: VecDeque::new(),
+            latest: VecDeque::new(),
             reported: BTreeSet::new(),
             contest: None,
         }

@@ -525,7 +525,7 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     }
     let message = not_ready(&bed, "web", "DriftContested").await;
     for part in [
-        "flux keeps changing spec.replicas; kube-controller-manager keeps changing",
+        "flux keeps changing spec.replicas, and kube-controller-manager keeps changing",
         "spec.replicas",
         "Deployment ",
         "scaleTargetRef",

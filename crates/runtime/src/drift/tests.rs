@@ -91,6 +91,27 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn contest_names_the_managers_and_fields_of_the_last_three_corrections() {
+    let drift = drift();
+    let message = || drift.contested(&child()).unwrap().0;
+    correct(&drift, "image");
+    for _ in 0..2 {
+        correct(&drift, "replicas");
+    }
+    assert_eq!(
+        message(),
+        "kubectl keeps changing spec.image, and kubectl keeps changing spec.replicas of Deployment shop/web, so the \
+         operator corrects it less often: change the Widget instead"
+    );
+    correct(&drift, "replicas");
+    assert!(
+        message().starts_with("kubectl keeps changing spec.replicas of Deployment shop/web"),
+        "{}",
+        message()
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn corrections_back_off_to_five_minutes_and_end_once_none_is_needed() {
     let drift = drift();
     for _ in 0..20 {
@@ -132,7 +153,7 @@ async fn episodes_and_events_are_bounded() {
     }
     assert_eq!(reported(&drift), MAX_REPORTED);
     assert_eq!(
-        drift.episodes()[&child()].at.len(),
+        drift.episodes()[&child()].latest.len(),
         CORRECTIONS_UNTIL_CONTESTED
     );
     tokio::time::advance(MINUTE * 11).await;
