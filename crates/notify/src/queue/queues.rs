@@ -830,11 +830,13 @@ impl Queues {
         let was_failing = self.failing(point).is_some();
         let departed = self.departed(point, request);
         let is_current = self.is_configured(point, request.revision);
+        let mut is_requested_test = false;
         if is_current
             && request.is_test()
             && let Some(receiver) = self.receiver_mut(point)
         {
-            affected.point |= receiver.answer_test_request(&response);
+            is_requested_test = receiver.answer_test_request(&response);
+            affected.point |= is_requested_test;
         }
         // If the request was a requested test message, the retry of a batch may still be due.
         let mut retry = self
@@ -851,7 +853,7 @@ impl Queues {
                     affected.fields.push(entry.key.field.clone());
                 }
                 if is_current && let Some(receiver) = self.receiver_mut(point) {
-                    affected.point |= receiver.accept(&receipt, accepted);
+                    affected.point |= receiver.accept(&receipt, accepted, is_requested_test);
                 }
             }
             Err(SendFailure { error, carried }) if is_current => {

@@ -88,14 +88,20 @@ impl Receiver {
         }
     }
 
-    /// Records that the receiver accepted the test message or these entries; returns whether the contact point's status
-    /// changes.
-    pub(super) fn accept(&mut self, receipt: &SendReceipt, entries: &[BatchEntry]) -> bool {
+    /// Records that the receiver accepted the test message, which a user may have requested, or these entries; returns
+    /// whether the contact point's status changes.
+    pub(super) fn accept(
+        &mut self,
+        receipt: &SendReceipt,
+        entries: &[BatchEntry],
+        is_requested_test: bool,
+    ) -> bool {
         self.clear_backoff();
         self.refusals.accept(entries.iter().map(|entry| &entry.key));
         let is_test = entries.is_empty();
         let tests = &mut self.test.accepted;
-        let while_stopped = is_test && (tests.while_stopped || self.state == QueueState::Stopped);
+        let is_counted = self.state == QueueState::Stopped && !is_requested_test;
+        let while_stopped = is_test && (tests.while_stopped || is_counted);
         let may_test_changes = tests.while_stopped != while_stopped;
         tests.while_stopped = while_stopped;
         tests.count += i64::from(is_test);

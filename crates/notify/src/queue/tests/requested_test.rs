@@ -169,6 +169,10 @@ fn message_opens_a_stopped_contact_point() {
     let request = queue.start().unwrap();
     assert!(request.is_test());
     queue.accept(&request, 0);
+    assert!(
+        !queue.queues.tests_accepted(&key("p")).while_stopped,
+        "a requested message is not the one allowed test message"
+    );
     assert_eq!(ids(&queue.start().unwrap()), ["1"]);
 }
 
