@@ -256,11 +256,11 @@ impl SyncIndexState {
     }
 
     fn copies_to(&self, plan: &CopyPlan, map: &ObjectKey) -> bool {
-        let labels = self
-            .namespaces
-            .get(&*map.namespace)
-            .map(|info| &info.labels);
-        *plan.name == *map.name && plan.reaches(&map.namespace, labels)
+        let labels = || {
+            let namespace = self.namespaces.get(&*map.namespace);
+            namespace.map(|info| &info.labels)
+        };
+        *plan.name == *map.name && plan.reaches(&map.namespace, labels())
     }
 
     /// Returns every older sync on a path from the copies of this one back to its source, in the order of the copies.
@@ -273,7 +273,11 @@ impl SyncIndexState {
             .collect();
         let mut reaching = Vec::new();
         let mut sources = vec![&this.plan.source];
+        let mut visited = BTreeSet::new();
         while let Some(source) = sources.pop() {
+            if !visited.insert(source) {
+                continue;
+            }
             let (into, rest): (Vec<_>, Vec<_>) = older
                 .into_iter()
                 .partition(|(_, it)| self.copies_to(&it.plan, source));

@@ -125,7 +125,7 @@ impl CopyPlan {
                 )
             } else if let Some(own) = only.filter(|only| *only != namespace) {
                 format!(
-                    "namespace {namespace:?} is another one, which {NO_CROSS_NAMESPACE_REFS} forbids: write namespace {own:?}"
+                    "namespace {namespace:?} is not allowed with {NO_CROSS_NAMESPACE_REFS}: write namespace {own:?}"
                 )
             } else {
                 return None;

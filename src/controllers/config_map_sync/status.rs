@@ -166,7 +166,7 @@ pub(crate) fn closed_loop(sync: &ObjectKey, links: &[ObjectKey]) -> String {
     let fix = if own.is_empty() {
         "change the source or the destination of this ConfigMapSync"
     } else {
-        "delete one of these, or this one"
+        "delete or change these, or this one"
     };
     format!("the copied data would return to its source through {through}: {fix}")
 }
@@ -229,11 +229,11 @@ mod tests {
         };
         assert_eq!(
             message(&[("shop", "a"), ("shop", "b")]),
-            "ConfigMapSync shop/a and ConfigMapSync shop/b: delete one of these, or this one"
+            "ConfigMapSync shop/a and ConfigMapSync shop/b: delete or change these, or this one"
         );
         assert_eq!(
             message(&[("secret", "x"), ("shop", "a"), ("hidden", "y")]),
-            "ConfigMapSync shop/a and 2 ConfigMapSyncs of other namespaces: delete one of these, or this one"
+            "ConfigMapSync shop/a and 2 ConfigMapSyncs of other namespaces: delete or change these, or this one"
         );
         assert_eq!(
             message(&[("secret", "x")]),
