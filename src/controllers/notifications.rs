@@ -90,7 +90,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         scope: manager.scope.clone(),
         no_cross_namespace_refs: config.no_cross_namespace_refs,
         tracker,
-        sets: Arc::clone(&set_index),
+        sets: set_index.clone(),
         hub,
         grants: Arc::clone(&grants),
         resolver: Resolver::default(),

@@ -34,7 +34,6 @@ use super::requests::{
 use super::target::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
 use super::waiting::WaitingReason;
-use crate::controllers::tracked_field_set::index::SetIndex;
 
 /// Maximum number of woken followers with an answer to take or a change to record. A list then wakes no further one.
 const MAX_WOKEN: usize = 32;
@@ -55,8 +54,7 @@ pub struct Targets {
     pub(crate) no_cross_namespace_refs: bool,
     /// State that the watches show.
     pub(crate) tracker: Arc<Tracker>,
-    /// Resources that sets select.
-    pub(crate) sets: Arc<SetIndex>,
+    pub(crate) sets: Arc<dyn Sets>,
     pub(crate) hub: WatchHub,
     /// The resources that may be tracked.
     pub grants: Arc<Grants>,
@@ -80,6 +78,18 @@ pub(super) struct FollowedTarget {
     pub(super) api: Api<RawObject>,
     /// Namespace of the watch that shows the target; `None` is all namespaces, or a cluster-scoped resource.
     pub(super) watched_namespace: Option<String>,
+}
+
+/// What the `TrackedFieldSet`s say about targets and `TrackedField`s.
+pub(crate) trait Sets: Send + Sync {
+    /// Returns whether a set selects objects of `resource`.
+    fn selects(&self, resource: &ResourceName) -> bool;
+
+    /// Forgets the watch of `resource`, which has stopped.
+    fn forget_watch(&self, resource: &ResourceName);
+
+    /// Returns the set that owns a `TrackedField`.
+    fn owner(&self, field: &ObjectKey) -> Option<ObjectKey>;
 }
 
 impl Targets {
@@ -637,7 +647,7 @@ mod tests {
     use qm_runtime::metrics::Metrics;
     use qm_runtime::tasks::Tasks;
     use qm_runtime::trigger::Trigger;
-    use qm_runtime::watch::{SyncState, WatchHub};
+    use qm_runtime::watch::WatchHub;
     use rstest::rstest;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
@@ -647,6 +657,20 @@ mod tests {
     use crate::controllers::tracked_field::requests::{Answered, PER_GROUP};
     use crate::controllers::tracked_field::target::Resolver;
     use crate::controllers::tracked_field::tracker::Tracker;
+
+    struct NoSets;
+
+    impl Sets for NoSets {
+        fn selects(&self, _: &ResourceName) -> bool {
+            false
+        }
+
+        fn forget_watch(&self, _: &ResourceName) {}
+
+        fn owner(&self, _: &ObjectKey) -> Option<ObjectKey> {
+            None
+        }
+    }
 
     fn targets(client: Client) -> Arc<Targets> {
         targets_with(client, Duration::from_mins(1))
@@ -661,11 +685,6 @@ mod tests {
         let config = watcher::Config::default();
         let watchdog = Probes::new().watchdog("targets", Duration::from_mins(1));
         let metrics = Metrics::new(&crate::PROGRAM);
-        let sets = Arc::new(SetIndex::new(
-            scope.clone(),
-            SyncState::default(),
-            Trigger::default(),
-        ));
         let new_index = Tracker::new_index(&tracker);
         let hub = WatchHub::new(
             client.clone(),
@@ -682,7 +701,7 @@ mod tests {
             scope,
             no_cross_namespace_refs: false,
             tracker,
-            sets,
+            sets: Arc::new(NoSets),
             hub,
             grants: Arc::new(grants::tests::everything()),
             resolver: Resolver::default(),

@@ -228,9 +228,10 @@ impl FoundFields {
         let mut context = BTreeMap::new();
         for (name, field) in &selectors.context {
             let text = match self.fields.get(field) {
-                Some(Lookup::Deferred) => return Some(Lookup::Deferred),
+                // A path that was added during the lookups needs a read.
+                Some(Lookup::Deferred) | None => return Some(Lookup::Deferred),
                 Some(Lookup::Found(value)) => value.text().unwrap_or_default(),
-                Some(Lookup::Rejected(_)) | None => "",
+                Some(Lookup::Rejected(_)) => "",
             };
             let end = text.floor_char_boundary(MAX_CONTEXT_BYTES);
             context.insert(name.clone(), text[..end].to_owned());

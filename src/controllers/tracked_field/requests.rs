@@ -87,7 +87,7 @@ pub(crate) const MAX_SINGLE_READS: usize = 32;
 /// Maximum time for which reads of new `TrackedField`s are gathered for one list.
 const GATHER_MAX: Duration = Duration::from_secs(10);
 
-/// Time after the last batch of new `TrackedField`s until the list begins.
+/// Time after the last creation of a `TrackedField` until the list begins.
 const GATHER_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of concurrent requests over all groups: specs can name any number of resources that do not exist.

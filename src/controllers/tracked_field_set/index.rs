@@ -20,6 +20,7 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 use super::child::Identity;
 use super::precedence::Tracking;
 use super::selection::{SelectedNamespaces, Selection};
+use crate::controllers::tracked_field::follow::Sets;
 
 /// Maximum number of changed resources that a set remembers. Beyond that, the next reconcile compares everything.
 const MAX_CHANGES: usize = 1000;
@@ -160,18 +161,6 @@ impl SetIndex {
     /// Forgets the selection of the set. Returns whether there was one.
     pub fn forget(&self, set: &ObjectKey) -> bool {
         self.state().sets.remove(set).is_some()
-    }
-
-    /// Returns whether a set selects objects of `resource`.
-    pub fn selects(&self, resource: &ResourceName) -> bool {
-        let state = self.state();
-        let mut sets = state.sets.values();
-        sets.any(|set| set.selection.resource == *resource)
-    }
-
-    /// Forgets the watch of `resource`, which has stopped.
-    pub(crate) fn forget_watch(&self, resource: &ResourceName) {
-        self.state().watches.retain(|(of, _), _| of != resource);
     }
 
     /// Returns the problem of a watch that shows resources of the set.
@@ -346,11 +335,6 @@ impl SetIndex {
     /// Returns whether there is a `TrackedField` of this key.
     pub(crate) fn has_field(&self, key: &ObjectKey) -> bool {
         self.state().fields.contains_key(key)
-    }
-
-    /// Returns the owner of a `TrackedField`.
-    pub fn owner(&self, key: &ObjectKey) -> Option<ObjectKey> {
-        self.state().fields.get(key)?.owner.clone()
     }
 
     /// Records a `TrackedField`. If its [`Tracking`] has changed, triggers reconciles of the other sets in its
@@ -674,6 +658,22 @@ impl watch::Index<RawObject> for SelectedIndex {
     fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
         self.then.phase(namespace, phase);
         self.sets.phase(&self.resource, namespace, phase);
+    }
+}
+
+impl Sets for SetIndex {
+    fn selects(&self, resource: &ResourceName) -> bool {
+        let state = self.state();
+        let mut sets = state.sets.values();
+        sets.any(|set| set.selection.resource == *resource)
+    }
+
+    fn forget_watch(&self, resource: &ResourceName) {
+        self.state().watches.retain(|(of, _), _| of != resource);
+    }
+
+    fn owner(&self, field: &ObjectKey) -> Option<ObjectKey> {
+        self.state().fields.get(field)?.owner.clone()
     }
 }
 

@@ -800,15 +800,15 @@ impl<T: Transport> TrackedFieldSets<T> {
         let is_quota_exceeded = &AtomicBool::new(false);
         let results = writes.into_iter().map(|write| async move {
             let result = self.perform(cx, &write, is_quota_exceeded).await;
+            if is_gathering {
+                reads.gather(resource);
+            }
             (write, result)
         });
         let results: Vec<_> = stream::iter(results)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
-        if is_gathering {
-            reads.gather(resource);
-        }
         Ok(results)
     }
 

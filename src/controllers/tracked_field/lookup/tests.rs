@@ -298,3 +298,23 @@ fn lookups_that_panic_in_a_watched_object_are_deferred_until_a_read() {
     let found = lookups.or_deferred(|_| panic!("boom")).unwrap();
     assert_eq!(found.of(&selectors), Some(Lookup::Deferred));
 }
+
+#[test]
+fn context_that_was_added_during_the_lookups_needs_a_read() {
+    let looked_up = FoundFields {
+        fields: [(field("replicas"), found("3"))].into(),
+        ..FoundFields::default()
+    };
+    let mut selectors = Selectors {
+        field: field("replicas"),
+        context: Vec::new(),
+    };
+    assert!(matches!(
+        looked_up.of(&selectors),
+        Some(Lookup::Found(ObservedField { .. }))
+    ));
+    selectors
+        .context
+        .push(("owner".into(), field("{.metadata.name}")));
+    assert!(matches!(looked_up.of(&selectors), Some(Lookup::Deferred)));
+}
