@@ -462,8 +462,9 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     for name in ["answers", "by-name"] {
         let (_, message) = condition(&bed.not_ready(name, "NotFound").await);
         assert!(
-            message.contains("(404; the operator hides the response of a private address)")
-                && !message.contains("words"),
+            message.contains(
+                "(404; the operator hides the response of a private address and behind a proxy)"
+            ) && !message.contains("words"),
             "{message}"
         );
         assert_eq!(bed.event(name, "NotFound").await, message);

@@ -410,7 +410,7 @@ fn contact_point() -> Vec<Check<'static>> {
         resource: "'secrets'",
         what: "'secrets'",
         because: "a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for that \
-                  right, or name another Secret",
+                  permission, or name another Secret",
         ..CHECK
     };
     vec![

@@ -265,7 +265,7 @@ async fn contact_point_needs_permissions_of_its_author() {
     let key = |name| json!({ "secretName": name, "key": "k" });
     let because: &[&str] = &[
         "a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for \
-        that right, or name another Secret",
+        that permission, or name another Secret",
     ];
     let telegram = Case {
         kind: ContactPoint::api_resource(),

@@ -147,9 +147,8 @@ impl View {
             ));
         }
         // The first entry of a series has not changed.
-        if self.action != ChangeAction::Created.to_string()
-            && let Some(changed_by) = &self.changed_by
-        {
+        let is_first = self.previous.is_none() && self.action == ChangeAction::Created.to_string();
+        if !is_first && let Some(changed_by) = &self.changed_by {
             lines.push(format!("Changed by: {}", one_line(&changed_by.to_string())));
         }
         if self.merged > 1 {

@@ -40,11 +40,12 @@ impl Quote {
 
 /// Message about every missing response from an address that is not quoted: the cause would reveal whether a server
 /// listens there.
-const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address. Check URL, TLS and \
-    NetworkPolicies";
+const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address and behind a proxy. \
+    Check URL, TLS and NetworkPolicies";
 
 /// Follows the status of a response from an address that is not quoted.
-const NOT_QUOTED: &str = "; the operator hides the response of a private address";
+const NOT_QUOTED: &str =
+    "; the operator hides the response of a private address and behind a proxy";
 
 /// Context of a request to an endpoint.
 pub(super) struct WebhookRequest<'a> {

@@ -71,6 +71,11 @@ fn context_and_writer_are_variables(#[case] template: &str, #[case] expected: &s
         ..view.clone()
     };
     assert!(after_a_failed_entry.text().contains("\nChanged by: "));
+    let recreated = View {
+        action: "Created".into(),
+        ..view.clone()
+    };
+    assert!(recreated.text().contains("\nChanged by: "));
     let first = View {
         action: "Created".into(),
         ..after_a_failed_entry
