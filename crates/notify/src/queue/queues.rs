@@ -164,12 +164,15 @@ impl Queues {
             }
             _ => {
                 self.revisions += 1;
-                let mut receiver =
-                    Receiver::new(endpoint, digest_delay, self.revisions, initial_state, test);
-                if initial_state == InitialState::Probe {
-                    receiver.test_not_before = Some(now + self.retry_policy.stopped);
-                }
-                receiver
+                let (revision, retry_at) = (self.revisions, now + self.retry_policy.stopped);
+                Receiver::new(
+                    endpoint,
+                    digest_delay,
+                    revision,
+                    initial_state,
+                    test,
+                    retry_at,
+                )
             }
         };
         queue.receiver = Some(receiver);
@@ -691,10 +694,10 @@ impl Queues {
         let waiting: Vec<_> = self.sendable(queue).collect();
         let is_test = match waiting.as_slice() {
             [] if !receiver.may_test() => return Choice::Wait(None),
-            [] => match receiver.test_not_before.filter(|instant| *instant > now) {
-                Some(instant) => return Choice::Wait(Some(instant)),
-                None => true,
-            },
+            [] if receiver.test_not_before > Some(now) => {
+                return Choice::Wait(receiver.test_not_before);
+            }
+            [] => true,
             [(field, _)] => receiver.may_test() && refusals.refused_since_test(field),
             _ => false,
         };

@@ -60,12 +60,14 @@ pub(super) enum QueueState {
 }
 
 impl Receiver {
+    /// Creates a receiver. One that starts stopped gets no test message before `retry_at`.
     pub(super) fn new(
         endpoint: Endpoint,
         digest_delay: Duration,
         revision: u64,
         initial_state: InitialState,
         test: TestMessage,
+        retry_at: Instant,
     ) -> Self {
         Self {
             endpoint: Some(endpoint),
@@ -84,7 +86,7 @@ impl Receiver {
             failures: 0,
             backoff: None,
             not_before: None,
-            test_not_before: None,
+            test_not_before: (initial_state == InitialState::Probe).then_some(retry_at),
         }
     }
 

@@ -10,6 +10,7 @@ use qm_api::tracked_field::{Entry, StoredHistory};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::BackoffPolicy;
 use serde_json::json;
+use tokio::sync::Notify;
 
 use super::entries::DeliveryRequest;
 use super::queues::{QueueStep, Queues};
@@ -118,16 +119,21 @@ impl TestQueue {
         Self { queues, now }
     }
 
+    /// Configures the queue of `point`; returns what wakes its worker if the queue is new.
+    fn configure(
+        &mut self,
+        point: &str,
+        initial_state: InitialState,
+        test: TestMessage,
+    ) -> Option<Arc<Notify>> {
+        let (endpoint, delay) = (chat(), Duration::ZERO);
+        self.queues
+            .configure(&key(point), endpoint, delay, initial_state, test, self.now)
+    }
+
     /// Configures another endpoint, which gets a test message first.
     fn test_another_endpoint(&mut self) {
-        self.queues.configure(
-            &key("p"),
-            chat(),
-            Duration::ZERO,
-            InitialState::Test,
-            another(),
-            self.now,
-        );
+        self.configure("p", InitialState::Test, another());
     }
 
     fn enqueue(&mut self, name: &str, entries: &[&str]) -> i64 {
@@ -251,14 +257,7 @@ fn entry_that_did_not_fit_goes_next() {
 #[test]
 fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("q"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Open,
-        TestMessage::default(),
-        queue.now,
-    );
+    queue.configure("q", InitialState::Open, TestMessage::default());
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     queue.queues.enqueue(&key("q"), pending("a", &["1"]));
@@ -291,14 +290,7 @@ fn entry_accepted_by_a_former_endpoint_is_not_sent_again() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Open,
-        another(),
-        queue.now,
-    );
+    queue.configure("p", InitialState::Open, another());
     queue.accept(&request, 1);
     assert_eq!(
         queue.record("a", &["1!"]),
@@ -320,15 +312,7 @@ fn response_is_recorded_after_its_contact_point_is_deleted() {
     );
     assert!(
         queue
-            .queues
-            .configure(
-                &key("p"),
-                chat(),
-                Duration::ZERO,
-                InitialState::Open,
-                TestMessage::default(),
-                queue.now
-            )
+            .configure("p", InitialState::Open, TestMessage::default())
             .is_some(),
         "a recreated contact point has a new queue"
     );
@@ -348,16 +332,7 @@ fn receiver_state_outlasts_a_pause() {
         assert!(queue.start().is_none());
     };
     // The initial state counts for another configuration only.
-    let resume = |queue: &mut TestQueue, test| {
-        queue.queues.configure(
-            &key("p"),
-            chat(),
-            Duration::ZERO,
-            InitialState::Open,
-            test,
-            queue.now,
-        )
-    };
+    let resume = |queue: &mut TestQueue, test| queue.configure("p", InitialState::Open, test);
     for answered_while_paused in [false, true] {
         let mut queue = TestQueue::open();
         queue.enqueue("a", &["1"]);
@@ -528,15 +503,7 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
     ] {
         let mut queue = TestQueue::open();
         let changed = queue
-            .queues
-            .configure(
-                &key("q"),
-                chat(),
-                Duration::ZERO,
-                InitialState::Open,
-                TestMessage::default(),
-                queue.now,
-            )
+            .configure("q", InitialState::Open, TestMessage::default())
             .unwrap();
         queue.enqueue("a", &["1"]);
         queue.enqueue("b", &["2"]);
@@ -607,14 +574,7 @@ fn entry_without_id_is_not_counted() {
 #[test]
 fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("q"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Open,
-        TestMessage::default(),
-        queue.now,
-    );
+    queue.configure("q", InitialState::Open, TestMessage::default());
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
@@ -631,15 +591,7 @@ fn two_workers_do_not_send_one_request_twice() {
     queue.queues.remove(&key("p"));
     assert!(
         queue
-            .queues
-            .configure(
-                &key("p"),
-                chat(),
-                Duration::ZERO,
-                InitialState::Open,
-                TestMessage::default(),
-                queue.now
-            )
+            .configure("p", InitialState::Open, TestMessage::default())
             .is_none(),
         "a queue with pending entries stays"
     );
@@ -647,15 +599,7 @@ fn two_workers_do_not_send_one_request_twice() {
     queue.queues.remove(&key("p"));
     assert!(
         queue
-            .queues
-            .configure(
-                &key("p"),
-                chat(),
-                Duration::ZERO,
-                InitialState::Open,
-                TestMessage::default(),
-                queue.now
-            )
+            .configure("p", InitialState::Open, TestMessage::default())
             .is_some()
     );
     queue.enqueue("a", &["1"]);

@@ -293,14 +293,8 @@ impl Model {
             Step::Pause => {
                 self.queue.queues.close(&key("p"));
                 prop_assert!(!self.run()?, "a closed queue sends nothing");
-                self.queue.queues.configure(
-                    &key("p"),
-                    chat(),
-                    Duration::ZERO,
-                    InitialState::Open,
-                    TestMessage::default(),
-                    self.queue.now,
-                );
+                self.queue
+                    .configure("p", InitialState::Open, TestMessage::default());
             }
             Step::RequestTest => {
                 self.tests_requested += 1;

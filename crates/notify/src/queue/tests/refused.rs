@@ -326,14 +326,7 @@ fn template_text_is_replaced_by_the_default_text_first() {
 #[test]
 fn another_message_goes_between_two_failed_entries() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Probe,
-        another(),
-        queue.now,
-    );
+    queue.configure("p", InitialState::Probe, another());
     for name in ["a", "b", "c"] {
         queue.enqueue(name, &[name]);
     }
@@ -395,14 +388,7 @@ fn test_message_keeps_its_id_until_accepted() {
         accepted: AcceptedTests::default(),
     };
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Test,
-        test.clone(),
-        queue.now,
-    );
+    queue.configure("p", InitialState::Test, test.clone());
     let first = queue.expect(&[]);
     queue.respond(&first, Err(retry("503")));
     queue.now += RETRY_POLICY.backoff.max;
@@ -410,14 +396,7 @@ fn test_message_keeps_its_id_until_accepted() {
     queue.refuse(&again, Gone);
     // Another process uses the same id.
     let mut other = TestQueue::open();
-    other.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Probe,
-        test,
-        other.now,
-    );
+    other.configure("p", InitialState::Probe, test);
     other.wait_for_retry();
     let third = other.expect(&[]);
     assert_eq!(
@@ -436,14 +415,7 @@ fn test_message_keeps_its_id_until_accepted() {
             configuration: configuration.into(),
             accepted: AcceptedTests::default(),
         };
-        other.queues.configure(
-            &key("p"),
-            chat(),
-            Duration::ZERO,
-            InitialState::Test,
-            test,
-            other.now,
-        );
+        other.configure("p", InitialState::Test, test);
         let request = other.expect(&[]);
         assert_ne!(
             request.test_id, first.test_id,
@@ -456,20 +428,13 @@ fn test_message_keeps_its_id_until_accepted() {
 #[test]
 fn stopped_queue_learns_after_a_restart_which_entries_wait() {
     let mut queue = TestQueue::open();
-    queue.queues.configure(
-        &key("p"),
-        chat(),
-        Duration::ZERO,
-        InitialState::Probe,
-        another(),
-        queue.now,
-    );
+    queue.configure("p", InitialState::Probe, another());
     assert!(queue.is_waiting(), "no test message before the entries");
     queue.enqueue("a", &["1"]);
     let entry = queue.expect(&["1"]);
     queue.refuse(&entry, Gone);
     queue.wait_for_retry();
-    // Of a single TrackedField, the entry and the test message alternate.
+    // The entry and the test message of a single TrackedField alternate.
     let test = queue.expect(&[]);
     queue.accept(&test, 0);
     let entry = queue.expect(&["1"]);
@@ -481,16 +446,13 @@ fn stopped_queue_learns_after_a_restart_which_entries_wait() {
 fn restart_allows_no_second_test_message_between_two_entries() {
     let restarted = |initial_state, accepted| {
         let mut queue = TestQueue::open();
-        queue.queues.configure(
-            &key("p"),
-            chat(),
-            Duration::ZERO,
+        queue.configure(
+            "p",
             initial_state,
             TestMessage {
                 configuration: "c".into(),
                 accepted,
             },
-            queue.now,
         );
         queue
     };
