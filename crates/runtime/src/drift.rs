@@ -168,19 +168,20 @@ impl Drift {
             return;
         };
         let now = Instant::now();
-        let latest = reported
+        let latest: VecDeque<_> = reported
             .split(SEPARATOR)
             .filter_map(|each| each.split_once(KEEPS_CHANGING))
             .map(|(by, fields)| Corrected {
                 at: now,
                 by: by.into(),
                 fields: fields.into(),
-            });
+            })
+            .collect();
         self.episodes()
             .entry(child.clone())
             .or_insert_with(|| Episode {
-                latest: latest.collect(),
-                reported: reported.split(SEPARATOR).map(str::to_owned).collect(),
+                reported: latest.iter().map(Corrected::to_string).collect(),
+                latest,
                 contest: Some(Contest {
                     message: message.to_owned(),
                     delays: self.backoff.start(),
@@ -261,21 +262,20 @@ impl Drift {
         let episode = episodes
             .entry(child.clone())
             .or_insert_with(|| Episode::of(owner, digest));
-        episode.latest.push_back(Corrected {
+        let corrected = Corrected {
             at: now,
             by: by.to_owned(),
             fields: fields.clone(),
-        });
+        };
+        let is_unreported =
+            episode.reported.len() < MAX_REPORTED && episode.reported.insert(corrected.to_string());
+        episode.latest.push_back(corrected);
         episode
             .latest
             .retain(|latest| now.duration_since(latest.at) <= self.window);
         while episode.latest.len() > CORRECTIONS_UNTIL_CONTESTED {
             episode.latest.pop_front();
         }
-        let is_unreported = episode.reported.len() < MAX_REPORTED
-            && episode
-                .reported
-                .insert(format!("{by}{KEEPS_CHANGING}{fields}"));
         if self.backs_off
             && (episode.latest.len() == CORRECTIONS_UNTIL_CONTESTED || episode.contest.is_some())
         {
