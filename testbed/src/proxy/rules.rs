@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt as _};
 use http::StatusCode;
+use tokio::sync::Semaphore;
 
 use super::request::{ApiRequest, Verb};
 use crate::orders::Orders;
@@ -230,6 +231,20 @@ impl Fault {
         R: Future<Output = Then> + Send + 'static,
     {
         Self::Hook(point, Arc::new(move |request| hook(request).boxed()))
+    }
+
+    /// Holds each request, before it is forwarded, until `allowed` has a permit for it.
+    pub fn hold(allowed: &Arc<Semaphore>) -> Self {
+        let allowed = Arc::clone(allowed);
+        Self::hook(Point::Before, move |_| {
+            let allowed = Arc::clone(&allowed);
+            async move {
+                if let Ok(permit) = allowed.acquire_owned().await {
+                    permit.forget();
+                }
+                Then::GoOn
+            }
+        })
     }
 }
 

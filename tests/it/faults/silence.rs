@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Fault, Match, Point, Then, Times, Verb};
+use testbed::proxy::{Ending, Fault, Match, Times, Verb};
 use testbed::wait::until;
 use tokio::sync::Semaphore;
 
@@ -133,16 +133,7 @@ async fn silent_watches_are_restarted() {
 async fn watch_that_lags_behind_reads_loses_no_value() {
     let scene = scene("lags", &["web"], &["--sync-period=1s"]).await;
     let allowed = Arc::new(Semaphore::new(0));
-    let held = Fault::hook(Point::Before, {
-        let allowed = Arc::clone(&allowed);
-        move |_| {
-            let allowed = Arc::clone(&allowed);
-            async move {
-                allowed.acquire_owned().await.unwrap().forget();
-                Then::GoOn
-            }
-        }
-    });
+    let held = Fault::hold(&allowed);
     let reads = Match::verb(Verb::Get).resource("deployments").name("web");
     let reads = scene.proxy.inject(reads, Times::Always, held);
     let frozen = scene.proxy.freeze(Match::watch("deployments"));

@@ -13,7 +13,7 @@ use qm_runtime::ObjectKey;
 use qm_runtime::watch::ResourceName;
 use quartermaster::controllers::tracked_field_set::child;
 use serde_json::json;
-use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
+use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use tokio::sync::Semaphore;
 
@@ -286,16 +286,7 @@ async fn many_children_are_created_and_read_without_single_reads() {
     let (proxy, kubeconfig) = bed.through_proxy().await;
     // On a slow machine a read would be over before the next child exists.
     let allowed = Arc::new(Semaphore::new(0));
-    let held = Fault::hook(Point::Before, {
-        let allowed = Arc::clone(&allowed);
-        move |_| {
-            let allowed = Arc::clone(&allowed);
-            async move {
-                allowed.acquire_owned().await.unwrap().forget();
-                Then::GoOn
-            }
-        }
-    });
+    let held = Fault::hold(&allowed);
     let targets = Match::verb(Verb::Get).resource("deployments");
     proxy.inject(targets, Times::Always, held);
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
