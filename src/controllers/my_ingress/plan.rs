@@ -636,10 +636,8 @@ impl<'a> Walker<'a> {
             self.take_step(Step::SetHealthCheck(arn(), path.into()))?;
         }
         let registered = self.read_health(&group.arn)?;
-        let TargetChange { add, remove, hold } = {
-            let released = released(service, registered);
-            TargetChange::of(registered, &route, &released)
-        };
+        let released = released(service, registered);
+        let TargetChange { add, remove, hold } = TargetChange::of(registered, &route, &released);
         let rejected = self.register(port, &group.arn, &add, registered, &route)?;
         let is_redirected = self.ensure_forwarding(found, listener, existing, group)?;
         if !remove.is_empty() {
