@@ -80,7 +80,7 @@ pub(super) struct FollowedTarget {
     pub(super) watched_namespace: Option<String>,
 }
 
-/// What the `TrackedFieldSet`s say about targets and `TrackedField`s.
+/// View of the `TrackedFieldSet`s: the resources that they select, and the `TrackedField`s that they own.
 pub(crate) trait Sets: Send + Sync {
     /// Returns whether a set selects objects of `resource`.
     fn selects(&self, resource: &ResourceName) -> bool;

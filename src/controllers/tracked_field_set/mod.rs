@@ -805,11 +805,10 @@ impl<T: Transport> TrackedFieldSets<T> {
             }
             (write, result)
         });
-        let results: Vec<_> = stream::iter(results)
+        Ok(stream::iter(results)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
-            .await;
-        Ok(results)
+            .await)
     }
 
     /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are

@@ -157,7 +157,7 @@ fn cases() -> Vec<Case> {
         (name("apps/Deployment", "a"), BAD_KIND),
         (name(&long(64), "a"), "spec.target.kind: |Too long"),
         (name("deployment", "a"), NO_RESOURCE),
-        // One message: nothing is said about the field of an unknown kind.
+        // The apiserver answers with one message, and with none about the field of an unknown kind.
         (of_kind("deployment", "replicas"), "is invalid: spec.target: |write the kind as in Deployment, StatefulSet"),
         (name("DaemonSet", "a"), ""),
         (name("NetworkPolicy", "a"), NO_RESOURCE),
