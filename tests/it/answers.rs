@@ -257,7 +257,7 @@ async fn message_waits_or_fails_by_its_answer() {
                 );
                 assert_eq!(
                     bed.event(&name, "DeliveryFailed").await,
-                    format!("Created 1: not delivered: {reason}")
+                    format!("failed to deliver the change Created 1: {reason}")
                 );
                 assert!(
                     bed.ready(&name).await.status.unwrap().ready,

@@ -78,7 +78,7 @@ async fn operator_follows_crds_that_are_created_and_deleted() {
 
     // The original program's CRD prunes the operator's fields: the operator does not touch its objects.
     bed.apply(&crd(ORIGINAL, "trackedfields")).await;
-    let expected = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
+    let expected = "CRD trackedfields.tg.azamaton.ru belongs to another program: install this program's CRDs \
                  (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)";
     readyz(&operator, &format!("[+]trackedfield absent: {expected}")).await;
     bed.deployment("web", 3).await;

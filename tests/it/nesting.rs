@@ -243,7 +243,7 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     let expected = "spec.podOverrides.spec.a: unknown field";
     let plain = json!({ "spec": { "size": 0, "image": "i" } });
     bed.create::<AppService>("plain", plain.clone()).await;
-    put_app(&bed, "deep", 5_000).await;
+    put_app(&bed, "deep", 2_000).await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
 
     // In the list,
@@ -251,7 +251,7 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     let message = app_reads(&bed, "deep", "SpecInvalid").await;
     assert!(message.starts_with(expected), "{message}");
     // and through the watch.
-    put_app(&bed, "late", 5_000).await;
+    put_app(&bed, "late", 2_000).await;
     let message = app_reads(&bed, "late", "SpecInvalid").await;
     assert!(message.starts_with(expected), "{message}");
     bed.create::<AppService>("new", plain).await;

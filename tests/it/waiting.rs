@@ -468,7 +468,7 @@ async fn entries_expire_without_counting_suspended_time() {
     );
     assert_eq!(
         bed.event("it", "DeliveryFailed").await,
-        format!("Created 1: not delivered: {reason}")
+        format!("failed to deliver the change Created 1: {reason}")
     );
     let metrics = operator.metrics().await;
     assert!(

@@ -100,8 +100,8 @@ pub struct ConfigMapSyncSpec {
     #[schemars(length(max = 16))]
     #[x_kube(validation = ("self in ['Delete', 'Orphan']", "write deletionPolicy: Delete or deletionPolicy: Orphan"))]
     pub deletion_policy: Option<String>,
-    /// Pause of the sync. While true, the operator changes no copies; deleting the object still removes them. Defaults to
-    /// false.
+    /// Suspension of reconciliation. While true, the operator changes no copies; deleting the object still removes them.
+    /// Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.

@@ -85,7 +85,8 @@ pub struct MyAppSpec {
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
     pub pod_security: Option<String>,
-    /// Pause of the app. While true, the operator does not create, change or delete the Pod. Defaults to false.
+    /// Suspension of reconciliation. While true, the operator does not create, change or delete the Pod. Defaults to
+    /// false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.

@@ -41,7 +41,7 @@ pub const LONG_KEY: &str = "write tags whose keys have 1 to 128 characters";
 pub const BAD_TAG: &str =
     "write tags of letters, digits, spaces and the characters _ . : / = + - @";
 /// Message for a reserved tag.
-pub const OUR_TAG: &str = "choose other keys: AWS reserves aws:, Quartermaster owns ManagedBy and quartermaster.dev/, and other controllers \
+pub const RESERVED_TAG: &str = "choose other keys: AWS reserves aws:, Quartermaster owns ManagedBy and quartermaster.dev/, and other controllers \
     claim load balancers by keys under k8s.aws/ and kubernetes.io/";
 
 /// Message for an unknown protocol.
@@ -129,7 +129,7 @@ pub struct MyIngressSpec {
         validation = (
             "self.all(key, !key.lowerAscii().startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy' \
              && !key.lowerAscii().matches('^([^/]*[.])?(k8s[.]aws|kubernetes[.]io)/'))",
-            OUR_TAG,
+            RESERVED_TAG,
         ),
         validation = (r"self.all(key, self[key].matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$') && key.matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$'))", BAD_TAG),
     )]
@@ -138,8 +138,8 @@ pub struct MyIngressSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 8, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port"]))]
     pub listeners: Vec<ListenerSpec>,
-    /// Pause of the load balancer. While true, the operator changes nothing in AWS; deleting the object still deletes the load
-    /// balancer. Defaults to false.
+    /// Suspension of reconciliation. While true, the operator changes nothing in AWS, and the load balancer keeps
+    /// running; deleting the object still deletes the load balancer. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.

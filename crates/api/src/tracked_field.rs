@@ -95,7 +95,7 @@ pub struct TrackedFieldSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint"]))]
 pub struct NotificationSpec {
-    /// Name of the `ContactPoint`, in the same namespace. After a change, waiting entries go to the new one.
+    /// Name of the `ContactPoint`, in the same namespace. If this name changes, waiting entries go to the new one.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -107,8 +107,9 @@ pub struct NotificationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
-    /// Further fields of the resource, 5 at most: a name and a `JSONPath` in braces each. Their values are recorded with each
-    /// change, up to 256 bytes each, for templates and webhooks. A change of these fields alone is not recorded. Defaults to none.
+    /// Further fields of the resource, 5 at most, each a name and a `JSONPath` in braces. Their values are recorded
+    /// with each change, up to 256 bytes each, for templates and webhooks. A change of these fields alone is not
+    /// recorded. Defaults to none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend(
         "maxProperties" = 5,
@@ -137,8 +138,8 @@ pub struct NotificationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
-    /// Pause of delivery. While true, the operator records changes but sends none. This time does not count towards their
-    /// expiry after 24 hours. Defaults to false.
+    /// Pause of delivery. While true, the operator records changes but sends none. The pause does not count towards the
+    /// expiry of changes after 24 hours. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
 }
@@ -180,7 +181,7 @@ pub struct TargetReference {
     /// API group and version of another kind, such as `networking.k8s.io/v1`. Set it together with `resource`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
-    #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OURS)]
+    #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OWN_KIND)]
     pub api_version: Option<String>,
     /// Plural name of another kind, such as `networkpolicies`. Set it together with `apiVersion`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -315,7 +316,7 @@ pub const GROUP: &str = "tg.azamaton.ru";
 static NOTIFICATIONS: LazyLock<Shared<NotificationSpec>> = LazyLock::new(Shared::default);
 
 /// Message for a target of [`GROUP`].
-pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints, TrackedFields and TrackedFieldSets cannot be tracked, because their \
+pub const OWN_KINDS_ARE_NOT_TRACKED: &str = "ContactPoints, TrackedFields and TrackedFieldSets cannot be tracked, because their \
                                         content belongs to their namespace and notifications change them: track another kind";
 
 /// Message for a Secret as target.
@@ -338,8 +339,10 @@ pub(crate) const IS_API_VERSION: (&str, &str) = (
     r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
     "write group and version, such as networking.k8s.io/v1, or v1 alone for the core group",
 );
-pub(crate) const IS_NOT_OURS: (&str, &str) =
-    ("!self.startsWith('tg.azamaton.ru/')", OURS_ARE_NOT_TRACKED);
+pub(crate) const IS_NOT_OWN_KIND: (&str, &str) = (
+    "!self.startsWith('tg.azamaton.ru/')",
+    OWN_KINDS_ARE_NOT_TRACKED,
+);
 pub(crate) const IS_RESOURCE: (&str, &str) = (
     "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     "write the plural name that kubectl api-resources prints, in lower case, such as networkpolicies",

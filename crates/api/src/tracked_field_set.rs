@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::common::{Conditions, conditions_schema, rule_over, selector_schema};
 use super::tracked_field::{
-    IS_API_VERSION, IS_KIND, IS_NO_SECRET, IS_NOT_OURS, IS_RESOURCE, KINDS_BY_WORDS,
+    IS_API_VERSION, IS_KIND, IS_NO_SECRET, IS_NOT_OWN_KIND, IS_RESOURCE, KINDS_BY_WORDS,
     NotificationSpec, RESOURCE_IS_NO_SECRET, TargetReference, field_fits_kind_without_words,
     field_fits_kinds, has_no_range, is_field, other_kinds_need_a_resource,
     resource_needs_a_version,
@@ -94,8 +94,8 @@ pub struct TrackedFieldSetSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 604_800))]
     pub keep_seconds: Option<i64>,
-    /// Pause of the set. While true, the operator creates, changes and deletes no `TrackedField`; the existing ones go on.
-    /// `template.suspend` pauses delivery. Defaults to false.
+    /// Suspension of reconciliation. While true, the operator creates, changes and deletes no `TrackedField`; the
+    /// existing ones stay active. `template.suspend` pauses delivery. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.
@@ -130,7 +130,7 @@ pub struct TargetSelector {
     /// API group and version of another kind, such as `networking.k8s.io/v1`. Set it together with `resource`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
-    #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OURS)]
+    #[x_kube(validation = IS_API_VERSION, validation = IS_NOT_OWN_KIND)]
     pub api_version: Option<String>,
     /// Plural name of another kind, such as `networkpolicies`. Set it together with `apiVersion`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

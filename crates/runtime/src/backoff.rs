@@ -43,7 +43,7 @@ impl Backoff {
     }
 }
 
-/// Backoff of each key whose last try failed.
+/// Backoff of each key whose last attempt failed.
 #[derive(Debug)]
 pub struct Backoffs<K> {
     policy: BackoffPolicy,

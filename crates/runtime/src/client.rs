@@ -35,17 +35,17 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// connection counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
 
-/// Reason why a request has no answer.
+/// Reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The request is a write, and this replica does not hold the lease: the client did not send the request, or did
-    /// not wait for the answer.
+    /// not wait for the response.
     #[error("cancelled: this replica does not hold the lease")]
     NotLeading,
-    /// No answer began within the timeout.
+    /// No response began within the timeout.
     #[error("the apiserver did not answer within {0:?}")]
     Timeout(Duration),
-    /// The request failed before an answer.
+    /// The request failed before a response began.
     #[error("{url} cannot be reached: {why}")]
     Unanswered {
         /// URL of the server, without credentials.
@@ -172,7 +172,7 @@ fn with_read_timeout(mut config: Config, time: Duration) -> Config {
 /// Applies the settings that all clients have in common.
 fn with_defaults(mut config: Config, program: &Program) -> kube::Result<Config> {
     config.default_retry = false;
-    // Otherwise the idle time of a pooled connection counts towards the timeout of the next answer.
+    // Otherwise the idle time of a pooled connection counts towards the timeout of the next response.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
     let agent = HeaderValue::try_from(format!("{}/{}", program.name, program.version))

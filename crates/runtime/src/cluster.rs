@@ -66,8 +66,8 @@ fn without_proxy(mut config: Config, has_proxy: impl FnOnce() -> bool) -> anyhow
     if proxy.is_some() && has_proxy() {
         // The URL may contain a password.
         anyhow::bail!(
-            "the kubeconfig's cluster has a proxy-url, but this program does not connect to the apiserver through a proxy: give a \
-             kubeconfig without one, whose server is reached directly"
+            "the kubeconfig's cluster has a proxy-url, but this program does not connect to the apiserver through a \
+             proxy: use a kubeconfig without proxy-url, whose server this program can reach directly"
         );
     }
     Ok(config)

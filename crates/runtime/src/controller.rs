@@ -487,7 +487,7 @@ impl<C: Controller> Managed<C> {
                 .iter()
                 .map(|(name, value)| (*name, value.as_deref()))
                 .collect();
-            // The watch has yet to show the deletion of an object that no longer exists.
+            // A missing object is no error: the watch will show its deletion.
             annotated = cx.try_annotate(&annotations).await.map(drop);
         }
         let written = cx.try_write_status().await;

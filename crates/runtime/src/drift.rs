@@ -216,7 +216,7 @@ impl Drift {
             manager,
             digest,
         } = correction;
-        // The values are equal: admission or the apiserver only spells one differently.
+        // Nothing to report: admission or the apiserver only spells an equal value differently.
         if fields.is_empty() {
             return;
         }
@@ -334,7 +334,7 @@ impl Drift {
         if is_unreported {
             let kind = owner.kind();
             let note = format!(
-                "another client deleted {title}, so the operator recreates it: change the {kind} instead"
+                "recreated {title}, which another client had deleted: change the {kind} instead"
             );
             self.events
                 .normal(owner.object_ref(), "Create", RECREATED, note);

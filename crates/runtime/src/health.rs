@@ -106,7 +106,7 @@ impl Probes {
         let inner = self.state();
         let mut report = ProbeReport::default();
         if inner.kinds.is_empty() {
-            report.line(false, "start", format_args!("not yet"));
+            report.line(false, "controllers", format_args!("not started"));
         }
         for (kind, state) in &inner.kinds {
             match state {
@@ -202,7 +202,7 @@ impl ProbeReport {
     }
 }
 
-/// Serves `/livez` (also as `/healthz`) and `/readyz`, for ever.
+/// Serves `/livez` (also as `/healthz`) and `/readyz` forever.
 pub async fn serve(listener: TcpListener, probes: Probes) {
     let answer = move |path: &str| {
         let (is_ok, body) = match path {
@@ -232,7 +232,7 @@ mod tests {
         let probes = Probes::new();
         assert_eq!(
             probes.ready(),
-            (false, "[-]start not yet\nnot ready\n".into())
+            (false, "[-]controllers not started\nnot ready\n".into())
         );
         probes.set("widget", KindState::Syncing);
         probes.set("gadget", KindState::Synced);

@@ -194,8 +194,8 @@ impl LeaderElector {
         }
     }
 
-    /// Renews the lease until it names another holder or the renew deadline has passed. A conflict alone is retried, as
-    /// in client-go.
+    /// Renews the lease until it names another holder or the renew deadline has passed. Retries after a conflict or a
+    /// failed request, as client-go does.
     async fn renew_loop(&self, fence: &Fence, mut renewed: Instant, known: &mut KnownLease) {
         let mut warning = RepeatedWarning::default();
         loop {

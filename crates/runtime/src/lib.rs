@@ -1,5 +1,5 @@
 //! Runtime of a Kubernetes operator: watches and caches, children and their drift, leader election, the write fence,
-//! metrics, probes and logs around the controllers. The runtime knows no kind; `examples/` has an operator.
+//! metrics, probes and logs around the controllers. The runtime does not depend on a kind; `examples/` has an operator.
 
 #![warn(missing_docs)]
 

@@ -248,8 +248,8 @@ pub(crate) fn last_writer<'a>(
         .as_deref()
 }
 
-/// Lists whose items never count as rivals of other items: sidecars and volumes of other managers stay.
-const NON_RIVAL_LISTS: [&str; 4] = [
+/// Lists whose items never conflict with other items: sidecars and volumes of other managers stay.
+const NON_CONFLICTING_LISTS: [&str; 4] = [
     "f:containers",
     "f:initContainers",
     "f:ephemeralContainers",
@@ -272,7 +272,7 @@ enum PathStep {
 /// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
 ///
 /// `desired` is an object as sent, `object` the live object.
-pub(crate) fn rivals(
+pub(crate) fn conflicting_fields(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     object: &Value,
@@ -308,7 +308,7 @@ pub(crate) fn rivals(
             let value = value_at(&desired, &path);
             let kept = path
                 .last()
-                .is_some_and(|name| NON_RIVAL_LISTS.contains(&name.as_str()));
+                .is_some_and(|name| NON_CONFLICTING_LISTS.contains(&name.as_str()));
             let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
             match value {
                 Some(Value::Array(_)) if kept => {}
@@ -336,14 +336,14 @@ pub(crate) fn rivals(
 /// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their
 /// values are equal, or one of them has none.
 fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
-    let Some(rival) = value_at(object, path).and_then(|item| item.get(leaf)) else {
+    let Some(other) = value_at(object, path).and_then(|item| item.get(leaf)) else {
         return true;
     };
     let items = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
     items
         .into_iter()
         .flatten()
-        .any(|item| item.get(leaf).is_none_or(|value| value == rival))
+        .any(|item| item.get(leaf).is_none_or(|value| value == other))
 }
 
 /// Returns the list items of other managers that differ from a missing item of `desired` only in their number, because

@@ -1,7 +1,7 @@
 //! Starts controllers and drains them on shutdown.
 //!
-//! Every replica fills its caches and watches at once; only the leader reconciles and sends. A controller waits for the
-//! CRD of its kind; other kinds do not.
+//! Every replica, standbys included, watches and fills its caches; only the leader reconciles. A controller waits for
+//! the CRD of its kind, and controllers of other kinds do not wait for that CRD.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ use crate::settings::{RuntimeTimings, Settings};
 /// Maximum number of concurrent reconciles of one controller.
 const MAX_CONCURRENT_RECONCILES: u16 = 16;
 
-/// A namespace, of which only the metadata is watched.
+/// Namespace, of which the operator watches the metadata only.
 pub type NamespaceMeta = PartialObjectMeta<Namespace>;
 
 /// The operator's controllers, and what they share.
@@ -262,7 +262,7 @@ async fn streaming_config(
             Ok(false) => return newest.clone(),
             Err(error) => warn!(
                 error = &error as &dyn std::error::Error,
-                "waiting for the apiserver"
+                "cannot read the version of the apiserver; will retry"
             ),
         }
         tokio::time::sleep(backoff.next_delay()).await;

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 
 pub mod secure;
 
-/// Creates the server of `/metrics`, which serves for ever.
+/// Creates the server of `/metrics`, which serves forever.
 ///
 /// # Errors
 /// The certificate cannot be read or generated, or `kubernetes` returns no client.
@@ -40,7 +40,7 @@ pub async fn server(
     Ok(secure::serve(listener, handler, certificate, auth, timings).boxed())
 }
 
-/// Serves `/metrics` without authentication, for ever.
+/// Serves `/metrics` without authentication forever.
 pub async fn serve(listener: TcpListener, metrics: Metrics) {
     server::serve(listener, Limits::TRUSTED, server::plain(), handler(metrics)).await;
 }

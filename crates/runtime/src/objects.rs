@@ -33,9 +33,9 @@ impl<K> Objects<K> {
         self.read(|objects| objects.get(key).cloned())
     }
 
-    /// Returns an object for which `is_wanted` is true.
-    pub fn find(&self, is_wanted: impl Fn(&K) -> bool) -> Option<Arc<K>> {
-        self.read(|objects| objects.values().find(|object| is_wanted(object)).cloned())
+    /// Returns an object that satisfies the predicate.
+    pub fn find(&self, is_selected: impl Fn(&K) -> bool) -> Option<Arc<K>> {
+        self.read(|objects| objects.values().find(|object| is_selected(object)).cloned())
     }
 
     /// Returns all objects.

@@ -58,7 +58,7 @@ pub enum EventPolicy {
     /// A reason that follows a reported problem: the object has recovered.
     OnRecovery,
     /// Each change of the reason or the message while the object is not ready, and a repetition after this time,
-    /// because the apiserver deletes Events.
+    /// because the apiserver deletes Events after a while (by default, an hour).
     Renew(Duration),
 }
 

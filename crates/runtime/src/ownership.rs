@@ -314,12 +314,14 @@ impl Owner {
                 self.reference.kind
             ),
             ForeignOwner::Promised(other) => format!(
-                "{resource} {namespace}/{name} may be adopted by {other}, so it stays unchanged; to adopt it for {} instead: \
-                 {command} --overwrite",
+                "{resource} {namespace}/{name} awaits its adoption by {other}, so it stays unchanged; to adopt it for \
+                 {} instead: {command} --overwrite",
                 self.path()
             ),
             ForeignOwner::Controlled(controller) => format!(
-                "{resource} {namespace}/{name} is controlled by {controller}, so it stays unchanged: choose another name, or delete it"
+                "{resource} {namespace}/{name} is controlled by {controller}, so it stays unchanged: choose another \
+                 name for this {}, or delete {resource} {namespace}/{name}",
+                self.reference.kind
             ),
         }
     }

@@ -106,8 +106,8 @@ fn is_server_error(status: &Status) -> bool {
 /// Time over which all objects are retried after an outage, however many there are: with the delay until a probe
 /// notices the apiserver's return, the total stays well below 30 s.
 const RECOVERY_SPREAD: Duration = Duration::from_secs(12);
-/// Maximum interval, which jitter at most halves, of retries of one object each while the apiserver stores no writes.
-const CANARY_INTERVAL: Duration = Duration::from_secs(8);
+/// Longest interval between retries of a single object while the apiserver stores no writes; jitter at most halves it.
+const SINGLE_RETRY_INTERVAL: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Backoff between retries of all objects while the apiserver fails and recovers again and again. Reset once the
@@ -549,7 +549,7 @@ impl<R: Reconcile> Runner<R> {
             tokio::select! {
                 // The sender is dropped only while the process ends.
                 changed = outage_ends.changed() => if changed.is_err() { return },
-                () = sleep(CANARY_INTERVAL.mul_f64(rand::random_range(0.5..1.0))) => {
+                () = sleep(SINGLE_RETRY_INTERVAL.mul_f64(rand::random_range(0.5..1.0))) => {
                     self.retry_one(trigger);
                     continue;
                 }
@@ -827,7 +827,7 @@ impl<R: Reconcile> Runner<R> {
             Class::Terminal => {
                 warn!(
                     error,
-                    "reconcile failed; will retry when the object changes"
+                    "reconcile failed; will retry when the object changes, or at the resync"
                 );
                 (ReconcileResult::Error, self.sync_period())
             }

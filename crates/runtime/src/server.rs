@@ -1,7 +1,7 @@
 //! HTTP/1 server of the probes and the metrics.
 //!
-//! Anybody can open a connection, and no connection blocks another. The server has no HTTP/2, which lets one connection
-//! send any number of requests.
+//! Any client can open connections, so each connection has its own task and its own timeouts. The server does not speak
+//! HTTP/2, which lets one connection send any number of requests.
 
 use std::io::ErrorKind;
 use std::pin::pin;
@@ -64,7 +64,7 @@ impl Limits {
     };
 }
 
-/// Serves requests, for ever.
+/// Serves requests forever.
 pub(crate) async fn serve(
     listener: TcpListener,
     limits: Limits,
@@ -138,7 +138,7 @@ async fn connection(stream: Box<dyn ClientStream>, limits: Limits, handler: &Han
     );
     if timeout(limits.max_age, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
-        // The server drops the connection of a client that has not closed it by then.
+        // After the timeout, the server drops a connection that the client has not closed.
         let _ = timeout(limits.io_timeout, connection).await;
     }
 }

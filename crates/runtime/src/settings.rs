@@ -15,8 +15,9 @@ pub struct Program {
     pub name: &'static str,
     /// Version of the program, in the user agent, the metrics and the traces.
     pub version: &'static str,
-    /// Prefixes of the log targets of the program's own crates. The log limits all other crates to `info`, because
-    /// their messages at lower levels may contain secrets; the traces contain spans of the program's own crates only.
+    /// Prefixes of the log targets of the program's own crates. The log limits crates other than these and the runtime
+    /// to `info` or less, because their messages at lower levels may contain secrets; the traces contain spans of these
+    /// crates and the runtime only.
     pub log_targets: &'static [&'static str],
     /// Hints in messages.
     pub hints: Hints,
@@ -175,8 +176,8 @@ pub struct RuntimeTimings {
     pub metrics_unauthorized_ttl: Duration,
     /// Longest life of a connection to the secure metrics endpoint.
     pub metrics_connection_max_age: Duration,
-    /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of requests in flight at its
-    /// end.
+    /// Timeout of a handshake with the secure metrics endpoint, of a request's head, and of the requests in flight when
+    /// a connection reaches its maximum age.
     pub metrics_io_timeout: Duration,
     /// Time for reconciles and requests in flight on shutdown.
     pub graceful_shutdown_timeout: Duration,

@@ -128,8 +128,8 @@ pub fn deployment(app: &App, replicas: Option<i32>, sets_ports: bool) -> Deploym
     }
 }
 
-/// Returns the container's ports: each number once and, as in the original program, without name and protocol, except
-/// for ports that the Service finds by name.
+/// Returns the container's ports: each number and protocol once and, as in the original program, without name and
+/// protocol, except for ports that the Service finds by name.
 fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     let mut all: Vec<ContainerPort> = Vec::new();
     for port in ports {

@@ -2,6 +2,8 @@
 //!
 //! [`validate`] checks the spec, [`build`] builds the desired objects with the user's [`overrides`], [`pods`] finds out
 //! why Pods do not run, and [`status`] reports the result.
+//!
+//! The *original program* is the earlier operator of the CRD `appservices.kosmos.io`, whose objects this one adopts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -45,7 +47,7 @@ pub mod validate;
 pub const NAME: &str = "appservice";
 pub const KIND: KindInfo = KindInfo::of::<AppService>(
     NAME,
-    &["2c0f60d51c04cbbd", "04f943852760ff6a"],
+    &["2c0f60d51c04cbbd", "ba6741daf92795b1"],
     DelegatedAccess::Children(&[
         ("horizontalpodautoscalers", "autoscaling"),
         ("ingresses", "ingress"),
@@ -230,7 +232,7 @@ impl AppServices {
             if self.autoscalers.ensure_absent(cx, &cx.key).await? {
                 let replicas = deployment.as_ref().map_or(0, |it| it.rollout.desired);
                 let note = format!(
-                    "autoscaling is off: the autoscaler wanted {replicas} Pods, and spec.size is {}",
+                    "deleted the autoscaler, which had set {replicas} Pods: spec.size, which is {}, applies",
                     app.size
                 );
                 cx.event("Scale", AUTOSCALING_DISABLED, note);

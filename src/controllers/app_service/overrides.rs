@@ -92,7 +92,9 @@ fn unique<T: fmt::Display + Ord>(
     for key in keys {
         let text = key.to_string();
         if !before.insert(key) {
-            return Err(format!("{path}: {text:?} has two items: remove one"));
+            return Err(format!(
+                "{path}: two items have the key {text:?}: remove one"
+            ));
         }
     }
     Ok(())
@@ -332,11 +334,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::variable(json!({ "containers": [{ "name": "side", "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }] }] }), r#"spec.podOverrides.spec.containers[0].env: "A" has two items: remove one"#)]
-    #[case::container(json!({ "containers": [{ "name": "side" }, { "name": "side" }] }), r#"spec.podOverrides.spec.containers: "side" has two items"#)]
-    #[case::init_port(json!({ "containers": [], "initContainers": [{ "name": "a", "ports": [{ "containerPort": 80 }, { "containerPort": 80, "protocol": "TCP" }] }] }), r#"spec.podOverrides.spec.initContainers[0].ports: "80/TCP" has two items"#)]
-    #[case::secret(json!({ "containers": [], "imagePullSecrets": [{ "name": "a" }, { "name": "a" }] }), r#"spec.podOverrides.spec.imagePullSecrets: "a" has two items"#)]
-    #[case::alias(json!({ "containers": [], "hostAliases": [{ "ip": "10.0.0.1" }, { "ip": "10.0.0.1" }] }), r#"spec.podOverrides.spec.hostAliases: "10.0.0.1" has two items"#)]
+    #[case::variable(json!({ "containers": [{ "name": "side", "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }] }] }), r#"spec.podOverrides.spec.containers[0].env: two items have the key "A": remove one"#)]
+    #[case::container(json!({ "containers": [{ "name": "side" }, { "name": "side" }] }), r#"spec.podOverrides.spec.containers: two items have the key "side""#)]
+    #[case::init_port(json!({ "containers": [], "initContainers": [{ "name": "a", "ports": [{ "containerPort": 80 }, { "containerPort": 80, "protocol": "TCP" }] }] }), r#"spec.podOverrides.spec.initContainers[0].ports: two items have the key "80/TCP""#)]
+    #[case::secret(json!({ "containers": [], "imagePullSecrets": [{ "name": "a" }, { "name": "a" }] }), r#"spec.podOverrides.spec.imagePullSecrets: two items have the key "a""#)]
+    #[case::alias(json!({ "containers": [], "hostAliases": [{ "ip": "10.0.0.1" }, { "ip": "10.0.0.1" }] }), r#"spec.podOverrides.spec.hostAliases: two items have the key "10.0.0.1""#)]
     fn key_is_unique_in_its_list(#[case] pod: Value, #[case] expected: &str) {
         let overrides = template(json!({ "spec": pod }));
         let message = check(&overrides, ("app", "web")).unwrap_err();

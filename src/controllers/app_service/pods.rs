@@ -7,7 +7,7 @@ use kube::core::{NotUsed, ObjectList};
 
 use crate::controllers::pod::{self, PodProblem};
 
-/// A Pod, with only its status.
+/// Pod without its spec: metadata and status.
 pub type Pod = Object<NotUsed, PodStatus>;
 
 /// Returns the problem of the app's first Pod that reports one.

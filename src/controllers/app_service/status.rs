@@ -27,7 +27,7 @@ pub(crate) const NODE_PORT_TAKEN: &str = "NodePortTaken";
 pub(crate) const SCALING_INACTIVE: &str = "ScalingInactive";
 /// The Deployment controller's reason for a paused rollout.
 const PAUSED: &str = "DeploymentPaused";
-/// The operator's own reasons; any other comes from the Deployment or a Pod.
+/// Reasons that this controller sets or expects; any other comes from the Deployment or a Pod.
 pub const REASONS: [&str; 15] = [
     READY,
     PROGRESSING,

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use qm_api::MyIngress;
 use qm_api::my_ingress::{
     BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY,
-    ListenerSpec, NAME_RULE, OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS,
+    ListenerSpec, NAME_RULE, POLICY, PUBLIC_ONLY, RESERVED_TAG, SUBNETS,
 };
 use qm_api::spec_size::StoredSpec as _;
 use qm_aws::action::MANAGED_BY;
@@ -85,7 +85,7 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
             return refuse("spec.tags", LONG_KEY);
         }
         if is_of_others(key) || key.starts_with("quartermaster.dev/") || key == MANAGED_BY.0 {
-            return refuse("spec.tags", OUR_TAG);
+            return refuse("spec.tags", RESERVED_TAG);
         }
     }
     if spec

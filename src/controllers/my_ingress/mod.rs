@@ -62,7 +62,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         EVENTS,
     ],
 )
-// Traffic ends before the apps.
+// Load balancers are deleted before the apps, so that no load balancer sends traffic to a deleted app.
 .with_uninstall_rank(30);
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/myingress";

@@ -151,7 +151,8 @@ impl Observed {
         )
     }
 
-    /// Returns whether the status records a request for the port that is recent enough for another creation.
+    /// Returns whether the status records a request for the port that is recent enough: another creation then needs no
+    /// new record.
     pub(crate) fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
             self.consistency_window / 2,

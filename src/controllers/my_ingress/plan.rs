@@ -56,7 +56,7 @@ pub(crate) enum Stop {
 pub(crate) enum End {
     /// AWS rejected a step that the rest depends on.
     Rejected(AwsError),
-    /// The reconcile waits for AWS or for an editor.
+    /// The reconcile waits for AWS, or for a person to change something.
     Blocked(MyIngressReadiness, Requeue),
     /// AWS has no owned resource left.
     Deleted,
@@ -216,7 +216,7 @@ impl<'a> Walker<'a> {
         }
         if let Some(message) = incompatibility(found, desired) {
             if ownership.relation != Ownership::Owned {
-                return self.end_unowned(INCOMPATIBLE, message);
+                return self.end_not_owned(INCOMPATIBLE, message);
             }
             let alb = self.observed.alb();
             let readiness = MyIngressReadiness::not_ready(alb, INCOMPATIBLE, message);
@@ -268,19 +268,19 @@ impl<'a> Walker<'a> {
         let name = &self.desired.name;
         let Some(sibling) = &self.observed.sibling else {
             let message = self.desired.tags.conflict(found, name, &ownership.tags);
-            return self.end_unowned(CONFLICT, message);
+            return self.end_not_owned(CONFLICT, message);
         };
         let message = format!(
             "MyIngress {sibling} owns load balancer {name}, and names are unique in an AWS account and region: create this \
              MyIngress again under another name"
         );
-        self.end_unowned(NAME_TAKEN, message)
+        self.end_not_owned(NAME_TAKEN, message)
     }
 
-    /// Ends the reconcile at an unowned load balancer. The status keeps only the ARN of a load balancer that the
-    /// `MyIngress` once owned, for the Event `Orphaned`. AWS may show tags late, so a recent load balancer is read
-    /// again soon.
-    fn end_unowned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
+    /// Ends the reconcile at a load balancer that the `MyIngress` does not own. The status keeps only the ARN of a load
+    /// balancer that the `MyIngress` once owned, for the Event `Orphaned`. AWS may show tags late, so the operator soon
+    /// reads a recent load balancer again.
+    fn end_not_owned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &actual.arn);
         let alb = Alb {
@@ -415,7 +415,7 @@ impl<'a> Walker<'a> {
         Break(Stop::End(End::Deleted))
     }
 
-    /// Ensures the listeners of a load balancer that AWS does not delete: until an editor permits the deletion, traffic
+    /// Ensures the listeners of a load balancer that AWS does not delete: until a person permits the deletion, traffic
     /// follows the nodes.
     fn ensure_undeletable(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
         let error = self.with_protection_hint(error, &found.arn);
@@ -679,7 +679,7 @@ impl<'a> Walker<'a> {
         if count > 0 {
             self.take_step(Step::DeregisterTargets(group.arn.clone(), targets))?;
             self.updated(format!(
-                "removed {count} targets of port {port}: the Service released their node port"
+                "Removed {count} targets of port {port}: the Service released their node port"
             ))?;
         }
         Continue(active == count)

@@ -68,7 +68,7 @@ fn converged_report(
     };
     let (readiness, requeue) = match (result, &converged.rejected) {
         (Ok((readiness, requeue)), None) => (readiness, Ok(requeue)),
-        // An editor has to permit the deletion first, whatever problems the listeners have.
+        // A person has to permit the deletion first, whatever problems the listeners have.
         (result, Some(error)) if is_deleting => {
             let readiness = MyIngressReadiness::rejected(alb, error);
             match result {
@@ -92,7 +92,7 @@ fn with_listeners(
     requeue: Requeue,
     results: &ListenerResults,
 ) -> Result<(MyIngressReadiness, Requeue), AwsError> {
-    // Problems that somebody has to fix come first.
+    // Problems that a person has to fix come first.
     let problems = results.desired.iter().filter(|it| !it.message.is_empty());
     let (transient, mut problems): (Vec<_>, Vec<_>) = problems.partition(|it| it.in_progress);
     problems.extend(transient);

@@ -63,8 +63,8 @@ pub(crate) fn route(
         }
     };
     if nodes.is_empty() {
-        let message = "no node can receive traffic: spec.providerID names no AWS instance, or the nodes have the label \
-                       node.kubernetes.io/exclude-from-external-load-balancers";
+        let message = "no node can receive traffic: check that spec.providerID of the nodes names an AWS instance, and \
+                       that the nodes lack the label node.kubernetes.io/exclude-from-external-load-balancers";
         return problem(NO_NODES, message.into());
     }
     let target = |instance: &String| InstanceTarget {

@@ -60,12 +60,12 @@ impl OwnershipTags<'_> {
         self.owner.ownership(&metadata, exists)
     }
 
-    /// Returns whether an editor consents to the adoption. Consent for another `MyIngress` does not count.
+    /// Returns whether the tags contain the consent to the adoption. Consent for another `MyIngress` does not count.
     pub(crate) fn has_consent(&self, tags: &Tags) -> bool {
         tags.get(ADOPT_BY) == Some(&self.owner.path())
     }
 
-    /// Returns the message about an unowned load balancer, with the command that adopts it.
+    /// Returns the message about a load balancer that the `MyIngress` does not own, with the command that adopts it.
     pub fn conflict(&self, load_balancer: &LoadBalancer, name: &str, tags: &Tags) -> String {
         let ownership = match (tags.get(CLUSTER), tags.get(OWNER)) {
             (Some(cluster), owner) if cluster != self.cluster => {
@@ -118,7 +118,7 @@ impl OwnershipTags<'_> {
         format!("{}{port}", self.group_prefix())
     }
 
-    /// Returns the command with which an editor of a resource in AWS consents to its adoption.
+    /// Returns the command that tags a resource in AWS with the consent to its adoption.
     pub(crate) fn adopt_command(&self, arn: &str) -> String {
         format!(
             "to adopt it: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",

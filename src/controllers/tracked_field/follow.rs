@@ -328,7 +328,7 @@ impl Targets {
     /// Returns whether a list reads the target of `object`, with others that the same watch shows.
     fn is_listed(&self, object: &TrackedField, tracked: &FollowedTarget) -> bool {
         let resource = &tracked.target.resource;
-        // A quiet child's first value is not sent, so it can wait for the list.
+        // With `spec.initial: Quiet` the first value is not sent, so its read can wait for the list.
         let is_gathered = Initial::of(object) == Initial::Quiet
             && object.status.as_ref().is_none_or(StoredHistory::is_empty)
             && self.requests.gathers(resource);
@@ -440,7 +440,8 @@ impl Targets {
         Ok(Answer::Read)
     }
 
-    /// Accepts the result of a read. Large objects and expensive lookups run in the background, not on an async worker.
+    /// Accepts the result of a read. Large objects are decoded, and expensive lookups run, in the background, not on an
+    /// async worker.
     async fn accept_read(
         &self,
         target: TargetKey,

@@ -69,13 +69,13 @@ impl fmt::Display for Estimate {
                 grouped(nodes)
             )?,
             None => f.write_str(
-                "too many TrackedFields look into this object, so this path was not estimated",
+                "this object has too many TrackedFields, so the cost of this path was not estimated",
             )?,
         }
         write!(
             f,
-            "; all TrackedFields of one object together may take {}: write names and indexes in place of .. and *, such as \
-             {{.spec.template.spec.containers[0].image}}",
+            "; all TrackedFields of one object together may take {} steps: write names and indexes in place of .. and \
+             *, such as {{.spec.template.spec.containers[0].image}}",
             grouped(BUDGET)
         )
     }

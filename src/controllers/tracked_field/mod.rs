@@ -272,9 +272,12 @@ impl<T: Transport> TrackedFields<T> {
             let reason = last.reason.as_deref().unwrap_or_default();
             let value = last.value.as_deref().unwrap_or("(no value)");
             let note = match others.len() {
-                0 => format!("{} {value}: not delivered: {reason}", last.action),
+                0 => format!(
+                    "failed to deliver the change {} {value}: {reason}",
+                    last.action
+                ),
                 others => format!(
-                    "{} {value}, and {others} before it: not delivered: {reason}",
+                    "failed to deliver the change {} {value} and {others} before it: {reason}",
                     last.action
                 ),
             };

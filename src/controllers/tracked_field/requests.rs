@@ -139,7 +139,7 @@ impl RequestGroup {
 /// Kind of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The target's resource is known, or needs discovery.
+    /// Discovery has answered, or the operator has forgotten the target's resource: the next reconcile decides.
     Discovered,
     /// The target's state was read.
     Read,

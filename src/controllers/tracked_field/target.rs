@@ -8,7 +8,7 @@ use kube::core::{DynamicResourceScope, GroupVersionKind};
 use kube::discovery::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use qm_api::tracked_field::{
-    BUILT_IN_KINDS, GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
+    BUILT_IN_KINDS, GROUP, OWN_KINDS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
 use qm_core::shared;
 use qm_runtime::raw_object::RawObject;
@@ -153,7 +153,7 @@ impl Resolver {
             .split_once('/')
             .is_some_and(|(group, _)| group == GROUP)
         {
-            return Err(TargetError::Rejected(OURS_ARE_NOT_TRACKED));
+            return Err(TargetError::Rejected(OWN_KINDS_ARE_NOT_TRACKED));
         }
         let discovered = self.discovered();
         let known = discovered
@@ -232,7 +232,7 @@ async fn discover(
         Ok(list) => list.resources,
         Err(kube::Error::Api(status)) if status.code == 404 => {
             return Err(TargetError::ResourceMismatch(format!(
-                "the apiserver does not serve {api_version}"
+                "the apiserver does not serve {api_version}: install its CRD, or correct target.apiVersion"
             )));
         }
         Err(error) => return Err(TargetError::Discovery(error)),

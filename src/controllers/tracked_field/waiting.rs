@@ -35,7 +35,7 @@ pub(crate) const CONTACT_POINT_NOT_FOUND: &str = "ContactPointNotFound";
 pub(crate) const CONTACT_POINT_NOT_READY: &str = "ContactPointNotReady";
 pub(crate) const DELIVERY_FAILING: &str = "DeliveryFailing";
 
-/// Obstacle to recording or sending changes. The variant's name is the reason.
+/// Obstacle to recording or sending changes; [`WaitingReason::reason`] returns its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitingReason {
     /// The stored spec is too large.
@@ -166,7 +166,7 @@ impl WaitingReason {
                     plural,
                 } = resource;
                 Self::ResourceMismatch(format!(
-                    "the apiserver does not serve {plural} of {api_version}"
+                    "the apiserver does not serve {plural} of {api_version}: install its CRD, or correct the target"
                 ))
             }
             WatchProblem::Failing(message) => Self::WatchFailing(message),
@@ -311,9 +311,11 @@ impl WaitingReason {
                 format!("{name:?} not found; there is {nearest:?}")
             }
             Self::ContactPointNotFound { name, nearest: None } => {
-                format!("{name:?} not found; create the ContactPoint in the TrackedField's own namespace")
+                format!("{name:?} not found; create it in the TrackedField's own namespace")
             }
-            Self::ContactPointNotObserved { name } => format!("{name:?}: the operator has not tried it yet"),
+            Self::ContactPointNotObserved { name } => {
+                format!("{name:?}: the operator has not tested it yet")
+            }
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::TestBodyInvalid { name, message } => format!("{name:?}: {message}"),
             Self::WriteRejected(message) => format!(
@@ -321,7 +323,9 @@ impl WaitingReason {
                  admission policy or webhook so that it accepts writes of trackedfields/status, or delete this TrackedField",
                 brief(message)
             ),
-            Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; the operator retries"),
+            Self::DeliveryFailing { name, message } => {
+                format!("{name:?}: {message}; the operator retries")
+            }
         }
     }
 }
@@ -383,7 +387,7 @@ pub(crate) fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<
         Ok(when) => {
             let (entry, previous) = history::newest(history)?;
             let error = when.evaluate(entry, previous).err()?;
-            format!("failed for the newest change: {error}; such messages are sent")
+            format!("failed for the newest change: {error}; messages for such changes are sent")
         }
     };
     Some(WaitingReason::WhenInvalid(problem))
@@ -539,7 +543,7 @@ mod tests {
             (new.reason(), &*new.message()),
             (
                 "ContactPointNotReady",
-                r#""hook": the operator has not tried it yet"#
+                r#""hook": the operator has not tested it yet"#
             )
         );
         assert!(!new.is_warning());

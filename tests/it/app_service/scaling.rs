@@ -181,7 +181,7 @@ async fn own_autoscaler_keeps_the_running_count() {
     let message = bed.event("web", "AutoscalingDisabled").await;
     assert_eq!(
         message,
-        "autoscaling is off: the autoscaler wanted 3 Pods, and spec.size is 2"
+        "deleted the autoscaler, which had set 3 Pods: spec.size, which is 2, applies"
     );
     scale(&bed, "web", 5).await;
     counts.are(&[2, 3, 2, 5, 2]).await;

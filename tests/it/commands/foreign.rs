@@ -46,7 +46,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
 
     let text = run.ends(0, &["status"]).await;
     assert!(text.contains(&format!(
-        "\nNot served: {foreign} is not this program's: install its CRDs (quartermaster crds"
+        "\nNot served: {foreign} belongs to another program: install this program's CRDs (quartermaster crds"
     )));
     assert!(
         text.contains(&format!("\nNot served: {older} has schema 0-abc, not ")),

@@ -258,7 +258,7 @@ async fn wrong_set_is_named() {
         "{kind: Widget, apiVersion: example.com/v1, resource: widgets}",
     ));
     let output = run.ends(1, &from_file).await;
-    let message = "the apiserver does not serve example.com/v1";
+    let message = "the apiserver does not serve example.com/v1: install its CRD, or correct target.apiVersion";
     assert!(output.contains(message), "{output}");
     written(&spec("{kind: Deployment, selecter: {}, name: a}"));
     let output = run.ends(1, &from_file).await;

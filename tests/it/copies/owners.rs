@@ -327,7 +327,7 @@ async fn deletion_of_a_copy_is_reported_unless_the_operator_replaces() {
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
     let message = shop.bed.event("s", "Recreated").await;
     assert!(
-        message.starts_with(&format!("another client deleted ConfigMap {far}/settings")),
+        message.starts_with(&format!("recreated ConfigMap {far}/settings")),
         "{message}"
     );
 }

@@ -99,7 +99,7 @@ async fn old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     assert!(reason.contains("503"), "{reason}");
     assert_eq!(
         bed.event("old", "DeliveryFailed").await,
-        format!("Updated 1: not delivered: {reason}")
+        format!("failed to deliver the change Updated 1: {reason}")
     );
     let attempts = receiver.requests().len();
     receiver

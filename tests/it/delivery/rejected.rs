@@ -191,7 +191,7 @@ async fn poisonous_value_delays_the_others_for_one_retry_period(#[case] code: u1
     assert!(reason.contains(&code.to_string()), "{reason}");
     assert_eq!(
         bed.event("c", "DeliveryFailed").await,
-        format!("Updated 13: not delivered: {reason}")
+        format!("failed to deliver the change Updated 13: {reason}")
     );
     bed.ready("hook").await;
     // The message went in a digest, alone, and once more after another message was accepted.

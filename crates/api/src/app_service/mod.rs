@@ -186,8 +186,8 @@ pub struct AppServiceSpec {
     /// Ingress that routes HTTP from outside of the cluster to the first TCP port. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Ingress>,
-    /// Pause of the app. While true, the operator changes nothing but the status; deleting the app still deletes its objects.
-    /// Defaults to false.
+    /// Suspension of reconciliation. While true, the operator changes nothing but the status, and the app keeps
+    /// running; deleting the app still deletes its objects. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Size of the stored spec in bytes, if that exceeds the limit for reading.
@@ -201,7 +201,8 @@ pub const IMAGE: (&str, &str) = (
     "write an image without spaces, such as nginx:1.27",
 );
 /// Message for a name that a Service cannot have.
-pub const NAME_RULE: &str = "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
+pub const NAME_RULE: &str = "the Service has this name too: write at most 63 lower-case letters, digits and '-', \
+    with a letter first and a letter or digit last";
 /// Message for a `nodePort` of a Service of type `ClusterIP`.
 pub const NODE_PORT_NOT_ALLOWED: &str = "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// Message for an Ingress without a TCP port.

@@ -20,9 +20,9 @@ const MAX_ERROR: usize = 1024;
 /// Version of the `PodTemplateSpec`.
 const VERSION: &str = "1.33";
 
-/// Valid JSON of a `PodTemplateSpec`, or the error of a stored value that is none. The schema leaves the value open, because the
-/// whole schema of a Pod does not fit into the annotation of `kubectl apply`. An invalid value is not kept, and must not make the
-/// `AppService` unreadable.
+/// Valid JSON of a `PodTemplateSpec`, or the error of an invalid stored value. The schema leaves the value open,
+/// because the whole schema of a Pod does not fit into the annotation of `kubectl apply`. An invalid value is not kept,
+/// and must not make the `AppService` unreadable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodOverrides(Result<Box<str>, Box<str>>);
 
@@ -30,7 +30,7 @@ impl PodOverrides {
     /// Decodes the `PodTemplateSpec`.
     ///
     /// # Errors
-    /// If the stored value is none: the path, the problem and what to write.
+    /// If the stored value is not a valid `PodTemplateSpec`: the path, the problem and what to write.
     pub fn template(&self) -> Result<PodTemplateSpec, String> {
         decode(self.0.as_ref().map_err(ToString::to_string)?)
     }
@@ -80,7 +80,7 @@ fn decode(text: &str) -> Result<PodTemplateSpec, String> {
             text.len()
         ));
     }
-    // A value tells its errors without the line and the column of a text that nobody sees.
+    // Errors from a `Value` have no line and column, which would refer to a text that the user never sees.
     let value: Value = serde_json::from_str(text).map_err(|error| format!("{PATH}: {error}"))?;
     let objects = count_objects(&value);
     if objects > MAX_OBJECTS {

@@ -99,7 +99,7 @@ pub struct Entry {
     /// Length and digest of the whole value. Absent unless `value` is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truncated: Option<Truncation>,
-    /// Unique ID, by which receivers can detect a repeated entry. Absent on entries of the original program.
+    /// Unique ID, by which receivers can detect a repeated entry. Absent on entries that Quartermaster did not write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// State of delivery: `Pending`, `Delivered` or `Failed`. Absent counts as delivered.
@@ -187,7 +187,7 @@ impl fmt::Display for ChangeAction {
     }
 }
 
-/// State of an entry's delivery. Entries of the original program have none and count as delivered.
+/// State of an entry's delivery. Entries that Quartermaster did not write have none and count as delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Delivery {
     /// Waiting for an attempt.

@@ -283,7 +283,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 })
             }
             Err(error) if !is_last => {
-                let Some(transfer) = self.rivals(api, owned, &error).await? else {
+                let Some(transfer) = self.conflict_transfer(api, owned, &error).await? else {
                     if self.rejected_fields(&error).is_some()
                         && has_changed(api, &self.key, owned).await?
                     {
@@ -371,7 +371,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
 
     /// Returns the transfer of those fields of other managers that the apiserver rejects together with the desired
     /// state; `None` if the apiserver also rejects the desired state alone, or names no such field.
-    async fn rivals(
+    async fn conflict_transfer(
         &self,
         api: &Api<BoundedObject<K>>,
         live: &K,
@@ -381,11 +381,18 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             return Ok(None);
         };
         let object = content(live);
-        let rivals = |field: &String| {
-            managed_fields::rivals(managed(live), self.manager, &object, &self.sent, field)
+        let conflicting = |field: &String| {
+            managed_fields::conflicting_fields(
+                managed(live),
+                self.manager,
+                &object,
+                &self.sent,
+                field,
+            )
         };
-        let rivals = rejected.iter().flat_map(rivals).collect();
-        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &rivals) else {
+        let conflicting = rejected.iter().flat_map(conflicting).collect();
+        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &conflicting)
+        else {
             return Ok(None);
         };
         let mut alone = self.object.clone();
@@ -402,7 +409,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
                 let alone = self.rejected_fields(&error).unwrap_or_default();
                 Ok((!alone.iter().any(|field| rejected.contains(field))).then_some(taken))
             }
-            // Other errors, such as a webhook's that supports no dry runs, say nothing about the object alone.
+            // Other errors, such as that of a webhook that does not support dry runs, say nothing about the object
+            // alone.
             Err(Error::Rejected { .. }) => Ok(None),
             Err(error) => Err(error),
         }

@@ -274,7 +274,7 @@ fn smallest_item_or_map_with_a_desired_field_is_found(
         ),
         entry("kubectl-set", UPDATE, "", in_container(foreign)),
     ];
-    let found = rivals(
+    let found = conflicting_fields(
         &managed,
         MANAGER,
         &json!({}),
@@ -292,7 +292,7 @@ fn smallest_item_or_map_with_a_desired_field_is_found(
 #[case::foreign_item("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
 #[case::foreign_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
 #[case::no_other_manager("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
-fn rivals_of_a_service_are_found(
+fn conflicting_fields_of_a_service_are_found(
     #[case] field: &str,
     #[case] foreign: Value,
     #[case] expected: &[&str],
@@ -306,14 +306,14 @@ fn rivals_of_a_service_are_found(
         .into_iter()
         .collect();
     assert_eq!(
-        rivals(&managed, MANAGER, &json!({}), &service(), field),
+        conflicting_fields(&managed, MANAGER, &json!({}), &service(), field),
         all
     );
 }
 
 /// Another client renumbered the app's port and kept its name; another manager added a port.
 #[test]
-fn items_that_exclude_no_desired_item_are_no_rivals() {
+fn items_that_exclude_no_desired_item_do_not_conflict() {
     let managed = [
         entry(MANAGER, APPLY, "", ports(&[80])),
         entry("somebody", UPDATE, "", ports(&[8080, 9090])),
@@ -324,7 +324,9 @@ fn items_that_exclude_no_desired_item_are_no_rivals() {
     let object = all(json!([renamed, metrics]));
     let named = |name: Value| all(json!([{ "port": 80, "protocol": "TCP", "name": name }]));
     let of = |port: u16| path(&["f:spec", "f:ports", &self::port(port)]);
-    let found = |desired: Value| rivals(&managed, MANAGER, &object, &desired, "spec.ports[1].name");
+    let found = |desired: Value| {
+        conflicting_fields(&managed, MANAGER, &object, &desired, "spec.ports[1].name")
+    };
     assert_eq!(found(named(json!("http"))), BTreeSet::from([of(8080)]));
     assert_eq!(
         found(all(json!([{ "port": 80, "protocol": "TCP" }]))),

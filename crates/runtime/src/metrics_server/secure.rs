@@ -25,7 +25,7 @@ pub use certificate::Certificate;
 /// Maximum number of open connections.
 const CONNECTIONS: usize = 64;
 
-/// Serves the metrics of `handler`, for ever, to clients that `auth` accepts.
+/// Serves the metrics of `handler` forever to clients that `auth` accepts.
 pub(crate) async fn serve(
     listener: TcpListener,
     handler: Handler,

@@ -360,7 +360,7 @@ async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
         "{canaries} retries in ten minutes"
     );
     *failing.status.lock().unwrap() = None;
-    sleep(CANARY_INTERVAL + Duration::from_secs(1)).await;
+    sleep(SINGLE_RETRY_INTERVAL + Duration::from_secs(1)).await;
     availability.answered(true, Some(200), None);
     sleep(RECOVERY_SPREAD + Duration::from_secs(1)).await;
     let count = failing.count();

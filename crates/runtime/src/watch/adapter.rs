@@ -299,7 +299,7 @@ where
     W: Resource + Into<T> + Clone + Debug + DeserializeOwned + Send + 'static,
     T: 'static,
 {
-    /// Watches as the last of `commands` says, until the future is dropped.
+    /// Watches as the newest of `commands` requires, until the future is dropped.
     pub async fn run(self, mut commands: watch::Receiver<WatchCommand>) {
         loop {
             let WatchCommand { relist, stop } = commands.borrow_and_update().clone();

@@ -108,7 +108,7 @@ pub fn mismatch(
         Some(installed) => Some(format!(
             "has schema {installed}, not {own}: install this version's CRDs"
         )),
-        None => Some("is not this program's: install its CRDs".into()),
+        None => Some("belongs to another program: install this program's CRDs".into()),
     }
 }
 
@@ -145,7 +145,7 @@ mod tests {
         Some("aa"),
         Some("has schema aa, not 2-aa: install this version's CRDs")
     )]
-    #[case::of_another_program(None, Some("is not this program's: install its CRDs"))]
+    #[case::of_another_program(None, Some("belongs to another program: install this program's CRDs"))]
     fn crd_must_keep_all_fields(#[case] installed: Option<&str>, #[case] problem: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =

@@ -80,7 +80,7 @@ struct WatchStream<K> {
     guard: WatchGuard,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     failures: Backoff,
-    /// Pause before the next try, after a failure.
+    /// Pause before the next attempt, after a failure.
     pause: Option<Pause>,
     /// True if the watch has reported its recovery and not failed since.
     recovered: bool,
@@ -162,7 +162,7 @@ where
         });
     }
 
-    /// Returns the time within which a watch whose problem persists fails again: soon after the next try if the
+    /// Returns the time within which a watch whose problem persists fails again: soon after the next attempt if the
     /// apiserver has answered, otherwise when the stalled watch times out.
     fn failure_lifetime(&self, is_answered: bool) -> Duration {
         if is_answered {

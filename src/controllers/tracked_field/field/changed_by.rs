@@ -13,7 +13,7 @@ use serde_json_path::PathElement;
 
 use super::{FieldLookup, FieldSelector, PORTS, named_index};
 
-/// Maximum number of matches that are considered. Of a field with more, the writer is unknown.
+/// Maximum number of matches that are considered. If a field has more, its writer is unknown.
 const MAX_MATCHES: usize = 64;
 /// Maximum number of names of `fieldsV1` that are compared with an item of a list, for all matches together.
 const MAX_COMPARED: usize = 20_000;
@@ -45,11 +45,11 @@ enum ItemName {
 /// The names of items that were parsed. Most managers have entries of the same items.
 type ItemNames<'a> = HashMap<&'a str, ItemName>;
 
-/// A manager's entries at a path.
+/// Part of a manager's `fieldsV1` at a path.
 enum Owned {
-    /// Entries below the value: parts of an object or a list.
+    /// Fields below the value: parts of an object or a list.
     Parts,
-    /// An empty entry after this many steps: the value, or an atomic object or list that holds it.
+    /// An empty set after this many steps: the value, or an atomic object or list that contains the value.
     Whole(usize),
 }
 
@@ -125,11 +125,11 @@ fn time(manager: &Writer) -> Option<k8s_openapi::jiff::Timestamp> {
     manager.time.as_ref().map(|time| time.0)
 }
 
-/// Returns the indexes of the managers, whose `fieldsV1` these are, that own the value at `path`; `None` if that takes
-/// too many comparisons.
+/// Returns the indexes of the managers that own the value at `path`; `None` if that takes too many comparisons.
+/// `managers` are the `fieldsV1` of each manager.
 ///
-/// An empty entry owns a scalar or an atomic value. An empty entry below which another manager has entries owns
-/// nothing: a set of keys becomes empty as other managers take the keys.
+/// An empty set owns a scalar or an atomic value. An empty set below which another manager has fields owns nothing: a
+/// set of keys becomes empty as other managers take the keys.
 fn owners<'a>(
     managers: &[&'a Value],
     object: &Value,
@@ -205,7 +205,7 @@ impl ItemName {
     }
 }
 
-/// Returns the entry of a list's item: by its keys, its value or its index.
+/// Returns the set of a list's item: by its keys, its value or its index.
 fn item_entry<'a>(
     fields: &'a Map<String, Value>,
     index: usize,

@@ -130,7 +130,8 @@ impl FieldSelector {
             problem,
         };
         if field.len() > MAX_LENGTH {
-            return Err(invalid(format!("it is longer than {MAX_LENGTH} bytes")));
+            let problem = format!("the field is longer than {MAX_LENGTH} bytes: shorten it");
+            return Err(invalid(problem));
         }
         let paths = |text: &str| {
             let parse = |steps: Vec<QueryStep>| {

@@ -29,7 +29,7 @@ pub(super) enum QuerySelector {
 pub(super) struct QueryFilter {
     /// RFC 9535 text.
     pub(super) text: String,
-    /// Paths, each as often as a test walks it.
+    /// Paths that a test follows. A path that a test follows twice is listed twice.
     pub(super) paths: Vec<Vec<QueryStep>>,
     /// A test compares the values of two paths, which may be whole trees.
     pub(super) compares_trees: bool,

@@ -282,7 +282,7 @@ fn estimate_has_two_digits() {
         "{message}"
     );
     assert!(
-        message.contains("may take 2,000,000: write names"),
+        message.contains("may take 2,000,000 steps: write names"),
         "{message}"
     );
 }

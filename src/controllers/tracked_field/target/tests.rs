@@ -80,7 +80,7 @@ fn target(api_version: &str, plural: &str, kind: &str) -> TargetReference {
     "tg.azamaton.ru/v1",
     "contactpoints",
     "ContactPoint",
-    OURS_ARE_NOT_TRACKED
+    OWN_KINDS_ARE_NOT_TRACKED
 )]
 #[tokio::test]
 async fn untrackable_resource_is_rejected(

@@ -70,7 +70,7 @@ impl fmt::Display for AuthError {
             }
             Self::NoReview => write!(
                 f,
-                "the apiserver does not answer whether you may read metrics; see the log of this replica"
+                "cannot check whether you may read metrics: the review failed; see the log of this replica"
             ),
             Self::Busy => write!(f, "too many unknown tokens; retry in a second"),
         }
@@ -98,8 +98,8 @@ impl AuthError {
 }
 
 impl MetricsAuth {
-    /// Creates a check with empty caches. `client` must write without the lease, because standbys serve the metrics
-    /// too. `reader_role` is the `ClusterRole` that messages recommend.
+    /// Creates a check with empty caches. `client` must be able to write without the lease, because standbys serve the
+    /// metrics too. `reader_role` is the `ClusterRole` that messages recommend.
     pub fn new(
         client: Client,
         reader_role: Option<&'static str>,
