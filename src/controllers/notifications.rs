@@ -163,7 +163,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         let children = setup.children_of_kind(&mut fields, LiveChild::of, &[]);
         // The children come first: a set that the index wakes must not find a deleted child among them, which would
         // stay in its plan.
-        fields.observe(Arc::clone(&set_index));
+        fields.add_observer(Arc::clone(&set_index));
         Ok(TrackedFieldSets {
             index: set_index,
             children,
@@ -238,42 +238,8 @@ fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
         quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
         max_retry_after: config.timings.retry_after_max,
-        lease_check: Arc::new(move || fence.is_open()),
+        fence,
         lookup: settings.dns.clone().lookup(),
         ..client::SenderConfig::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use clap::Parser;
-    use tokio::time::{Instant, advance};
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    /// `notify::client` tests that each request checks the fence.
-    #[tokio::test(start_paused = true)]
-    async fn sender_sends_only_under_the_lease() {
-        let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"])
-            .unwrap()
-            .command
-        else {
-            panic!()
-        };
-        let config = flags.config(&[contact_point::NAME]).unwrap();
-        let fence = Fence::shut();
-        let holds_lease = sender(&config, fence.clone()).lease_check;
-        assert!(!holds_lease(), "before the first renewal");
-        fence.renewed(Instant::now(), Duration::from_secs(6));
-        assert!(holds_lease());
-        advance(Duration::from_secs(6)).await;
-        assert!(!holds_lease(), "not renewed in time");
-        fence.renewed(Instant::now(), Duration::from_secs(6));
-        assert!(holds_lease());
-        fence.close();
-        assert!(!holds_lease(), "lost");
     }
 }

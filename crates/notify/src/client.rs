@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use qm_runtime::leader::Fence;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{AddressPolicy, FilteringResolver, is_private, literal};
@@ -17,9 +18,6 @@ use super::telegram::{self, TelegramChat};
 use super::webhook::event::CloudEvent;
 use super::webhook::{self, Quote, Tls, WebhookEndpoint};
 use super::{Endpoint, MessageContent, Refusal, SendError, SendFailure, SendReceipt, Transport};
-
-/// Check, before each request, whether this process still holds the lease.
-pub(crate) type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Configuration of an [`HttpSender`].
 #[derive(Clone)]
@@ -46,7 +44,8 @@ pub struct SenderConfig {
     pub max_retry_after: Duration,
     /// Rate limits of each Telegram token.
     pub telegram_limits: TelegramLimits,
-    pub lease_check: LeaseCheck,
+    /// Is open while this process may send. Each request checks it.
+    pub fence: Fence,
     /// Lookup of webhook names.
     pub lookup: AddressLookup,
 }
@@ -65,7 +64,7 @@ impl Default for SenderConfig {
             attempt_timeout: Duration::from_secs(10),
             max_retry_after: Duration::from_hours(1),
             telegram_limits: TelegramLimits::default(),
-            lease_check: Arc::new(|| true),
+            fence: Fence::open(),
             lookup: Dns::default().lookup(),
         }
     }
@@ -80,7 +79,7 @@ pub struct HttpSender {
     policy: Arc<AddressPolicy>,
     quote_private: bool,
     names: Names,
-    lease_check: LeaseCheck,
+    fence: Fence,
     attempt_timeout: Duration,
     max_retry_after: Duration,
     rate_limiter: TelegramRateLimiter,
@@ -130,7 +129,7 @@ impl HttpSender {
             }),
             quote_private: config.quote_private,
             names: Names::new(config.lookup),
-            lease_check: config.lease_check,
+            fence: config.fence,
             attempt_timeout: config.attempt_timeout,
             max_retry_after: config.max_retry_after,
             rate_limiter: TelegramRateLimiter::new(config.telegram_limits),
@@ -224,7 +223,7 @@ impl HttpSender {
     }
 
     fn check_lease(&self) -> Result<(), SendError> {
-        if (self.lease_check)() {
+        if self.fence.is_open() {
             return Ok(());
         }
         Err(SendError::Unsent {

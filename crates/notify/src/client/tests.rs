@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use qm_api::contact_point::ChatId;
 use rstest::rstest;
@@ -161,12 +161,10 @@ async fn by_status(body: &'static str) -> (MockServer, Arc<AtomicU16>) {
 #[tokio::test]
 async fn sender_sends_nothing_without_the_lease() {
     let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
-    let is_leader = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&is_leader);
-    let lease_check: LeaseCheck = Arc::new(move || flag.load(Ordering::SeqCst));
+    let fence = Fence::shut();
     let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
-        lease_check,
+        fence: fence.clone(),
         ..config()
     });
     for endpoint in [chat(7), webhook(parts(&server.uri()))] {
@@ -177,7 +175,7 @@ async fn sender_sends_nothing_without_the_lease() {
         assert_eq!(result, Err(SendFailure { error, carried: 0 }));
     }
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
-    is_leader.store(true, Ordering::SeqCst);
+    fence.renewed(Instant::now(), Duration::from_mins(1));
     assert_eq!(kind(&sender.send(&chat(7), TEST, false).await), "Sent");
 }
 
@@ -185,12 +183,19 @@ async fn sender_sends_nothing_without_the_lease() {
 #[tokio::test]
 async fn migration_is_not_followed_without_the_lease() {
     let body = json!({ "ok": false, "parameters": { "migrate_to_chat_id": -100 } });
-    let server = answering(ResponseTemplate::new(400).set_body_json(body)).await;
-    let calls = AtomicU16::new(0);
-    let lease_check: LeaseCheck = Arc::new(move || calls.fetch_add(1, Ordering::SeqCst) == 0);
+    let (server, fence) = (MockServer::start().await, Fence::open());
+    let lost = fence.clone();
+    let respond = move |_: &Request| {
+        lost.close();
+        ResponseTemplate::new(400).set_body_json(&body)
+    };
+    Mock::given(any())
+        .respond_with(respond)
+        .mount(&server)
+        .await;
     let sender = sender(SenderConfig {
         telegram_api_url: server.uri(),
-        lease_check,
+        fence,
         ..config()
     });
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Unsent");
