@@ -17,4 +17,4 @@ pub use adapter::{
 pub use hub::{NewIndex, WatchHub};
 #[cfg(test)]
 pub(crate) use stream::tests;
-pub use stream::{WatchUpdate, error_status, watch_updates};
+pub use stream::{WatchUpdate, error_status, watch_object, watch_updates};

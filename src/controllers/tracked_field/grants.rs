@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::StreamExt;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use qm_runtime::metrics::{Metrics, Purpose};
-use qm_runtime::watch::{ResourceName, WatchUpdate, error_status, watch_updates};
+use qm_runtime::watch::{ResourceName, error_status, watch_object};
 use tracing::{info, warn};
 
 use super::waiting::{brief, how_to_grant};
@@ -117,31 +117,16 @@ impl Grants {
         changed: C,
     ) -> impl Future<Output = ()> + Send + use<C> {
         let grants = Arc::clone(self);
-        let config = watches
-            .clone()
-            .fields(&format!("metadata.name={}", self.role));
-        let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
+        let config = watches.clone();
+        let guard = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
-            let mut updates = std::pin::pin!(watch_updates(api, config, counted));
-            let mut listed = None;
-            while let Some(update) = updates.next().await {
-                let rules = match update {
-                    WatchUpdate::Event(Event::Init) => {
-                        listed = None;
-                        continue;
-                    }
-                    WatchUpdate::Event(Event::InitApply(role)) => {
-                        listed = Some(Rules::Present(role.rules.unwrap_or_default()));
-                        continue;
-                    }
-                    WatchUpdate::Event(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
-                    WatchUpdate::Event(Event::Apply(role)) => {
-                        Rules::Present(role.rules.unwrap_or_default())
-                    }
-                    WatchUpdate::Event(Event::Delete(_)) => Rules::NotFound,
-                    WatchUpdate::Recovered => continue,
-                    WatchUpdate::Failed(error) => {
+            let mut roles = std::pin::pin!(watch_object(api, &grants.role, config, guard));
+            while let Some(role) = roles.next().await {
+                let rules = match role {
+                    Ok(Some(role)) => Rules::Present(role.rules.unwrap_or_default()),
+                    Ok(None) => Rules::NotFound,
+                    Err(error) => {
                         let cause = &error as &dyn std::error::Error;
                         warn!(
                             role = grants.role,

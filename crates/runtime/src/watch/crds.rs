@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use qm_core::kind::KindInfo;
 use qm_core::names::MetadataNames;
@@ -14,7 +14,7 @@ use tokio::sync::{SetOnce, watch};
 use tracing::warn;
 
 use super::adapter::WatchCommand;
-use super::stream::{WatchUpdate, watch_updates};
+use super::stream::watch_object;
 use crate::metrics::{Metrics, Purpose};
 
 /// Watches the CRD of `kind`, and stops the watch of the kind while the CRD is missing or incompatible. `is_known` is
@@ -29,32 +29,19 @@ pub fn follow(
     is_known: Arc<SetOnce<()>>,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (name, own, names) = (kind.crd_name(), kind.schema(), kind.names);
-    let config = watches.clone().fields(&format!("metadata.name={name}"));
+    let config = watches.clone();
     let guard = metrics.watch(
         "customresourcedefinitions.apiextensions.k8s.io",
         Purpose::Own,
     );
     async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let mut update = std::pin::pin!(watch_updates(api, config, guard));
-        let problem = |crd: &PartialObjectMeta<_>| problem(&name, crd, names, &own, replace);
-        let missing = || Some(format!("CRD {name} is not installed"));
-        let mut listed = missing();
-        while let Some(update) = update.next().await {
-            let stop = match update {
-                WatchUpdate::Event(Event::Init) => {
-                    listed = missing();
-                    continue;
-                }
-                WatchUpdate::Event(Event::InitApply(crd)) => {
-                    listed = problem(&crd);
-                    continue;
-                }
-                WatchUpdate::Event(Event::InitDone) => listed.clone(),
-                WatchUpdate::Event(Event::Apply(crd)) => problem(&crd),
-                WatchUpdate::Event(Event::Delete(_)) => missing(),
-                WatchUpdate::Recovered => continue,
-                WatchUpdate::Failed(error) => {
+        let mut crds = std::pin::pin!(watch_object(api, &name, config, guard));
+        while let Some(crd) = crds.next().await {
+            let stop = match crd {
+                Ok(Some(crd)) => problem(&name, &crd, names, &own, replace),
+                Ok(None) => Some(format!("CRD {name} is not installed")),
+                Err(error) => {
                     warn!(
                         crd = name,
                         error = &error as &dyn std::error::Error,
@@ -145,7 +132,10 @@ mod tests {
         Some("aa"),
         Some("has schema aa, not 2-aa: install this version's CRDs")
     )]
-    #[case::of_another_program(None, Some("belongs to another program: install this program's CRDs"))]
+    #[case::of_another_program(
+        None,
+        Some("belongs to another program: install this program's CRDs")
+    )]
     fn crd_must_keep_all_fields(#[case] installed: Option<&str>, #[case] problem: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations =

@@ -1,6 +1,7 @@
 //! A watch that recovers from every error: kube's watcher, restarted where the watcher itself would be stuck.
 
 use std::fmt::Debug;
+use std::future::ready;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -64,6 +65,38 @@ where
     };
     unfold(stream, |mut stream| async {
         Some((stream.next().await, stream))
+    })
+}
+
+/// Watches one object forever, as kube's `watch_object` does, with the restarts of [`watch_updates`]. The item is `None`
+/// while the object does not exist. An error is an item for each failed attempt.
+pub fn watch_object<K>(
+    api: Api<K>,
+    name: &str,
+    config: Config,
+    guard: WatchGuard,
+) -> impl Stream<Item = Result<Option<K>, Error>> + Send + use<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let config = config.fields(&format!("metadata.name={name}"));
+    let mut listed = None;
+    watch_updates(api, config, guard).filter_map(move |update| {
+        ready(match update {
+            WatchUpdate::Event(Event::Init) => {
+                listed = None;
+                None
+            }
+            WatchUpdate::Event(Event::InitApply(object)) => {
+                listed = Some(object);
+                None
+            }
+            WatchUpdate::Event(Event::InitDone) => Some(Ok(listed.take())),
+            WatchUpdate::Event(Event::Apply(object)) => Some(Ok(Some(object))),
+            WatchUpdate::Event(Event::Delete(_)) => Some(Ok(None)),
+            WatchUpdate::Recovered => None,
+            WatchUpdate::Failed(error) => Some(Err(error)),
+        })
     })
 }
 
