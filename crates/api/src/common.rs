@@ -8,8 +8,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// Category of all kinds, for `kubectl get quartermaster -A`.
-pub const CATEGORY: &str = "quartermaster";
 /// Names of the operator's labels and annotations.
 pub const NAMES: MetadataNames = qm_core::metadata_names!("quartermaster.dev");
 /// Prefix of the names of the operator's labels and annotations.

@@ -20,7 +20,7 @@ pub const TELEGRAM: &str = "Telegram";
 /// Value of `type` for an HTTP endpoint.
 pub const WEBHOOK: &str = "Webhook";
 /// Value of `tokenIn` for a token in the body.
-pub const TOKEN_IN_BODY: &str = "Body";
+const TOKEN_IN_BODY: &str = "Body";
 
 /// A receiver of messages: a Telegram chat or a webhook.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]

@@ -27,7 +27,7 @@ pub const TWICE: &str = "remove the duplicate";
 /// Message for an unknown scheme.
 pub const BAD_SCHEME: &str = "write scheme: internet-facing, or scheme: internal";
 /// Message for a changed scheme.
-pub const FIXED_SCHEME: &str = "the scheme of a load balancer cannot change: delete and recreate this MyIngress, or create one with another name";
+const FIXED_SCHEME: &str = "the scheme of a load balancer cannot change: delete and recreate this MyIngress, or create one with another name";
 /// Message for an unknown address type.
 pub const BAD_ADDRESSES: &str = "write ipAddressType: ipv4, ipAddressType: dualstack, or ipAddressType: dualstack-without-public-ipv4";
 /// Message for an internal load balancer with an address type for public load balancers.
@@ -51,7 +51,7 @@ pub const CERTIFICATE: &str = "protocol: HTTPS needs certificateArn, the ARN of 
 /// Message for a security policy without HTTPS.
 pub const POLICY: &str = "sslPolicy needs protocol: HTTPS: remove it, or write protocol: HTTPS";
 /// Message for an invalid ARN.
-pub const BAD_CERTIFICATE: &str =
+const BAD_CERTIFICATE: &str =
     "write the ARN of a certificate, such as arn:aws:acm:eu-central-1:123456789012:certificate/...";
 /// Message for an invalid path.
 pub const BAD_PATH: &str = "write a path that begins with / and has no spaces, such as /healthz";

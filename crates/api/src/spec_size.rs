@@ -9,7 +9,7 @@ use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
 /// Maximum size of a spec, in bytes of compact JSON. An escape sequence counts as one byte, because the CRDs limit the unescaped
 /// texts.
-pub const MAX_SPEC: usize = 256 * 1024;
+const MAX_SPEC: usize = 256 * 1024;
 
 /// A kind's spec, which may exceed [`MAX_SPEC`] in the cluster.
 pub trait StoredSpec {

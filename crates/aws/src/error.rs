@@ -12,7 +12,7 @@ use qm_runtime::telemetry;
 /// No load balancer has that name or ARN.
 pub const NOT_FOUND: &str = "LoadBalancerNotFound";
 /// AWS does not allow the operation in the current state.
-pub const NOT_PERMITTED: &str = "OperationNotPermitted";
+pub const OPERATION_NOT_PERMITTED: &str = "OperationNotPermitted";
 /// No target group has that name or ARN.
 pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
 /// No listener has that ARN.
@@ -42,7 +42,7 @@ const OPERATION_IN_PROGRESS: &str = "OperationInProgress";
 /// Reason while AWS accepts no node, or not every node, as a target.
 pub const TARGETS_REJECTED: &str = "TargetsRejected";
 const NAME_TAKEN: &str = "NameTaken";
-const FORBIDDEN_NOW: &str = "NotPermitted";
+const NOT_PERMITTED: &str = "NotPermitted";
 const SUBNET_INVALID: &str = "SubnetInvalid";
 const SPEC_REJECTED: &str = "SpecRejected";
 const REQUEST_FAILED: &str = "AWSRequestFailed";
@@ -109,7 +109,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTrustStores",                       Class::Slow,      QUOTA_EXCEEDED),
     // ... forbidden operations ...
-    (NOT_PERMITTED,                              Class::Slow,      FORBIDDEN_NOW),
+    (OPERATION_NOT_PERMITTED,                    Class::Slow,      NOT_PERMITTED),
     ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
     ("AccessDeniedException",                    Class::Slow,      ACCESS_DENIED),
     ("NotAuthorized",                            Class::Slow,      ACCESS_DENIED),

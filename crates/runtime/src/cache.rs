@@ -27,10 +27,26 @@ pub struct Cache<K: Kind + Clone + 'static> {
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
     sync: SyncState,
     probes: Probes,
-    state: watch::Sender<KindState>,
+    state: watch::Sender<CacheState>,
+}
+
+/// State of the cache of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheState {
+    pub kind: KindState,
     /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
     /// apiserver denies counts as complete.
-    synced_relist: watch::Sender<Option<u64>>,
+    pub relist: Option<u64>,
+}
+
+impl CacheState {
+    /// Returns the state before the first list.
+    pub fn syncing() -> Self {
+        Self {
+            kind: KindState::Syncing,
+            relist: None,
+        }
+    }
 }
 
 /// Change of the cache.
@@ -51,8 +67,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         sync: SyncState,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
         probes: Probes,
-        state: watch::Sender<KindState>,
-        synced_relist: watch::Sender<Option<u64>>,
+        state: watch::Sender<CacheState>,
     ) -> Self {
         Self {
             name,
@@ -61,7 +76,6 @@ impl<K: Kind + Clone + 'static> Cache<K> {
             sync,
             probes,
             state,
-            synced_relist,
         }
     }
 
@@ -69,9 +83,9 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         (self.on)(change, self.sync.synced_relist().is_some());
     }
 
-    fn set_state(&self, state: KindState) {
-        if *self.state.borrow() != state {
-            match &state {
+    fn set_state(&self, kind: KindState, relist: Option<u64>) {
+        if self.state.borrow().kind != kind {
+            match &kind {
                 KindState::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
                 KindState::Syncing => info!(kind = self.name, "listing the kind"),
                 KindState::PartiallySynced(denied) => {
@@ -83,9 +97,9 @@ impl<K: Kind + Clone + 'static> Cache<K> {
                 }
                 KindState::Synced => info!(kind = self.name, "kind is served"),
             }
-            self.probes.set(self.name, state.clone());
-            self.state.send_replace(state);
+            self.probes.set(self.name, kind.clone());
         }
+        self.state.send_replace(CacheState { kind, relist });
     }
 }
 
@@ -119,32 +133,29 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
 
     fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
         if let WatchPhase::Stopped(why) = phase {
-            self.synced_relist.send_replace(None);
-            return self.set_state(KindState::Absent(why.clone()));
+            return self.set_state(KindState::Absent(why.clone()), None);
         }
-        let synced = self.sync.synced_relist();
-        if synced.is_none() {
+        let before = self.state.borrow().clone();
+        let relist = self.sync.synced_relist();
+        if relist.is_none() {
             // During a relist the kind is still served.
-            if matches!(*self.state.borrow(), KindState::Absent(_)) {
-                self.set_state(KindState::Syncing);
+            if matches!(before.kind, KindState::Absent(_)) {
+                self.set_state(KindState::Syncing, before.relist);
             }
             return;
         }
-        let is_news = *self.synced_relist.borrow() != synced;
-        if is_news {
+        if before.relist != relist {
             for object in self.objects.all() {
                 self.notify(CacheChange::Present(object));
             }
         }
         let denied = self.sync.unlisted();
-        self.set_state(if denied.is_empty() {
+        let kind = if denied.is_empty() {
             KindState::Synced
         } else {
             KindState::PartiallySynced(denied)
-        });
-        if is_news {
-            self.synced_relist.send_replace(synced);
-        }
+        };
+        self.set_state(kind, relist);
     }
 }
 
@@ -233,16 +244,14 @@ mod tests {
         cache: Arc<Cache<Widget>>,
         /// Each change, as `+NAME` with whether all objects are listed, or `-NAME`.
         changes: mpsc::UnboundedReceiver<String>,
-        state: watch::Receiver<KindState>,
-        synced: watch::Receiver<Option<u64>>,
+        state: watch::Receiver<CacheState>,
         commands: watch::Sender<WatchCommand>,
     }
 
     /// Runs the cache of these watched namespaces.
     fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
         let (sender, changes) = mpsc::unbounded_channel();
-        let (state, state_receiver) = watch::channel(KindState::Syncing);
-        let (synced, synced_receiver) = watch::channel(None);
+        let (state, state_receiver) = watch::channel(CacheState::syncing());
         let on = move |change: CacheChange<Widget>, is_listed: bool| {
             let text = match change {
                 CacheChange::Present(object) => format!("+{} {is_listed}", object.name_any()),
@@ -257,7 +266,6 @@ mod tests {
             on,
             Probes::new(),
             state,
-            synced,
         ));
         let commands = watch::Sender::<WatchCommand>::default();
         let resource = ResourceWatch {
@@ -275,7 +283,6 @@ mod tests {
             cache,
             changes,
             state: state_receiver,
-            synced: synced_receiver,
             commands,
         }
     }
@@ -289,12 +296,16 @@ mod tests {
         });
         let mut scene = run(vec![(Some("a".into()), served), (Some("b".into()), denied)]);
         let partly = KindState::PartiallySynced([(Some("b".into()), "no".into())].into());
-        let changed = scene.state.wait_for(|state| *state != KindState::Syncing);
-        assert_eq!(*changed.await.unwrap(), partly);
+        let changed = scene
+            .state
+            .wait_for(|state| state.kind != KindState::Syncing);
+        assert_eq!(changed.await.unwrap().kind, partly);
         for expected in ["+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
         }
-        let synced = scene.state.wait_for(|state| *state == KindState::Synced);
+        let synced = scene
+            .state
+            .wait_for(|state| state.kind == KindState::Synced);
         synced.await.unwrap();
         assert_eq!(scene.changes.recv().await.unwrap(), "+y true");
     }
@@ -308,14 +319,17 @@ mod tests {
             scene.commands.send_modify(|command| command.stop = stop);
         };
         for _ in 0..2 {
-            let synced = scene.state.wait_for(|state| *state == KindState::Synced);
+            let synced = scene
+                .state
+                .wait_for(|state| state.kind == KindState::Synced);
             synced.await.unwrap();
             for expected in ["+x false", "+x true"] {
                 assert_eq!(scene.changes.recv().await.unwrap(), expected);
             }
             stop(Some("older"));
             assert_eq!(scene.changes.recv().await.unwrap(), "-x");
-            assert_eq!(*scene.state.borrow(), KindState::Absent("older".into()));
+            let absent = KindState::Absent("older".into());
+            assert_eq!(scene.state.borrow().kind, absent);
             assert!(scene.cache.objects.is_empty());
             stop(None);
         }
@@ -330,21 +344,21 @@ mod tests {
             _ => (200, vec![]),
         });
         let mut scene = run(vec![(None, apis)]);
-        let (mut states, commands) = (scene.state.clone(), scene.commands.clone());
-        let names = async |synced: &mut watch::Receiver<Option<u64>>, relist| {
-            synced.wait_for(|it| *it == Some(relist)).await.unwrap();
+        let commands = scene.commands.clone();
+        let names = async |states: &mut watch::Receiver<CacheState>, relist| {
+            let is_listed = |state: &CacheState| {
+                let is_served = state.kind == KindState::Synced;
+                assert!(relist == 0 || is_served, "the kind is served throughout");
+                state.relist == Some(relist)
+            };
+            states.wait_for(is_listed).await.unwrap();
             let objects = scene.cache.objects.all();
             let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
             (log.count(WatchRequest::List), names)
         };
-        assert_eq!(names(&mut scene.synced, 0).await, (1, vec!["x".into()]));
-        states.mark_unchanged();
+        assert_eq!(names(&mut scene.state, 0).await, (1, vec!["x".into()]));
         commands.send_modify(|command| command.relist += 1);
-        assert_eq!(names(&mut scene.synced, 1).await, (2, vec!["y".into()]));
-        assert!(
-            !states.has_changed().unwrap(),
-            "the kind is served throughout"
-        );
+        assert_eq!(names(&mut scene.state, 1).await, (2, vec!["y".into()]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -359,7 +373,8 @@ mod tests {
             _ => (200, vec![]),
         });
         let mut scene = run(vec![(None, apis)]);
-        scene.synced.wait_for(|it| *it == Some(0)).await.unwrap();
+        let listed = scene.state.wait_for(|state| state.relist == Some(0));
+        listed.await.unwrap();
         scene.commands.send_modify(|command| command.relist += 1);
         for expected in ["+x false", "+x true", "-x", "+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);

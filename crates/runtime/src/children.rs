@@ -613,7 +613,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 
 fn is_owned<O: ReconciledKind, S>(cx: &Context<O>, child: &KnownChild<S>) -> bool {
     *child.owner_uid == *cx.owner.uid()
-        || (child.owner.as_ref() == Some(&cx.key) && !cx.owners().exists(&child.owner_uid))
+        || (child.owner.as_ref() == Some(&cx.key) && !cx.owner_exists(&child.owner_uid))
 }
 
 fn unless_terminating<K: ChildKind, S>(

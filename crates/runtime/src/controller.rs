@@ -27,7 +27,6 @@ use super::events::Events;
 use super::objects::Objects;
 use super::outcome::{EventPolicy, Outcome, Progress, Requeue};
 use super::own_writes::OwnWrites;
-use super::owners::Owners;
 use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
@@ -106,7 +105,7 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Waits until the objects that [`Controller::observe`] shows have been listed. Without this wait, the status of a
+    /// Waits until the objects that [`Controller::fill_status`] shows have been listed. Without this wait, the status of a
     /// suspended object would lose its fields at each start.
     fn synced(&self) -> impl Future<Output = ()> + Send {
         async {}
@@ -114,7 +113,7 @@ pub trait Controller: Send + Sync + 'static {
 
     /// Fills the draft of the status with observed state when a reconcile ends, also of a suspended object and after a
     /// failed reconcile.
-    fn observe(&self, _cx: &mut Context<Self::Kind>) {}
+    fn fill_status(&self, _cx: &mut Context<Self::Kind>) {}
 
     /// Returns the class of a failure, and the reason of the condition `Ready`.
     fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {
@@ -153,7 +152,7 @@ pub trait Controller: Send + Sync + 'static {
 pub struct KindContext<K: ReconciledKind> {
     pub(super) client: Client,
     pub(super) field_manager: &'static str,
-    pub(super) owners: Owners<K>,
+    objects: Objects<K>,
     pub(super) own_writes: OwnWrites<K>,
     pub(super) events: Events,
 }
@@ -169,7 +168,7 @@ impl<K: ReconciledKind> KindContext<K> {
         events: Events,
     ) -> Arc<Self> {
         Arc::new(Self {
-            owners: Owners::new(client.clone(), objects),
+            objects,
             own_writes: OwnWrites::new(trigger),
             client,
             field_manager,
@@ -209,15 +208,15 @@ impl<K: ReconciledKind> Context<K> {
         &self.shared.client
     }
 
-    /// Returns the owners of children of this kind.
-    pub fn owners(&self) -> &Owners<K> {
-        &self.shared.owners
+    /// Returns whether an object of the kind has this UID, as far as the cache shows.
+    pub fn owner_exists(&self, uid: &str) -> bool {
+        let has_uid = |object: &K| object.meta().uid.as_deref() == Some(uid);
+        self.shared.objects.find(has_uid).is_some()
     }
 
     /// Returns how an object with this metadata relates to the reconciled object.
     pub fn ownership(&self, metadata: &ObjectMeta) -> Ownership {
-        self.owner
-            .ownership(metadata, |uid| self.shared.owners.exists(uid))
+        self.owner.ownership(metadata, |uid| self.owner_exists(uid))
     }
 
     /// Publishes a Normal Event about something that the reconcile did.
@@ -236,13 +235,20 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Checks with the apiserver that the object still exists, because a write for a deleted owner could hit what
-    /// belongs to a newer object of its name.
+    /// Checks with the apiserver that the object still exists, because the cache may be stale. Call this before a child
+    /// of an earlier owner passes to this one, and before the recreation of a missing child, which may have been deleted
+    /// with its owner.
     ///
     /// # Errors
     /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
     pub async fn confirm_owner(&self) -> Result<()> {
-        Ok(self.shared.owners.confirm(&self.owner).await?)
+        let read = self.api().get_metadata_opt(self.owner.name()).await;
+        let found = read.map_err(Error::api("the object could not be read"))?;
+        if found.is_some_and(|found| found.uid().as_deref() == Some(self.owner.uid())) {
+            return Ok(());
+        }
+        let gone = "the object no longer exists, or another object has its name";
+        Err(Error::Stale(gone.into()))
     }
 
     /// Sets annotations of the object, or removes those without a value, unless the object already has these values.
@@ -456,7 +462,7 @@ impl<C: Controller> Managed<C> {
         is_logged: bool,
         is_retried: bool,
     ) -> Option<Box<StatusUpdate<C::Kind>>> {
-        self.controller.observe(&mut cx);
+        self.controller.fill_status(&mut cx);
         let mut is_silent = !matches!(outcome.event, EventPolicy::Renew(_));
         if outcome.progress != Progress::Unchanged {
             let generation = cx.object.meta().generation.unwrap_or_default();
@@ -660,14 +666,6 @@ impl<C: Controller> Reconcile for Managed<C> {
 
     fn lead(&self) {
         self.controller.lead();
-    }
-
-    fn sync_period(&self, default: Duration) -> Duration {
-        self.controller.sync_period(default)
-    }
-
-    fn status_interval(&self) -> Duration {
-        self.controller.status_interval()
     }
 
     fn forget(&self, key: &ObjectKey) {

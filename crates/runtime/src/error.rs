@@ -7,7 +7,6 @@ use kube::core::Status;
 
 use super::client;
 use super::outcome::{Outcome, SPEC_INVALID};
-use super::owners::OwnerError;
 use super::write::{is_denied, is_immutable, is_replaced, is_terminating};
 
 /// Reason of an object that needs the name of a foreign object.
@@ -210,18 +209,6 @@ impl Error {
             .map(|cause| any_item(&cause.field))
             .filter(|field| !field.starts_with("metadata"));
         Some(fields.collect())
-    }
-}
-
-impl From<OwnerError> for Error {
-    fn from(error: OwnerError) -> Self {
-        match error {
-            OwnerError::NotFound => Self::Stale(error.to_string()),
-            OwnerError::Unreadable(source) => Self::Api {
-                problem: "the object could not be read".into(),
-                source,
-            },
-        }
     }
 }
 

@@ -42,7 +42,6 @@ pub mod nesting;
 pub mod objects;
 pub mod outcome;
 mod own_writes;
-pub mod owners;
 pub mod ownership;
 pub mod pages;
 pub mod prelude;

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{Cache, CacheChange};
+use super::cache::{Cache, CacheChange, CacheState};
 use super::events::Events;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
@@ -90,8 +90,7 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// State of the cache.
     pub cache: CacheStatus,
     kind: &'static KindInfo,
-    state: watch::Sender<KindState>,
-    synced_relist: watch::Sender<Option<u64>>,
+    state: watch::Sender<CacheState>,
     /// State of the lists of the kind's watch.
     pub(super) sync: SyncState,
     observers: Vec<Arc<dyn Observer<K>>>,
@@ -99,18 +98,15 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
 
 impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
     /// Adds an observer of the kind's watch. An observer gets whole objects, whereas the cache drops metadata.
-    pub fn observe(&mut self, observer: Arc<impl Observer<K>>) {
+    pub fn add_observer(&mut self, observer: Arc<impl Observer<K>>) {
         self.observers.push(observer);
     }
 }
 
-/// State of the cache of a kind.
+/// View of the cache of a kind for the reconciles of this kind and of others.
 #[derive(Clone)]
 pub struct CacheStatus {
-    state: watch::Receiver<KindState>,
-    /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
-    /// apiserver denies counts as complete.
-    synced_relist: watch::Receiver<Option<u64>>,
+    state: watch::Receiver<CacheState>,
     /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
     /// the changes of the previous leader: a replica that begins to lead lists every kind again.
     required: u64,
@@ -121,7 +117,7 @@ impl CacheStatus {
     /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
     /// is syncing. While the cache is syncing, an object that is not cached may exist.
     pub fn unavailable(&self, namespace: &str) -> Option<String> {
-        match &*self.state.borrow() {
+        match &self.state.borrow().kind {
             KindState::Absent(why) => Some(why.clone()),
             KindState::PartiallySynced(denied) => denied
                 .get(&None)
@@ -134,7 +130,7 @@ impl CacheStatus {
     /// Returns whether objects are cached, in the namespaces that may be listed.
     fn is_served(&self) -> bool {
         matches!(
-            &*self.state.borrow(),
+            self.state.borrow().kind,
             KindState::Synced | KindState::PartiallySynced(_)
         )
     }
@@ -142,11 +138,11 @@ impl CacheStatus {
     /// Waits until the cache is synced, as far as the apiserver allows lists, or the kind is known not to be served.
     pub async fn synced(mut self) {
         let required = Some(self.required);
-        // A wait fails only while the process ends.
-        tokio::select! {
-            _ = self.synced_relist.wait_for(|relist| *relist >= required) => {}
-            _ = self.state.wait_for(|state| matches!(state, KindState::Absent(_))) => {}
-        }
+        let is_synced = |state: &CacheState| {
+            state.relist >= required || matches!(state.kind, KindState::Absent(_))
+        };
+        // The wait fails only while the process ends.
+        let _ = self.state.wait_for(is_synced).await;
     }
 }
 
@@ -275,19 +271,16 @@ impl Manager {
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let state = watch::Sender::new(KindState::Syncing);
-        let synced_relist = watch::Sender::new(None);
+        let state = watch::Sender::new(CacheState::syncing());
         KindHandles {
             objects: Objects::default(),
             trigger: Trigger::default(),
             cache: CacheStatus {
                 state: state.subscribe(),
-                synced_relist: synced_relist.subscribe(),
                 required: self.settings.leader_elect.into(),
             },
             kind,
             state,
-            synced_relist,
             sync: SyncState::default(),
             observers: Vec::new(),
         }
@@ -310,6 +303,7 @@ impl Manager {
         &mut self,
         handles: KindHandles<R::Object>,
         reconciler: Arc<R>,
+        limits: ReconcileLimits,
         after: BoxFuture<'static, ()>,
         on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
     ) where
@@ -322,7 +316,6 @@ impl Manager {
             cache,
             kind,
             state,
-            synced_relist,
             sync,
             observers,
         } = handles;
@@ -343,7 +336,6 @@ impl Manager {
                 on,
                 self.probes.clone(),
                 state,
-                synced_relist,
             );
             let index = ObservedIndex {
                 observers,
@@ -354,9 +346,8 @@ impl Manager {
             let by = self.settings.program.hints.select_controllers;
             let off = KindState::Absent(format!("disabled by {by}"));
             self.probes.set(name, off.clone());
-            state.send_replace(off);
+            state.send_modify(|state| state.kind = off);
         }
-        let limits = self.limits();
         let watchdog = self.watchdog(name);
         let runner = Runner::new(
             name,
@@ -532,7 +523,8 @@ impl Manager {
         );
     }
 
-    fn limits(&self) -> ReconcileLimits {
+    /// Returns the limits of the settings.
+    pub(super) fn limits(&self) -> ReconcileLimits {
         let timings = &self.settings.timings;
         ReconcileLimits {
             concurrency: MAX_CONCURRENT_RECONCILES,
@@ -550,6 +542,7 @@ impl Manager {
                 max: timings.poll_max,
             },
             sync_period: timings.sync_period,
+            status_interval: Duration::ZERO,
         }
     }
 
@@ -607,48 +600,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phase_returns_why_its_kind_is_not_served() {
-        let state = watch::Sender::new(KindState::Syncing);
-        let status = status(&state, &watch::Sender::new(None), 0);
+    fn status_tells_why_its_kind_is_not_served() {
+        let (state, status) = status(0);
+        let becomes = |kind: KindState| state.send_modify(|state| state.kind = kind);
         assert_eq!(status.unavailable("a"), None, "that is not known yet");
-        state.send_replace(KindState::Absent("switched off".into()));
+        becomes(KindState::Absent("switched off".into()));
         assert_eq!(status.unavailable("a").as_deref(), Some("switched off"));
-        state.send_replace(KindState::PartiallySynced(
+        becomes(KindState::PartiallySynced(
             [(Some("b".into()), "no".into())].into(),
         ));
         assert_eq!(
             (status.unavailable("a"), status.unavailable("b")),
             (None, Some("no".into()))
         );
-        state.send_replace(KindState::PartiallySynced([(None, "no".into())].into()));
+        becomes(KindState::PartiallySynced([(None, "no".into())].into()));
         assert_eq!(status.unavailable("a").as_deref(), Some("no"));
-        state.send_replace(KindState::Synced);
+        becomes(KindState::Synced);
         assert_eq!(status.unavailable("a"), None);
     }
 
     #[tokio::test]
     async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
-        let state = watch::Sender::new(KindState::Synced);
-        let relist = watch::Sender::new(Some(0));
-        let is_synced = || status(&state, &relist, 1).synced().now_or_never().is_some();
+        let (state, status) = status(1);
+        let becomes = |kind, relist| _ = state.send_replace(CacheState { kind, relist });
+        let is_synced = || status.clone().synced().now_or_never().is_some();
+        becomes(KindState::Synced, Some(0));
         assert!(!is_synced(), "the list is that of the standby");
-        relist.send_replace(Some(1));
+        becomes(KindState::Synced, Some(1));
         assert!(is_synced());
-        relist.send_replace(None);
+        becomes(KindState::Synced, None);
         assert!(!is_synced());
-        state.send_replace(KindState::Absent("switched off".into()));
+        becomes(KindState::Absent("switched off".into()), None);
         assert!(is_synced());
     }
 
-    fn status(
-        state: &watch::Sender<KindState>,
-        relist: &watch::Sender<Option<u64>>,
-        required: u64,
-    ) -> CacheStatus {
-        CacheStatus {
-            state: state.subscribe(),
-            synced_relist: relist.subscribe(),
-            required,
-        }
+    fn status(required: u64) -> (watch::Sender<CacheState>, CacheStatus) {
+        let (sender, state) = watch::channel(CacheState::syncing());
+        (sender, CacheStatus { state, required })
     }
 }

@@ -61,16 +61,6 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     /// stale.
     fn lead(&self) {}
 
-    /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
-    fn sync_period(&self, default: Duration) -> Duration {
-        default
-    }
-
-    /// Returns the minimum time between two writes of an object's status.
-    fn status_interval(&self) -> Duration {
-        Duration::ZERO
-    }
-
     /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a
     /// reconcile in flight at the deletion may have left something behind.
     fn forget(&self, _key: &ObjectKey) {}
@@ -130,6 +120,8 @@ pub(super) struct ReconcileLimits {
     pub waiting: BackoffPolicy,
     /// Interval of reconciles that nothing triggers.
     pub sync_period: Duration,
+    /// Minimum time between two writes of an object's status.
+    pub status_interval: Duration,
 }
 
 /// Controller that is ready to run.
@@ -258,7 +250,7 @@ enum NextStep<O, R> {
 }
 
 impl<O: Clone + Eq + Hash, R> Work<O, R> {
-    fn new() -> Self {
+    fn new(status_interval: Duration) -> Self {
         Self {
             objects: HashMap::new(),
             queue: BTreeMap::new(),
@@ -267,7 +259,7 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
             running: HashMap::new(),
             creating: HashSet::new(),
             burst: Burst::default(),
-            status_interval: Duration::ZERO,
+            status_interval,
             written: HashMap::new(),
         }
     }
@@ -441,9 +433,7 @@ impl<R: Reconcile> Runner<R> {
         watchdog: Watchdog,
         running: TaskTracker,
     ) -> Self {
-        let mut work = Work::new();
-        work.status_interval = reconciler.status_interval();
-        let work = Arc::new(Mutex::new(work));
+        let work = Arc::new(Mutex::new(Work::new(limits.status_interval)));
         metrics.set_queue(name, {
             let work = Arc::clone(&work);
             move || {
@@ -772,8 +762,8 @@ impl<R: Reconcile> Runner<R> {
 
     /// Returns the resync period with jitter, so that not all objects are due at once.
     fn sync_period(&self) -> Duration {
-        self.reconciler
-            .sync_period(self.limits.sync_period)
+        self.limits
+            .sync_period
             .mul_f64(rand::random_range(1.0..1.2))
     }
 

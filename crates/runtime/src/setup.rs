@@ -16,6 +16,7 @@ use super::events::Events;
 use super::manager::{KindHandles, Manager};
 use super::objects::Objects;
 use super::raw_object::BoundedObject;
+use super::runner::ReconcileLimits;
 use super::trigger::Trigger;
 use super::watch::SyncState;
 
@@ -75,7 +76,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         let (cache, sync) = (self.child_cache(), handles.sync.clone());
         let drift = self.drift(advice);
         let children = Arc::new(self.children_of(cache, sync, summary, false, drift));
-        handles.observe(Arc::clone(&children));
+        handles.add_observer(Arc::clone(&children));
         children
     }
 
@@ -175,9 +176,15 @@ impl Manager {
         };
         let controller = new(&mut setup)?;
         let after = setup.after;
+        let limits = self.limits();
+        let limits = ReconcileLimits {
+            sync_period: controller.sync_period(limits.sync_period),
+            status_interval: controller.status_interval(),
+            ..limits
+        };
         let managed = Arc::new(Managed::new(controller, shared));
         let observed = Arc::clone(&managed);
-        self.add_runner(handles, managed, after, move |change, is_listed| {
+        self.add_runner(handles, managed, limits, after, move |change, is_listed| {
             if let CacheChange::Present(_) = change {
                 // Later calls have no effect.
                 let _ = watch_needed.set(());

@@ -164,11 +164,11 @@ impl Controller for AppServices {
         self.services.synced().await;
     }
 
-    fn observe(&self, cx: &mut Context<AppService>) {
+    fn fill_status(&self, cx: &mut Context<AppService>) {
         let deployment = self.deployments.summary(&cx.key, &cx.owner);
         let rollout = deployment.map(|deployment| deployment.rollout);
         let service = self.services.summary(&cx.key, &cx.owner);
-        status::observe(&mut cx.status, &cx.key.name, rollout, service);
+        status::fill_status(&mut cx.status, &cx.key.name, rollout, service);
     }
 
     fn classify(&self, error: &Error) -> (Class, Cow<'static, str>) {

@@ -249,7 +249,7 @@ fn mirrored(condition: &DeploymentCondition) -> AppCondition {
 }
 
 /// Fills the draft of a status with the state of the Deployment and of the Service of the app `name`.
-pub(crate) fn observe(
+pub(crate) fn fill_status(
     status: &mut AppServiceStatus,
     name: &str,
     rollout: Option<Rollout>,

@@ -226,7 +226,7 @@ impl Controller for ConfigMapSyncs {
         self.delete_copies(cx).await
     }
 
-    fn observe(&self, cx: &mut Context<ConfigMapSync>) {
+    fn fill_status(&self, cx: &mut Context<ConfigMapSync>) {
         if cx.object.spec.suspend.unwrap_or_default() {
             // The number of copies is unknown.
             (cx.status.destinations, cx.status.copies) = (None, None);

@@ -270,7 +270,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         Ok(outcome.requeue(Requeue::After(reread)))
     }
 
-    fn observe(&self, cx: &mut Context<ContactPoint>) {
+    fn fill_status(&self, cx: &mut Context<ContactPoint>) {
         let generation = cx.object.metadata.generation.unwrap_or_default();
         let left_out = self.outbox.left_out_of(&cx.key);
         let now = Time(jiff::Timestamp::now());

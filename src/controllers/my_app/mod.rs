@@ -169,7 +169,7 @@ impl Controller for MyApps {
         self.pods.synced().await;
     }
 
-    fn observe(&self, cx: &mut Context<MyApp>) {
+    fn fill_status(&self, cx: &mut Context<MyApp>) {
         let pod = self.pods.summary(&pod_of(&cx.key), &cx.owner);
         cx.status.pod_name = pod.as_ref().map(|pod| pod.name().to_owned());
         let phase = pod.map(|pod| pod.phase);

@@ -161,14 +161,14 @@ impl<A: Aws> Executor<A> {
     }
 
     fn ownership(cx: &Context<MyIngress>, desired: &Desired<'_>, tags: Tags) -> TagOwnership {
-        let relation = desired.tags.ownership(&tags, |uid| cx.owners().exists(uid));
+        let relation = desired.tags.ownership(&tags, |uid| cx.owner_exists(uid));
         TagOwnership { relation, tags }
     }
 
     /// Returns the other `MyIngress` that owns the load balancer, unless that `MyIngress` certainly does not exist.
     fn sibling(&self, cx: &Context<MyIngress>, ownership: &TagOwnership) -> Option<String> {
         let may_exist =
-            |uid: &str, namespace: &str| cx.owners().exists(uid) || !self.scope.covers(namespace);
+            |uid: &str, namespace: &str| cx.owner_exists(uid) || !self.scope.covers(namespace);
         ownership.sibling(may_exist).map(Into::into)
     }
 

@@ -194,7 +194,9 @@ impl<A: Aws> MyIngresses<A> {
         let Some(report) = report(&desired, &observed) else {
             return Ok(None);
         };
-        report.readiness.observe(&mut cx.status, report.listeners);
+        report
+            .readiness
+            .fill_status(&mut cx.status, report.listeners);
         match report.requeue {
             Ok(requeue) => Ok(Some(report.readiness.outcome(requeue))),
             Err(AwsError {

@@ -437,7 +437,7 @@ impl<'a> Walker<'a> {
     fn with_protection_hint(&self, error: AwsError, arn: &str) -> AwsError {
         // AWS uses this code for other errors too.
         let message = error.message.to_lowercase();
-        if !error.is(error::NOT_PERMITTED) || !message.contains("deletion protection") {
+        if !error.is(error::OPERATION_NOT_PERMITTED) || !message.contains("deletion protection") {
             return error;
         }
         let message = format!(

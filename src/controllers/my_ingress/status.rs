@@ -162,7 +162,7 @@ impl MyIngressReadiness {
     }
 
     /// Fills the draft of a status with the load balancer and its listeners.
-    pub fn observe(&self, status: &mut MyIngressStatus, mut listeners: Vec<ListenerStatus>) {
+    pub fn fill_status(&self, status: &mut MyIngressStatus, mut listeners: Vec<ListenerStatus>) {
         if self.without_traffic {
             for listener in &mut listeners {
                 listener.healthy = 0;
@@ -420,7 +420,7 @@ mod tests {
             ..ListenerStatus::default()
         };
         let mut status = MyIngressStatus::default();
-        readiness.observe(&mut status, vec![listener]);
+        readiness.fill_status(&mut status, vec![listener]);
         assert_eq!(status.listeners[0].healthy, healthy);
     }
 }

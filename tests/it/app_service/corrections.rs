@@ -489,7 +489,10 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
         .unwrap();
     }
     let message = bed.event("web", "Recreated").await;
-    let what = format!("recreated Deployment {}/web, which another client had deleted", bed.namespace);
+    let what = format!(
+        "recreated Deployment {}/web, which another client had deleted",
+        bed.namespace
+    );
     assert!(
         message.starts_with(&what) && message.ends_with("change the AppService instead"),
         "{message}"

@@ -209,7 +209,7 @@ pub const NODE_PORT_NOT_ALLOWED: &str = "serviceType: ClusterIP has no ports on 
 pub const INGRESS_NEEDS_A_PORT: &str =
     "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
 /// Message for autoscaling without a CPU request.
-pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
+const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
      such as resources: {requests: {cpu: 100m}}";
 /// Message for a CPU request of zero, by which the autoscaler would divide.
 pub const CPU_ABOVE_ZERO: &str = "autoscaling compares CPU usage with the CPU request: write a CPU request above zero (or a limit, where there is no \

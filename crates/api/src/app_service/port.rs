@@ -115,10 +115,10 @@ impl Port {
 }
 
 /// Message for an invalid target port.
-pub const TARGET_PORT: &str = "write targetPort as a number from 1 to 65535, or as a name of at most 15 lower-case letters, \
+const TARGET_PORT: &str = "write targetPort as a number from 1 to 65535, or as a name of at most 15 lower-case letters, \
     digits and single '-' with a letter in it, such as http";
 /// Message for an unknown protocol.
-pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
+const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
 
 /// Maximum number of ports. The rules for all ports accept a longer list: `maxItems` rejects a new list, and an older list would
 /// exceed the cost limit of rules at runtime.

@@ -11,7 +11,7 @@ use crate::testing::{PROGRAM, Widget};
 #[tokio::test(start_paused = true)]
 async fn queue_counts_what_is_due_and_what_runs() {
     let second = Duration::from_secs(1);
-    let (mut work, start) = (Work::<_, ()>::new(), Instant::now());
+    let (mut work, start) = (Work::<_, ()>::new(Duration::ZERO), Instant::now());
     let depth =
         |work: &Work<&str, ()>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
     let reconcile = |work: &mut Work<&'static str, ()>, at| match work.next(at, 1, false) {
@@ -60,8 +60,7 @@ async fn queue_counts_what_is_due_and_what_runs() {
 #[tokio::test(start_paused = true)]
 async fn status_is_written_once_in_its_interval() {
     let (second, start) = (Duration::from_secs(1), Instant::now());
-    let mut work = Work::<_, u32>::new();
-    work.status_interval = 5 * second;
+    let mut work = Work::<_, u32>::new(5 * second);
     let update = |work: &mut Work<&'static str, u32>, at: Instant, number: u32| {
         work.triggered("a", at);
         assert!(matches!(
@@ -220,6 +219,7 @@ fn unfinished_reconcile_does_not_reset_the_delays() {
         slow: policy,
         waiting: policy,
         sync_period: policy.max,
+        status_interval: Duration::ZERO,
     };
     let failing = Arc::new(Failing::default());
     let runner = runner(failing, limits, &Availability::default());
@@ -254,6 +254,7 @@ fn limits(concurrency: u16) -> ReconcileLimits {
         slow: policy,
         waiting: policy,
         sync_period: hour * 24,
+        status_interval: Duration::ZERO,
     }
 }
 
@@ -460,6 +461,7 @@ fn retry_after_is_kept_when_a_later_conflict_hides_it() {
             slow: policy,
             waiting: policy,
             sync_period: hour,
+            status_interval: Duration::ZERO,
         };
         let runner = runner(Arc::new(Failing::default()), limits, &availability);
         let key = ObjectKey::new("n", "x");

@@ -172,7 +172,7 @@ fn status_mirrors_the_deployment_and_the_service() {
     let rollout = Rollout::of(&deployment);
     let outcome = rollout.outcome(&key(), None);
     let mut status = AppServiceStatus::default();
-    observe(&mut status, "web", Some(rollout), Some(service));
+    fill_status(&mut status, "web", Some(rollout), Some(service));
     set_ready(&mut status, &outcome, 7, "2026-01-02T00:00:00Z");
     insta::assert_yaml_snapshot!(status);
 }
@@ -185,7 +185,7 @@ fn set_ready(status: &mut AppServiceStatus, outcome: &Outcome, generation: i64, 
 fn ready_condition_keeps_its_time_while_its_status_is_the_same() {
     let mut status = AppServiceStatus::default();
     let mut report = |outcome: &Outcome, generation, now| {
-        observe(&mut status, "web", None, None);
+        fill_status(&mut status, "web", None, None);
         set_ready(&mut status, outcome, generation, now);
         status.clone()
     };

@@ -629,7 +629,7 @@ impl World {
             let mut status = object.status.unwrap_or_default();
             report
                 .readiness
-                .observe(&mut status, report.listeners.clone());
+                .fill_status(&mut status, report.listeners.clone());
             let outcome = report.readiness.outcome(Requeue::OnChange);
             MyIngress::set_ready_condition(&mut status, &outcome.condition(), 1, time);
             self.object["status"] = to_value(status).unwrap();

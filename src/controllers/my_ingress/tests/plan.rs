@@ -2,7 +2,7 @@
 
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
-use qm_aws::error::NOT_PERMITTED;
+use qm_aws::error::OPERATION_NOT_PERMITTED;
 use qm_runtime::error::Class;
 use qm_runtime::outcome::Requeue;
 use rstest::rstest;
@@ -727,7 +727,7 @@ async fn protected_load_balancer_follows_its_nodes(
     let message = "AWS returned OperationNotPermitted: deletion protection is enabled";
     let protected = AwsError {
         message: message.into(),
-        ..aws_error(Class::Slow, "NotPermitted", NOT_PERMITTED)
+        ..aws_error(Class::Slow, "NotPermitted", OPERATION_NOT_PERMITTED)
     };
     world.rejected = vec![("DeleteLoadBalancer", protected)];
     let steps = format!("{FOUND} ConfirmOwner !DeleteLoadBalancer {steps}");
