@@ -1,18 +1,20 @@
 //! A fault at each write of the operator: the part of `make torture` that `make test` runs. `TrackedFieldSet` and
 //! `MyIngress` have kill tests of their own, which cover each write.
 //!
-//! Each write takes one fault, in turn: the operator is killed once the write is applied, or once it has the
-//! answer, or the answer is lost. `make torture` adds the other faults, every combination, Events and the
-//! status of `AppService`s.
+//! Each workload runs three times. A run strikes every third write, beginning with another one, with one of three
+//! faults in turn: the operator is killed once the write is applied, or once it has the answer, or the answer is lost.
+//! `make torture` adds the other faults, every combination, one fault alone in each run, Events and the status of
+//! `AppService`s.
 
-use futures::{StreamExt as _, stream};
+use futures::future::join_all;
 use testbed::proxy::ApiRequest;
 use tokio::sync::Semaphore;
 
 use crate::torture::{Case, Fault, Kind, Place, Setting, observe, run};
 
-/// Number of cases that run side by side for each kind.
-const SIDE_BY_SIDE: usize = 2;
+/// Number of runs of each workload, which go side by side. Each run begins at another write, and strikes every write
+/// that comes this number of writes after the last.
+const RUNS: usize = 3;
 
 /// Time in which nothing may be written after a fault. A slow machine only waits longer for such a time.
 const REST: std::time::Duration = std::time::Duration::from_secs(1);
@@ -44,9 +46,9 @@ fn is_counted(request: &ApiRequest) -> bool {
     request.resource != "events" && request.resource != "appservices"
 }
 
-/// Plays the workload with a fault at every write, until a run has fewer requests. There are at least this many faults.
+/// Plays the workload with faults, of which at least this many strike.
 async fn survives(kind: Kind, at_least: usize) {
-    let active = Semaphore::new(SIDE_BY_SIDE);
+    let active = Semaphore::new(RUNS);
     let setting = Setting {
         active: &active,
         rest: REST,
@@ -55,24 +57,24 @@ async fn survives(kind: Kind, at_least: usize) {
         failure_log: None,
     };
     let reference = Box::pin(observe(kind, &setting)).await.unwrap();
-    let cases = (1..)
-        .zip(FAULTS.into_iter().cycle())
-        .map(|(number, fault)| Case {
+    // Faults repeat writes.
+    let last = 2 * reference.writes;
+    let runs = (0..RUNS).map(|first| {
+        let faults = FAULTS.into_iter().cycle().skip(first);
+        let case = |(number, fault)| Case {
             kind,
-            place: Place::Write(number),
+            place: Place::Write(u64::try_from(number).unwrap()),
             fault,
-        });
-    let runs = cases.map(|case| {
+        };
+        let writes = (first + 1..=last).step_by(RUNS);
+        let cases: Vec<_> = writes.zip(faults).map(case).collect();
         let (reference, setting) = (&reference, &setting);
         Box::pin(async move {
-            let result = run(case.clone(), reference, setting).await;
-            result.unwrap_or_else(|error| panic!("{case}: {error}"))
+            let result = run(kind, cases, reference, setting).await;
+            let report = result.unwrap_or_else(|error| panic!("{kind}, run {first}: {error}"));
+            report.struck
         })
     });
-    let runs = stream::iter(runs).buffered(SIDE_BY_SIDE);
-    let struck = runs
-        .take_while(|report| std::future::ready(report.struck))
-        .count();
-    let struck = Box::pin(struck).await;
+    let struck: usize = join_all(runs).await.into_iter().sum();
     assert!(struck >= at_least, "{struck} faults");
 }

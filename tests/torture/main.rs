@@ -224,8 +224,12 @@ impl Campaign {
                     };
                     while let Some(case) = next() {
                         let began = Instant::now();
-                        let result =
-                            block_on(run(case.clone(), reference, &self.setting(Some(&case))));
+                        let result = block_on(run(
+                            case.kind,
+                            vec![case.clone()],
+                            reference,
+                            &self.setting(Some(&case)),
+                        ));
                         self.progress.finish(&case, &result, began.elapsed());
                     }
                 });

@@ -55,7 +55,7 @@ impl Progress {
     /// Records a result and prints it, with the command that replays a failure.
     pub fn finish(&self, case: &Case, result: &Result<Report, String>, took: Duration) {
         let outcome = match result {
-            Ok(report) if report.struck => Outcome::Held,
+            Ok(report) if report.struck > 0 => Outcome::Held,
             Ok(_) => Outcome::Unreached,
             Err(_) => Outcome::Failed,
         };

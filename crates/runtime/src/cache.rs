@@ -27,19 +27,19 @@ pub struct Cache<K: Kind + Clone + 'static> {
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
     sync: SyncState,
     probes: Probes,
-    state: watch::Sender<CacheState>,
+    state: watch::Sender<KindCacheState>,
 }
 
 /// State of the cache of a kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CacheState {
+pub struct KindCacheState {
     pub kind: KindState,
     /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
     /// apiserver denies counts as complete.
     pub relist: Option<u64>,
 }
 
-impl CacheState {
+impl KindCacheState {
     /// Returns the state before the first list.
     pub fn syncing() -> Self {
         Self {
@@ -67,7 +67,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         sync: SyncState,
         on: impl Fn(CacheChange<K>, bool) + Send + Sync + 'static,
         probes: Probes,
-        state: watch::Sender<CacheState>,
+        state: watch::Sender<KindCacheState>,
     ) -> Self {
         Self {
             name,
@@ -99,7 +99,7 @@ impl<K: Kind + Clone + 'static> Cache<K> {
             }
             self.probes.set(self.name, kind.clone());
         }
-        self.state.send_replace(CacheState { kind, relist });
+        self.state.send_replace(KindCacheState { kind, relist });
     }
 }
 
@@ -244,14 +244,14 @@ mod tests {
         cache: Arc<Cache<Widget>>,
         /// Each change, as `+NAME` with whether all objects are listed, or `-NAME`.
         changes: mpsc::UnboundedReceiver<String>,
-        state: watch::Receiver<CacheState>,
+        state: watch::Receiver<KindCacheState>,
         commands: watch::Sender<WatchCommand>,
     }
 
     /// Runs the cache of these watched namespaces.
     fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
         let (sender, changes) = mpsc::unbounded_channel();
-        let (state, state_receiver) = watch::channel(CacheState::syncing());
+        let (state, state_receiver) = watch::channel(KindCacheState::syncing());
         let on = move |change: CacheChange<Widget>, is_listed: bool| {
             let text = match change {
                 CacheChange::Present(object) => format!("+{} {is_listed}", object.name_any()),
@@ -345,8 +345,8 @@ mod tests {
         });
         let mut scene = run(vec![(None, apis)]);
         let commands = scene.commands.clone();
-        let names = async |states: &mut watch::Receiver<CacheState>, relist| {
-            let is_listed = |state: &CacheState| {
+        let names = async |states: &mut watch::Receiver<KindCacheState>, relist| {
+            let is_listed = |state: &KindCacheState| {
                 let is_served = state.kind == KindState::Synced;
                 assert!(relist == 0 || is_served, "the kind is served throughout");
                 state.relist == Some(relist)

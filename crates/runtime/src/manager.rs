@@ -23,7 +23,7 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{Cache, CacheChange, CacheState};
+use super::cache::{Cache, CacheChange, KindCacheState};
 use super::events::Events;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
@@ -90,7 +90,7 @@ pub struct KindHandles<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// State of the cache.
     pub cache: CacheStatus,
     kind: &'static KindInfo,
-    state: watch::Sender<CacheState>,
+    state: watch::Sender<KindCacheState>,
     /// State of the lists of the kind's watch.
     pub(super) sync: SyncState,
     observers: Vec<Arc<dyn Observer<K>>>,
@@ -106,7 +106,7 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
 /// View of the cache of a kind for the reconciles of this kind and of others.
 #[derive(Clone)]
 pub struct CacheStatus {
-    state: watch::Receiver<CacheState>,
+    state: watch::Receiver<KindCacheState>,
     /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
     /// the changes of the previous leader: a replica that begins to lead lists every kind again.
     required: u64,
@@ -138,7 +138,7 @@ impl CacheStatus {
     /// Waits until the cache is synced, as far as the apiserver allows lists, or the kind is known not to be served.
     pub async fn synced(mut self) {
         let required = Some(self.required);
-        let is_synced = |state: &CacheState| {
+        let is_synced = |state: &KindCacheState| {
             state.relist >= required || matches!(state.kind, KindState::Absent(_))
         };
         // The wait fails only while the process ends.
@@ -271,7 +271,7 @@ impl Manager {
     where
         K: Kind + Clone + Debug + Send + Sync + 'static,
     {
-        let state = watch::Sender::new(CacheState::syncing());
+        let state = watch::Sender::new(KindCacheState::syncing());
         KindHandles {
             objects: Objects::default(),
             trigger: Trigger::default(),
@@ -622,7 +622,7 @@ mod tests {
     #[tokio::test]
     async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
         let (state, status) = status(1);
-        let becomes = |kind, relist| _ = state.send_replace(CacheState { kind, relist });
+        let becomes = |kind, relist| _ = state.send_replace(KindCacheState { kind, relist });
         let is_synced = || status.clone().synced().now_or_never().is_some();
         becomes(KindState::Synced, Some(0));
         assert!(!is_synced(), "the list is that of the standby");
@@ -634,8 +634,8 @@ mod tests {
         assert!(is_synced());
     }
 
-    fn status(required: u64) -> (watch::Sender<CacheState>, CacheStatus) {
-        let (sender, state) = watch::channel(CacheState::syncing());
+    fn status(required: u64) -> (watch::Sender<KindCacheState>, CacheStatus) {
+        let (sender, state) = watch::channel(KindCacheState::syncing());
         (sender, CacheStatus { state, required })
     }
 }

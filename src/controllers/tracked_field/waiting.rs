@@ -311,7 +311,7 @@ impl WaitingReason {
                 format!("{name:?} not found; there is {nearest:?}")
             }
             Self::ContactPointNotFound { name, nearest: None } => {
-                format!("{name:?} not found; create it in the TrackedField's own namespace")
+                format!("{name:?} not found; create the ContactPoint in the TrackedField's own namespace")
             }
             Self::ContactPointNotObserved { name } => {
                 format!("{name:?}: the operator has not tested it yet")

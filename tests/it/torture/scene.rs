@@ -103,11 +103,11 @@ impl Reference {
     }
 }
 
-/// Result of a case that holds.
+/// Result of a run that holds.
 #[derive(Debug)]
 pub struct Report {
-    /// True if the case's place has come.
-    pub struck: bool,
+    /// Number of faults whose place has come.
+    pub struck: usize,
     /// Number of the operator's writes.
     pub writes: usize,
     /// Number of calls to AWS.
@@ -124,7 +124,7 @@ enum Checkpoints<'a> {
 /// A running workload.
 pub struct Scene<'a> {
     pub kind: Kind,
-    pub case: Option<Case>,
+    pub cases: Vec<Case>,
     pub bed: Bed,
     /// The receiver of notifications.
     pub receiver: Receiver,
@@ -132,17 +132,39 @@ pub struct Scene<'a> {
     pub aws: Option<Aws>,
     /// The proxy of each replica. The first replica leads.
     proxies: Vec<Proxy>,
-    strike: Strike,
+    /// The fault of each case.
+    strikes: Vec<Strike>,
     steps: Steps,
     checkpoints: Checkpoints<'a>,
 }
 
 impl Scene<'_> {
-    /// Returns whether the operator is killed in this run.
-    pub fn has_kill(&self) -> bool {
-        self.case
-            .as_ref()
-            .is_some_and(|case| case.fault.kills_at().is_some())
+    /// Returns how often the operator is killed in this run.
+    pub fn kills(&self) -> usize {
+        let kills = self.cases.iter().zip(&self.strikes);
+        kills
+            .filter(|(case, strike)| case.fault.kills_at().is_some() && strike.has_struck())
+            .count()
+    }
+
+    /// Returns how many faults have struck.
+    fn struck(&self) -> usize {
+        self.strikes.iter().filter(|it| it.has_struck()).count()
+    }
+
+    /// Strikes with the fault of each case, in their order. Does not return.
+    async fn strike(&self, replicas: &mut [Operator]) {
+        for strike in &self.strikes {
+            strike.act(self, replicas).await;
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// Waits until the faults that have struck are over.
+    async fn faults_are_over(&self) {
+        for strike in &self.strikes {
+            strike.is_over().await;
+        }
     }
 
     /// Ends a step of the workload: waits until the state equals that of the run without faults. In that run, waits
@@ -150,20 +172,24 @@ impl Scene<'_> {
     pub async fn checkpoint(&self, name: &'static str) {
         self.reaches(name).await;
         let before = self.uids().await;
-        if self.strike.end_step(self.steps.current()).await {
-            self.reaches(name).await;
-            assert_eq!(
-                self.uids().await,
-                before,
-                "an object is replaced after \"{name}\""
-            );
+        for strike in &self.strikes {
+            if strike.end_step(self.steps.current()).await {
+                self.reaches(name).await;
+                assert_eq!(
+                    self.uids().await,
+                    before,
+                    "an object is replaced after \"{name}\""
+                );
+            }
         }
         self.begin_step().await;
     }
 
     async fn begin_step(&self) {
         let step = self.steps.begin_next();
-        self.strike.begin_step(step, self).await;
+        for strike in &self.strikes {
+            strike.begin_step(step, self).await;
+        }
     }
 
     async fn uids(&self) -> BTreeSet<String> {
@@ -278,7 +304,7 @@ impl Scene<'_> {
             .map(shown)
             .collect();
         assert!(foreign.is_empty(), "writes to foreign objects: {foreign:?}");
-        let rejected = self.strike.rejected();
+        let rejected = self.rejected();
         assert!(
             rejected <= REPETITIONS,
             "{rejected} requests while all were rejected"
@@ -294,7 +320,7 @@ impl Scene<'_> {
         }
         let is_stale = |case: &Case| case.place.part() == Part::Watch;
         if let Some(reference) = reference
-            && self.case.as_ref().is_some_and(is_stale)
+            && self.cases.iter().any(is_stale)
         {
             let performed = self.performed();
             let more = performed.iter().filter(|(write, count)| {
@@ -313,13 +339,19 @@ impl Scene<'_> {
     /// Returns how many of these writes an old list causes: a set creates a field for a target that only such a list
     /// shows, and deletes it later.
     fn performed_for_old_targets(&self, write: &str) -> usize {
-        let fault = self.case.as_ref().map(|case| case.fault);
-        let is_old = matches!(
-            fault,
-            Some(Fault::Stale(Staleness::OldList) | Fault::StaleStandby(Staleness::OldList))
-        );
+        let is_old = self.cases.iter().any(|case| {
+            matches!(
+                case.fault,
+                Fault::Stale(Staleness::OldList) | Fault::StaleStandby(Staleness::OldList)
+            )
+        });
         let is_set = self.kind == Kind::TrackedFieldSet && write.ends_with(" trackedfields");
         usize::from(is_old && is_set)
+    }
+
+    /// Returns the number of requests that lasting faults rejected.
+    fn rejected(&self) -> u64 {
+        self.strikes.iter().map(Strike::rejected).sum()
     }
 
     fn writes(&self) -> usize {
@@ -383,7 +415,7 @@ fn shown(request: &ApiRequest) -> String {
 /// Runs a workload without faults.
 pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, String> {
     let states = Checkpoints::Record(Mutex::default());
-    let (scene, report) = play(kind, None, states, setting).await?;
+    let (scene, report) = play(kind, Vec::new(), states, setting).await?;
     let mut by_resource = BTreeMap::new();
     let proxy = &scene.proxies[0];
     for ((verb, resource), count) in proxy.counts() {
@@ -402,14 +434,16 @@ pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, Str
     })
 }
 
-/// Runs a case. The result is an error if the oracle finds a fault of the operator.
+/// Plays the workload of a kind once, with the faults of these cases, which are in the order of their places. The result
+/// is an error if the oracle finds a fault of the operator.
 pub async fn run(
-    case: Case,
+    kind: Kind,
+    cases: Vec<Case>,
     reference: &Reference,
     setting: &Setting<'_>,
 ) -> Result<Report, String> {
     let compare = Checkpoints::Compare(reference);
-    let (scene, report) = play(case.kind, Some(case), compare, setting).await?;
+    let (scene, report) = play(kind, cases, compare, setting).await?;
     drop(scene);
     Ok(report)
 }
@@ -423,16 +457,15 @@ fn recorded(checkpoints: Checkpoints<'_>) -> Vec<(&'static str, Value)> {
 
 async fn play<'a>(
     kind: Kind,
-    case: Option<Case>,
+    cases: Vec<Case>,
     checkpoints: Checkpoints<'a>,
     setting: &Setting<'_>,
 ) -> Result<(Scene<'a>, Report), String> {
     let mut permit = Some(setting.active.acquire().await.unwrap());
     let bed = Bed::shared(&format!("torture-{}", kind.short())).await;
-    let fails_over = matches!(
-        case.as_ref().map(|case| case.fault),
-        Some(Fault::StaleStandby(_))
-    );
+    let fails_over = cases
+        .iter()
+        .any(|case| matches!(case.fault, Fault::StaleStandby(_)));
     let (mut proxies, mut files) = (Vec::new(), Vec::new());
     for _ in 0..=usize::from(fails_over) {
         let (proxy, file) = bed.through_proxy().await;
@@ -446,15 +479,16 @@ async fn play<'a>(
         None
     };
     let counted = setting.counted;
-    let strike = Strike::prepare(case.as_ref(), counted, &bed, &proxies, aws.as_ref());
+    let prepare = |case| Strike::prepare(case, counted, &bed, &proxies, aws.as_ref());
+    let strikes = cases.iter().map(prepare).collect();
     let scene = Scene {
         kind,
-        case,
+        cases,
         bed,
         receiver,
         aws,
         proxies,
-        strike,
+        strikes,
         steps: Steps::default(),
         checkpoints,
     };
@@ -483,7 +517,7 @@ async fn play<'a>(
         let both = async {
             tokio::select! {
                 () = whole(&scene, setting, &mut permit) => {}
-                () = scene.strike.act(&scene, &mut replicas) => unreachable!("does not return"),
+                () = scene.strike(&mut replicas) => unreachable!("does not return"),
             }
         };
         let both = AssertUnwindSafe(both).catch_unwind();
@@ -501,10 +535,10 @@ async fn play<'a>(
     drop(replicas);
     drop(permit);
     let report = Report {
-        struck: scene.strike.has_struck(),
+        struck: scene.struck(),
         writes: scene.writes(),
         calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
-        rejected: scene.strike.rejected(),
+        rejected: scene.rejected(),
     };
     kind.clean(&scene, played.is_ok()).await;
     played.map(|()| (scene, report))
@@ -517,9 +551,8 @@ async fn whole<'p>(
     setting: &'p Setting<'_>,
     permit: &mut Option<SemaphorePermit<'p>>,
 ) {
-    let strike = &scene.strike;
     let rest = async |permit: &mut Option<SemaphorePermit<'p>>| {
-        strike.is_over().await;
+        scene.faults_are_over().await;
         permit.take();
         scene.rests_for(setting.rest).await;
         *permit = Some(setting.active.acquire().await.unwrap());
@@ -527,13 +560,13 @@ async fn whole<'p>(
     };
     scene.begin_step().await;
     scene.kind.live(scene).await;
-    let struck = strike.has_struck();
-    if struck {
+    let struck = scene.struck();
+    if struck > 0 {
         rest(permit).await;
     }
     scene.kind.end(scene).await;
     scene.checkpoint("deleted").await;
-    if strike.has_struck() && !struck {
+    if scene.struck() > struck {
         rest(permit).await;
     }
     scene.assert_no_orphan().await;

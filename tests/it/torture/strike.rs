@@ -36,7 +36,6 @@ pub struct Strike {
 }
 
 enum Means {
-    None,
     Kill(Trap),
     KillCall(Gate),
     Once(Order),
@@ -54,15 +53,15 @@ enum Means {
 }
 
 impl Strike {
-    /// Prepares the fault of a case; none without one.
+    /// Prepares the fault of a case.
     pub fn prepare(
-        case: Option<&Case>,
+        case: &Case,
         counted: fn(&ApiRequest) -> bool,
         bed: &Bed,
         proxies: &[Proxy],
         aws: Option<&Aws>,
     ) -> Self {
-        let means = case.map_or(Means::None, |case| match (&case.place, aws) {
+        let means = match (&case.place, aws) {
             (Place::Call(_), None) => panic!("{case}: the kind calls no AWS"),
             (Place::Call(number), Some(aws)) => of_call(case.fault, *number, aws),
             (Place::Write(number), _) => of_write(case.fault, *number, counted, &proxies[0]),
@@ -73,29 +72,27 @@ impl Strike {
                     case.fault, watch, *step, bed, proxy,
                 )))
             }
-        });
+        };
         Self {
             means,
             over: watch::Sender::new(false),
         }
     }
 
-    /// Strikes when the workload is at the place. Does not return.
+    /// Strikes when the workload is at the place, and returns once the fault is over.
     pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
         let operator = &mut replicas[0];
         match &self.means {
-            Means::None => {}
             Means::Kill(trap) => {
                 trap.spring(operator).await;
                 operator.restart();
             }
             Means::KillCall(gate) => {
-                // The deadline must not end the wait for a call that never comes.
-                if gate.reached(SOON * 60).await.is_ok() {
-                    operator.kill();
-                    gate.cut();
-                    operator.restart();
-                }
+                // A call that never comes ends the wait with the case.
+                while gate.reached(SOON).await.is_err() {}
+                operator.kill();
+                gate.cut();
+                operator.restart();
             }
             Means::Once(order) => hit(order).await,
             Means::Lasting { first, others } => {
@@ -118,7 +115,6 @@ impl Strike {
             Means::Stale(stale) => stale.act(scene, replicas).await,
         }
         self.over.send_replace(true);
-        std::future::pending::<()>().await;
     }
 
     /// Begins a step of the workload.
@@ -144,7 +140,6 @@ impl Strike {
     /// Returns whether the case's place has come.
     pub fn has_struck(&self) -> bool {
         match &self.means {
-            Means::None => false,
             Means::Stale(stale) => stale.has_struck(),
             Means::Kill(trap) => trap.was_reached(),
             Means::KillCall(gate) => gate.was_reached(),

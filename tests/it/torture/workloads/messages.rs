@@ -38,7 +38,7 @@ pub fn assert_repeats_bounded(scene: &Scene<'_>, tests: usize) {
         let new = ids.iter().filter(|id| seen.insert(id.to_string())).count();
         repeated += usize::from(new < ids.len());
     }
-    let allowed = usize::from(scene.has_kill());
+    let allowed = scene.kills();
     assert!(
         more_tests + repeated <= allowed,
         "{more_tests} test messages and {repeated} requests with changes were repeated; {allowed} may be"
