@@ -99,13 +99,13 @@ impl Refusal {
         }
     }
 
-    /// Returns whether the answer suggests that the receiver would accept another message.
-    pub(crate) fn suggests_message(self) -> bool {
+    /// Returns whether the receiver rejected this message, and may accept another one.
+    pub(crate) fn is_rejection(self) -> bool {
         self == Self::Rejected
     }
 
-    /// Returns whether the message can be the cause.
-    pub(crate) fn may_be_message(self) -> bool {
+    /// Returns whether the receiver refused, and not the operator itself: the message can be the cause.
+    pub(crate) fn is_of_receiver(self) -> bool {
         self != Self::AddressNotAllowed
     }
 }

@@ -519,7 +519,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
         self.targets.follow(field);
         if is_listed {
             self.targets.watch(field);
-            self.outbox.cached(field);
+            self.outbox.share_cached(field);
         }
     }
 

@@ -139,8 +139,8 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Replaces the queue's copy of `object` by the cached one if both have the same version.
-    pub fn cached(&self, object: &Arc<TrackedField>) {
-        self.queues().cached(object);
+    pub fn share_cached(&self, object: &Arc<TrackedField>) {
+        self.queues().share_cached(object);
     }
 
     /// Removes the pending entries of `field`.
@@ -152,7 +152,7 @@ impl<T: Transport> Outbox<T> {
     pub fn forget(&self, field: &ObjectKey) {
         let mut point = None;
         self.change_pending(field, None, |queues| {
-            point = queues.no_longer_left_out(field);
+            point = queues.forget_rejected_writes(field);
             queues.forget(field)
         });
         if let Some(point) = point {

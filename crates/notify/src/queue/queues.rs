@@ -337,7 +337,7 @@ impl Queues {
     }
 
     /// Replaces the queue's copy of `object` by the cached one if both have the same version.
-    pub fn cached(&mut self, object: &Arc<TrackedField>) {
+    pub fn share_cached(&mut self, object: &Arc<TrackedField>) {
         let field = ObjectKey::of(object.as_ref());
         let queue = self
             .queue_by_field
@@ -484,7 +484,7 @@ impl Queues {
         if let Some(point) = self.queue_by_field.get(field) {
             self.wake_worker_of(point);
         }
-        self.no_longer_left_out(field)
+        self.forget_rejected_writes(field)
     }
 
     /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message.
@@ -524,7 +524,7 @@ impl Queues {
 
     /// Forgets the rejected writes of `field`, whose status was written, or which was deleted. Returns the contact
     /// point whose queue continued without it.
-    pub(crate) fn no_longer_left_out(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
+    pub(crate) fn forget_rejected_writes(&mut self, field: &ObjectKey) -> Option<ObjectKey> {
         let writes = self.rejected.remove(field)?;
         writes.left_out().is_some().then_some(writes.point)
     }
@@ -981,7 +981,7 @@ impl Queues {
         } = *failed;
         let receiver = self.receiver_mut(point)?;
         let Some(BatchEntry { key, object, .. }) =
-            request.entries.first().filter(|_| reason.may_be_message())
+            request.entries.first().filter(|_| reason.is_of_receiver())
         else {
             // No entry can be the cause of this refusal.
             receiver.refusals.refuse_any(reason, message);
@@ -1000,7 +1000,7 @@ impl Queues {
             && receiver.refusals.entry_state(&key.field, &key.id) == EntryState::LastAttempt;
         if !request.plain
             && object.spec.notification.template.is_some()
-            && (is_last_attempt || reason.suggests_message())
+            && (is_last_attempt || reason.is_rejection())
         {
             receiver.clear_backoff();
             return Some(Batch {
@@ -1024,7 +1024,7 @@ impl Queues {
             receiver.clear_backoff();
             return None;
         }
-        let may_alternate = reason.suggests_message() && receiver.state == QueueState::Stopped;
+        let may_alternate = reason.is_rejection() && receiver.state == QueueState::Stopped;
         // The refused entry is no longer in flight, so the queue may send it again.
         self.end_request(point, None);
         affected.point |= self.stop(point, may_alternate, now);

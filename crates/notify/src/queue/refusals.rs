@@ -117,7 +117,7 @@ impl Refusals {
         refusals.last_refusal = self.sequence;
         refusals.alone.remove(&entry.id);
         refusals.refused = kept.then(|| (Arc::clone(&entry.id), EntryState::Refused));
-        if !reason.suggests_message() {
+        if !reason.is_rejection() {
             return AfterRefusal::Stop;
         }
         self.rejected_in_a_row += 1;

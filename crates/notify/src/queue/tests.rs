@@ -528,7 +528,7 @@ fn queue_shares_the_cached_object() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
     let cached = field("a", &["1"]);
-    queue.queues.cached(&cached);
+    queue.queues.share_cached(&cached);
     let request = queue.start().unwrap();
     assert!(Arc::ptr_eq(&request.entries[0].object, &cached));
     queue.respond(&request, Err(retry("refused")));
@@ -537,7 +537,7 @@ fn queue_shares_the_cached_object() {
     let mut newer = cached.as_ref().clone();
     newer.metadata.resource_version = Some("2".into());
     let newer = Arc::new(newer);
-    queue.queues.cached(&newer);
+    queue.queues.share_cached(&newer);
     queue.now += Duration::from_hours(1);
     assert!(
         Arc::ptr_eq(&queue.start().unwrap().entries[0].object, &cached),

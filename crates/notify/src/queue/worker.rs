@@ -220,7 +220,7 @@ fn log_response<T: Transport>(
                 entries = carried,
                 "receiver refused the request"
             );
-            let rejected = reason.suggests_message();
+            let rejected = reason.is_rejection();
             outbox.metrics.attempted(
                 receiver,
                 if rejected {
