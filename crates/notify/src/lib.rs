@@ -22,7 +22,6 @@ pub mod webhook;
 pub mod when;
 
 pub use content::{MessageContent, OutgoingEntry};
-pub(crate) use result::MAX_PAUSE;
 pub use result::{Refusal, SendError, SendFailure, SendReceipt};
 
 /// Endpoint of a contact point, with its Secrets read and its spec checked.

@@ -12,7 +12,9 @@ use std::time::Duration;
 use qm_api::contact_point::ChatId;
 use tokio::time::Instant;
 
-use super::MAX_PAUSE;
+/// Longest pause that is safe to add to an instant: a hundred years. `SenderConfig::max_retry_after` limits the pause
+/// that a webhook may ask for.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// Maximum number of requests in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +202,7 @@ impl TelegramRateLimiter {
     /// Allows no request to `key` for this time.
     pub fn pause(&self, key: &ChatKey, after: Duration) {
         self.lock()
-            .pause(key, Instant::now() + after.min(MAX_PAUSE));
+            .pause(key, Instant::now() + after.min(LONGEST_PAUSE));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, TokenLog> {

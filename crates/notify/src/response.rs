@@ -8,7 +8,8 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::AddressDenied;
 use super::message::{breaks_line, escape_markup};
-use super::{MAX_PAUSE, Refusal, SendError};
+use super::rate_limit::LONGEST_PAUSE;
+use super::{Refusal, SendError};
 
 /// Maximum number of bytes to read of a response body.
 const MAX_BODY: usize = 64 * 1024;
@@ -53,13 +54,13 @@ fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     Some(
         Duration::try_from(date.duration_since(now))
             .unwrap_or_default()
-            .min(MAX_PAUSE),
+            .min(LONGEST_PAUSE),
     )
 }
 
-/// Returns a pause of this many seconds, at most [`MAX_PAUSE`].
+/// Returns a pause of this many seconds, at most [`LONGEST_PAUSE`].
 pub(super) fn seconds(seconds: u64) -> Duration {
-    Duration::from_secs(seconds).min(MAX_PAUSE)
+    Duration::from_secs(seconds).min(LONGEST_PAUSE)
 }
 
 /// Redactor of the secrets that a request carries.

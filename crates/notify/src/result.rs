@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-/// Upper limit of a receiver's `Retry-After`: a hundred years. A later instant could overflow the clock.
-pub(crate) const MAX_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
-
 /// Acceptance of a request by its receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SendReceipt {

@@ -8,7 +8,8 @@ use qm_runtime::backoff::Backoff;
 use super::entries::BatchEntry;
 use super::refusals::Refusals;
 use super::{InitialState, ReceiverState, RequestedTest, RetryPolicy, TestMessage};
-use crate::{Endpoint, MAX_PAUSE, Refusal, SendError, SendFailure, SendReceipt};
+use crate::rate_limit::LONGEST_PAUSE;
+use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
 
 /// Number of failures in a row from which messages count as failing; a single failure is not reported.
 pub(super) const FAILING_FROM: u32 = 2;
@@ -150,7 +151,7 @@ impl Receiver {
                 requested.as_secs()
             )
         };
-        self.not_before = Some(now + delay.max(requested).min(MAX_PAUSE));
+        self.not_before = Some(now + delay.max(requested).min(LONGEST_PAUSE));
         // A single failure of a stopped receiver is not reported: the cause of the stop may persist.
         let is_new = self.state != QueueState::Stopped || self.failures >= FAILING_FROM;
         is_new && self.report(ReceiverState::Retrying(message))
