@@ -14,6 +14,7 @@ pub mod message;
 pub mod metrics;
 pub mod queue;
 pub mod rate_limit;
+mod redactor;
 pub mod resolve;
 mod response;
 mod result;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::rate_limit::{ChatKey, TelegramRateLimiter};
-use super::response::{self, Redactor};
-use super::{Refusal, SendError, SendReceipt};
+use super::redactor::Redactor;
+use super::{Refusal, SendError, SendReceipt, response};
 
 /// Chat with the token of its bot.
 #[derive(Clone)]

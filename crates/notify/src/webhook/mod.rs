@@ -6,9 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::address::is_private;
+use super::redactor::Redactor;
 use super::resolve::{Names, RequestContext};
-use super::response::{self, Redactor};
-use super::{Refusal, SendError, SendReceipt};
+use super::{Refusal, SendError, SendReceipt, response};
 
 mod endpoint;
 pub mod event;

@@ -1,0 +1,160 @@
+//! Quotes of receivers' responses and errors of connections, without the secrets of the request.
+
+use std::error::Error;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+
+use super::address::AddressDenied;
+use super::message::{breaks_line, escape_markup};
+use super::{Refusal, SendError};
+
+/// Maximum length of a quote, in characters.
+const MAX_QUOTE_CHARS: usize = 200;
+/// Minimum length of a redacted piece of a secret, in bytes.
+const MIN_PIECE: usize = 8;
+/// Minimum length of a redacted whole secret, in bytes. A message quotes nothing if a secret is shorter.
+const MIN_SECRET: usize = 4;
+
+/// Redactor of the secrets that a request carries.
+pub(super) struct Redactor {
+    forms: Vec<String>,
+    quotable: bool,
+}
+
+impl Redactor {
+    /// Creates a redactor of each secret as a whole, of its parts (a URL's path segments and query values, a header's
+    /// words), and of their JSON, HTML and percent-decoded forms.
+    pub(super) fn new<'a>(secrets: impl IntoIterator<Item = &'a SecretString>) -> Self {
+        let mut forms = Vec::new();
+        let mut quotable = true;
+        for secret in secrets {
+            let secret = secret.expose_secret();
+            quotable &= secret.len() >= MIN_SECRET;
+            forms.push(secret.to_owned());
+            let separators = |char: char| "/?&=# \t,;@:".contains(char);
+            forms.extend(
+                secret
+                    .split(separators)
+                    .filter(|piece| piece.len() >= MIN_PIECE)
+                    .map(Into::into),
+            );
+            // A receiver's 404 page usually quotes the path with its query.
+            forms.extend(
+                secret
+                    .split_once("://")
+                    .and_then(|(_, rest)| rest.split_once('/'))
+                    .map(|(_, path)| path.into()),
+            );
+        }
+        let mut encoded = Vec::new();
+        for form in &forms {
+            if let Ok(json) = serde_json::to_string(form) {
+                let json = json.trim_matches('"');
+                // PHP escapes slashes, and Go HTML's special characters.
+                encoded.push(json.replace('/', "\\/"));
+                encoded.push(
+                    json.replace('&', "\\u0026")
+                        .replace('<', "\\u003c")
+                        .replace('>', "\\u003e"),
+                );
+                encoded.push(json.into());
+            }
+            encoded.push(escape_markup(form));
+            if let Some(decoded) = percent_decoded(form) {
+                encoded.push(decoded);
+            }
+        }
+        forms.extend(encoded);
+        forms.retain(|form| form.len() >= MIN_SECRET);
+        // Longest first: if a piece inside were replaced first, the rest of the secret would stay.
+        forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
+        forms.dedup();
+        Self { forms, quotable }
+    }
+
+    /// Returns `text` with every secret replaced.
+    pub(super) fn redact(&self, text: &str) -> String {
+        self.forms.iter().fold(text.to_owned(), |text, form| {
+            text.replace(form.as_str(), "[redacted]")
+        })
+    }
+
+    /// Returns the beginning of a response body in one line, for a message.
+    pub(super) fn quote(&self, body: &[u8]) -> String {
+        if !self.quotable {
+            return format!(
+                "(not shown: a secret of fewer than {MIN_SECRET} characters cannot be redacted in it)"
+            );
+        }
+        let text = self.redact(&String::from_utf8_lossy(body));
+        let text = text.replace(breaks_line, " ");
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        match text.char_indices().nth(MAX_QUOTE_CHARS) {
+            Some((end, _)) => format!("{}…", &text[..end]),
+            None => text,
+        }
+    }
+
+    /// Converts an error of the connection.
+    pub(super) fn error(&self, error: reqwest::Error, timeout: Duration) -> SendError {
+        // reqwest puts the URL into its errors.
+        let error = error.without_url();
+        let mut cause: &(dyn Error + 'static) = &error;
+        loop {
+            if let Some(denied) = cause.downcast_ref::<AddressDenied>() {
+                return SendError::Refused {
+                    reason: Refusal::AddressNotAllowed,
+                    message: denied.to_string(),
+                };
+            }
+            match cause.source() {
+                Some(source) => cause = source,
+                None => break,
+            }
+        }
+        let message = if error.is_timeout() {
+            format!("no answer within {} s", timeout.as_secs_f64())
+        } else if error.is_connect() {
+            let cause = cause.to_string();
+            let hint = if cause.contains("InvalidContentType") {
+                "; the server does not use TLS: write http://"
+            } else {
+                ""
+            };
+            format!("cannot connect: {}{hint}", self.redact(&cause))
+        } else {
+            format!("the connection failed: {}", self.redact(&cause.to_string()))
+        };
+        SendError::Retry {
+            message,
+            after: None,
+        }
+    }
+}
+
+/// Returns `text` percent-decoded, or `None` if it has no percent-encoding or decodes to invalid UTF-8.
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    let mut decoded = false;
+    while let [first, tail @ ..] = rest {
+        let hex = (*first == b'%').then(|| tail.get(..2)).flatten();
+        let byte = hex
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        if let Some(byte) = byte {
+            bytes.push(byte);
+            rest = &tail[2..];
+            decoded = true;
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    if decoded {
+        String::from_utf8(bytes).ok()
+    } else {
+        None
+    }
+}
