@@ -1,10 +1,11 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`queues`] chooses the next request and interprets the response; [`worker`] waits and sends, one request at a time
-//! for each contact point. The status of a `TrackedField` has its entries; the reconciles enqueue those whose delivery
-//! is Pending, and record the outcomes. A queue sends its next request only after every outcome of the last one is
-//! recorded, so a kill at any instant repeats at most the entries of one request. If the apiserver keeps rejecting an
-//! object's status, the queue continues without that object until its outcomes are recorded.
+//! [`queues`] has the entries; [`choice`] chooses the next request, and [`response`] interprets the response;
+//! [`worker`] waits and sends, one request at a time for each contact point. The status of a `TrackedField` has its
+//! entries; the reconciles enqueue those whose delivery is Pending, and record the outcomes. A queue sends its next
+//! request only after every outcome of the last one is recorded, so a kill at any instant repeats at most the entries of
+//! one request. If the apiserver keeps rejecting an object's status, the queue continues without that object until its
+//! outcomes are recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,11 +28,13 @@ use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
 
+mod choice;
 mod entries;
 mod queues;
 mod receiver;
 mod refusals;
 mod rejected_writes;
+mod response;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,11 @@
-//! Queues of pending entries: the next request of each, and what its response changes. No clock, no network.
+//! Queues of pending entries. No clock, no network.
 //!
 //! A queue has at most one request: it chooses the entries ([`Queues::next`]), sends them ([`Queues::start_request`]),
 //! sends the same request again if it fails ([`Queues::on_response`]), and waits until the statuses have the outcomes
 //! ([`Queues::recorded`]). While entries of a `TrackedField` are in flight, no queue sends other entries of that
 //! `TrackedField`.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,31 +16,26 @@ use qm_api::tracked_field::Entry;
 use qm_runtime::ObjectKey;
 use tokio::sync::Notify;
 
-use super::entries::{BatchEntry, DeliveryRequest, EntryKey, PendingEntries};
+use super::entries::{EntryKey, PendingEntries};
 use super::receiver::{FAILING_FROM, QueueState, Receiver};
-use super::refusals::{AfterRefusal, EntryState, Refusals};
 use super::rejected_writes::RejectedWrites;
 use super::{
     AcceptedTests, Circumstances, InitialState, ReceiverState, RequestedTest, RetryPolicy,
     TestMessage,
 };
-use crate::history::{self, Ages, DeliveryOutcome, Now};
-use crate::{Endpoint, Refusal, SendError, SendFailure, SendReceipt};
-
-/// Maximum number of entries in a batch. Entries in flight cannot be merged, so the number must stay well below the 500
-/// Pending entries that a `TrackedField` may have.
-const MAX_BATCH: usize = 100;
+use crate::Endpoint;
+use crate::history::{Ages, DeliveryOutcome, Now};
 
 /// Queues of all contact points.
 pub struct Queues {
-    retry_policy: RetryPolicy,
+    pub(super) retry_policy: RetryPolicy,
     pub(super) by_contact_point: HashMap<ObjectKey, ContactPointQueue>,
     /// Queue that has the pending entries of each `TrackedField`.
     queue_by_field: HashMap<ObjectKey, ObjectKey>,
     /// Queue that has entries of a `TrackedField` in flight: in its request, or with an unrecorded outcome.
-    in_flight: HashMap<ObjectKey, ObjectKey>,
+    pub(super) in_flight: HashMap<ObjectKey, ObjectKey>,
     /// Ages of the Pending entries of each `TrackedField`.
-    ages: HashMap<ObjectKey, Ages>,
+    pub(super) ages: HashMap<ObjectKey, Ages>,
     /// `TrackedField`s whose status the apiserver rejects.
     rejected: HashMap<ObjectKey, RejectedWrites>,
     /// Number of configurations so far.
@@ -54,18 +48,18 @@ pub(super) struct ContactPointQueue {
     /// Receiver of the last configuration; none without a contact point.
     pub(super) receiver: Option<Receiver>,
     /// Pending entries of each `TrackedField`.
-    waiting: BTreeMap<ObjectKey, PendingEntries>,
-    request: RequestState,
+    pub(super) waiting: BTreeMap<ObjectKey, PendingEntries>,
+    pub(super) request: RequestState,
     /// Outcomes of the last request that statuses do not have yet, by `TrackedField`. The queue waits for all of them,
     /// except for those of objects whose status the apiserver keeps rejecting.
-    unrecorded: BTreeMap<ObjectKey, Vec<(Arc<str>, DeliveryOutcome)>>,
+    pub(super) unrecorded: BTreeMap<ObjectKey, Vec<(Arc<str>, DeliveryOutcome)>>,
     /// Wakes the worker; none before the first configuration.
     worker: Option<Arc<Notify>>,
 }
 
 /// State of a queue's request.
 #[derive(Default)]
-enum RequestState {
+pub(super) enum RequestState {
     #[default]
     Idle,
     /// The response arrives, whatever happens to the queue.
@@ -76,50 +70,13 @@ enum RequestState {
 
 /// Entries of one request; none for the test message.
 #[derive(Clone, Default)]
-struct Batch {
-    entries: Vec<EntryKey>,
+pub(super) struct Batch {
+    pub(super) entries: Vec<EntryKey>,
     /// True if the request uses the default text in place of each `TrackedField`'s template.
-    plain: bool,
+    pub(super) plain: bool,
     /// True if a requested test message goes first, alone. The entries, which the queue sends again afterwards, stay in
     /// flight meanwhile.
-    test_first: bool,
-}
-
-/// Next step of a queue.
-pub(crate) enum QueueStep {
-    /// Send a request.
-    Send,
-    /// Wait for a change, at most until this instant.
-    Wait(Option<Instant>),
-    /// Report in the contact point's status that the receiver has stopped.
-    Stopped,
-}
-
-/// Choice of the next request.
-enum Choice {
-    Send(Batch),
-    Wait(Option<Instant>),
-    /// Entries wait, but since the last accepted message the receiver has refused an entry of each `TrackedField`.
-    NoneLeft,
-}
-
-/// Request that its receiver did not accept.
-#[derive(Clone, Copy)]
-struct Failed<'a> {
-    point: &'a ObjectKey,
-    request: &'a DeliveryRequest,
-    /// Entries that the request carried.
-    carried: &'a [BatchEntry],
-    now: Instant,
-}
-
-/// Objects whose status a response changes.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct AffectedObjects {
-    /// `TrackedField`s with a new outcome or message.
-    pub fields: Vec<ObjectKey>,
-    /// True if the contact point must be reconciled: its status changes, or its Secret must be read again.
-    pub point: bool,
+    pub(super) test_first: bool,
 }
 
 /// Contact points: their configurations, and what their reconciles report.
@@ -266,6 +223,13 @@ impl Queues {
             .is_some_and(|receiver| receiver.revision == revision)
     }
 
+    /// Returns whether `changed` belongs to the current queue of `point`: a new queue of that name has another worker.
+    pub(crate) fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
+        let queue = self.by_contact_point.get(point);
+        let worker = queue.and_then(|queue| queue.worker.as_ref());
+        worker.is_some_and(|worker| Arc::ptr_eq(worker, changed))
+    }
+
     /// Returns the state of the receiver of `point`.
     pub fn receiver_state(&self, point: &ObjectKey) -> ReceiverState {
         self.receiver(point)
@@ -292,16 +256,16 @@ impl Queues {
     }
 
     /// Returns whether messages wait to be sent, or are being sent.
-    fn has_messages(&self, queue: &ContactPointQueue) -> bool {
+    pub(super) fn has_messages(&self, queue: &ContactPointQueue) -> bool {
         !queue.request.entries().is_empty()
             || queue.waiting.keys().any(|field| !self.is_left_out(field))
     }
 
-    fn receiver(&self, point: &ObjectKey) -> Option<&Receiver> {
+    pub(super) fn receiver(&self, point: &ObjectKey) -> Option<&Receiver> {
         self.by_contact_point.get(point)?.receiver.as_ref()
     }
 
-    fn receiver_mut(&mut self, point: &ObjectKey) -> Option<&mut Receiver> {
+    pub(super) fn receiver_mut(&mut self, point: &ObjectKey) -> Option<&mut Receiver> {
         self.by_contact_point.get_mut(point)?.receiver.as_mut()
     }
 }
@@ -559,7 +523,7 @@ impl Queues {
     }
 
     /// Returns whether the queue waits until statuses have the outcomes of its last request.
-    fn is_recording(&self, queue: &ContactPointQueue) -> bool {
+    pub(super) fn is_recording(&self, queue: &ContactPointQueue) -> bool {
         queue
             .unrecorded
             .keys()
@@ -567,482 +531,11 @@ impl Queues {
     }
 }
 
-/// The next request.
+/// Requests and workers.
 impl Queues {
-    /// Returns whether `changed` belongs to the current queue of `point`: a new queue of that name has another worker.
-    pub(crate) fn is_current_worker(&self, point: &ObjectKey, changed: &Arc<Notify>) -> bool {
-        let queue = self.by_contact_point.get(point);
-        let worker = queue.and_then(|queue| queue.worker.as_ref());
-        worker.is_some_and(|worker| Arc::ptr_eq(worker, changed))
-    }
-
-    /// Returns the next step of the queue of `point` at `now`.
-    pub fn next(&mut self, point: &ObjectKey, now: Instant) -> QueueStep {
-        loop {
-            match self.choose(point, now) {
-                Choice::Send(_) => return QueueStep::Send,
-                Choice::Wait(until) => return QueueStep::Wait(until),
-                Choice::NoneLeft => {
-                    if self.stop(point, true, now) {
-                        return QueueStep::Stopped;
-                    }
-                }
-            }
-        }
-    }
-
-    fn choose(&self, point: &ObjectKey, now: Instant) -> Choice {
-        let Some((queue, receiver)) = self
-            .by_contact_point
-            .get(point)
-            .and_then(|queue| Some((queue, queue.receiver.as_ref()?)))
-            .filter(|(_, receiver)| receiver.endpoint.is_some())
-        else {
-            return Choice::Wait(None);
-        };
-        if self.is_recording(queue) {
-            return Choice::Wait(None);
-        }
-        let due = receiver.not_before.filter(|instant| *instant > now);
-        match (&queue.request, receiver.state) {
-            (RequestState::InFlight(_), _) | (_, QueueState::Tested) => Choice::Wait(None),
-            _ if due.is_some() => Choice::Wait(due),
-            (request, _) if receiver.has_test_request() => Choice::Send(Batch {
-                test_first: true,
-                ..request.retry().cloned().unwrap_or_default()
-            }),
-            (RequestState::Retrying(batch), _) => Choice::Send(batch.clone()),
-            (RequestState::Idle, QueueState::Testing) => Choice::Send(Batch::default()),
-            (RequestState::Idle, QueueState::Open) => match self.digest_due(queue, receiver, now) {
-                Some(due) => Choice::Wait(Some(due)),
-                None => self.choose_when_open(queue, receiver),
-            },
-            (RequestState::Idle, QueueState::Stopped) => {
-                self.choose_when_stopped(queue, receiver, now)
-            }
-        }
-    }
-
-    /// Returns the instant until which the entries of an open queue wait for a digest; `None` if they wait no longer.
-    /// Entries that were sent before do not wait.
-    fn digest_due(
-        &self,
-        queue: &ContactPointQueue,
-        receiver: &Receiver,
-        now: Instant,
-    ) -> Option<Instant> {
-        let (delay, refusals) = (receiver.digest_delay, &receiver.refusals);
-        if delay.is_zero() || receiver.failures > 0 {
-            return None;
-        }
-        let mut oldest = None;
-        for (field, pending) in self.sendable(queue) {
-            let Some(head) = pending.ids.first() else {
-                continue;
-            };
-            let is_due = receiver.due_up_to.as_ref().is_some_and(|due| head <= due)
-                || refusals.goes_alone(field, head)
-                || refusals.entry_state(field, head) != EntryState::Fresh;
-            if is_due {
-                return None;
-            }
-            let age = self.ages.get(field).map(|ages| ages.waited(head, now));
-            oldest = oldest.max(Some(age.unwrap_or_default()));
-        }
-        let left = delay.saturating_sub(oldest?);
-        (!left.is_zero()).then(|| now + left)
-    }
-
-    /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message; all
-    /// others go oldest first.
-    fn choose_when_open(&self, queue: &ContactPointQueue, receiver: &Receiver) -> Choice {
-        let refusals = &receiver.refusals;
-        let (mut fresh, mut last, mut has_refused) = (Vec::new(), Vec::new(), false);
-        for (field, pending) in self.sendable(queue) {
-            let Some(head) = pending.ids.first() else {
-                continue;
-            };
-            match refusals.entry_state(field, head) {
-                EntryState::Fresh => fresh.push((field, pending)),
-                EntryState::LastAttempt => last.push((field, pending)),
-                EntryState::Refused => has_refused = true,
-            }
-        }
-        let entries = if refusals.is_rejecting() {
-            oldest(refusals, &fresh, 1)
-        } else if !last.is_empty() && (fresh.is_empty() || !refusals.has_just_failed()) {
-            oldest(refusals, &last, 1)
-        } else {
-            oldest(refusals, &fresh, MAX_BATCH)
-        };
-        match entries.is_empty() {
-            false => Choice::Send(Batch::of(entries)),
-            true if has_refused || !last.is_empty() => Choice::NoneLeft,
-            true => Choice::Wait(None),
-        }
-    }
-
-    /// Chooses the next request of a stopped queue: the oldest entry of each `TrackedField` in turn, alone; the test
-    /// message if no entry is pending, and alternately if only one `TrackedField` has entries.
-    fn choose_when_stopped(
-        &self,
-        queue: &ContactPointQueue,
-        receiver: &Receiver,
-        now: Instant,
-    ) -> Choice {
-        let refusals = &receiver.refusals;
-        let waiting: Vec<_> = self.sendable(queue).collect();
-        let is_test = match waiting.as_slice() {
-            [] if !receiver.may_test() => return Choice::Wait(None),
-            [] if receiver.test_not_before > Some(now) => {
-                return Choice::Wait(receiver.test_not_before);
-            }
-            [] => true,
-            [(field, _)] => receiver.may_test() && refusals.refused_since_test(field),
-            _ => false,
-        };
-        if is_test {
-            return Choice::Send(Batch::default());
-        }
-        let next = waiting
-            .into_iter()
-            .min_by_key(|(field, pending)| (refusals.last_refusal(field), pending.ids.first()));
-        Choice::Send(Batch::of(oldest(refusals, next.as_slice(), 1)))
-    }
-
-    /// Returns the pending entries of each `TrackedField` that has none in flight, neither in another queue nor with an
-    /// unrecorded outcome.
-    fn sendable<'a>(
-        &'a self,
-        queue: &'a ContactPointQueue,
-    ) -> impl Iterator<Item = (&'a ObjectKey, &'a PendingEntries)> {
-        queue
-            .waiting
-            .iter()
-            .filter(|(field, _)| !self.in_flight.contains_key(*field))
-    }
-
-    /// Stops the receiver of `point`; returns whether the contact point's status changes. A stop that `may_alternate`
-    /// is not reported if only one `TrackedField` has pending entries: the test message goes next, at once, and shows
-    /// whether the receiver accepts anything.
-    fn stop(&mut self, point: &ObjectKey, may_alternate: bool, now: Instant) -> bool {
-        let alternates = may_alternate
-            && self.receiver(point).is_some_and(Receiver::may_test)
-            && self
-                .by_contact_point
-                .get(point)
-                .is_some_and(|queue| self.sendable(queue).count() == 1);
-        let retry_at = now + self.retry_policy.stopped;
-        let Some(receiver) = self.receiver_mut(point) else {
-            return false;
-        };
-        if alternates {
-            receiver.stop_silently();
-            return false;
-        }
-        receiver.stop(retry_at)
-    }
-
-    /// Returns the next request, if there is one and the queue still has the configuration of that revision. The
-    /// entries of the request are in flight from now on.
-    pub fn start_request(
-        &mut self,
-        point: &ObjectKey,
-        revision: u64,
-        now: Instant,
-    ) -> Option<DeliveryRequest> {
-        let Choice::Send(batch) = self.choose(point, now) else {
-            return None;
-        };
-        let queue = self.by_contact_point.get_mut(point)?;
-        let receiver = queue.receiver.as_ref()?;
-        if receiver.revision != revision {
-            return None;
-        }
-        let entry = |key: &EntryKey| {
-            let PendingEntries { object, origin, .. } = queue.waiting.get(&key.field)?;
-            Some(BatchEntry {
-                key: key.clone(),
-                object: Arc::clone(object),
-                origin: origin.clone(),
-            })
-        };
-        let request = DeliveryRequest {
-            endpoint: receiver.endpoint.clone()?,
-            entries: batch.sent().iter().map(entry).collect::<Option<_>>()?,
-            test_id: receiver.test.id(),
-            started: now,
-            plain: batch.plain,
-            revision,
-        };
-        for entry in &batch.entries {
-            self.in_flight.insert(entry.field.clone(), point.clone());
-        }
-        queue.request = RequestState::InFlight(batch);
-        Some(request)
-    }
-}
-
-/// Returns the oldest of these pending entries, up to the first that goes alone. Ids are `UUIDv7`, so they sort by
-/// time.
-fn oldest(
-    refusals: &Refusals,
-    pending: &[(&ObjectKey, &PendingEntries)],
-    count: usize,
-) -> Vec<EntryKey> {
-    let head = |object: usize, at: usize| {
-        pending[object]
-            .1
-            .ids
-            .get(at)
-            .map(|id| Reverse((id, object, at)))
-    };
-    let mut heads: BinaryHeap<_> = (0..pending.len())
-        .filter_map(|object| head(object, 0))
-        .collect();
-    let mut oldest = Vec::new();
-    while oldest.len() < count
-        && let Some(Reverse((id, object, at))) = heads.pop()
-    {
-        let (field, _) = pending[object];
-        let goes_alone = refusals.goes_alone(field, id);
-        if goes_alone && !oldest.is_empty() {
-            break;
-        }
-        let (field, id) = (field.clone(), Arc::clone(id));
-        oldest.push(EntryKey { field, id });
-        if goes_alone {
-            break;
-        }
-        heads.extend(head(object, at + 1));
-    }
-    oldest
-}
-
-/// The response.
-impl Queues {
-    /// Handles the response to a request.
-    pub(crate) fn on_response(
-        &mut self,
-        point: &ObjectKey,
-        request: &DeliveryRequest,
-        response: Result<SendReceipt, SendFailure>,
-        now: Instant,
-    ) -> AffectedObjects {
-        let mut affected = AffectedObjects::default();
-        let was_failing = self.failing(point).is_some();
-        let departed = self.departed(point, request);
-        let is_current = self.is_configured(point, request.revision);
-        let mut is_requested_test = false;
-        if is_current
-            && request.is_test()
-            && let Some(receiver) = self.receiver_mut(point)
-        {
-            is_requested_test = receiver.answer_test_request(&response);
-            affected.point |= is_requested_test;
-        }
-        // If the request was a requested test message, the retry of a batch may still be due.
-        let mut retry = self
-            .by_contact_point
-            .get(point)
-            .and_then(ContactPointQueue::in_flight)
-            .filter(|_| is_current && request.is_test());
-        match response {
-            Ok(receipt) => {
-                let accepted = first(&request.entries, receipt.accepted);
-                // A delivered entry counts even if the endpoint has changed since.
-                for entry in accepted {
-                    self.set_outcome(point, &entry.key, DeliveryOutcome::Delivered);
-                    affected.fields.push(entry.key.field.clone());
-                }
-                if is_current && let Some(receiver) = self.receiver_mut(point) {
-                    affected.point |= receiver.accept(&receipt, accepted, is_requested_test);
-                }
-            }
-            Err(SendFailure { error, carried }) if is_current => {
-                let mut failed = Failed {
-                    point,
-                    request,
-                    carried: first(&request.entries, carried),
-                    now,
-                };
-                retry = match error {
-                    SendError::Retry { message, after } => {
-                        self.on_error(&failed, &message, after, &mut affected)
-                    }
-                    SendError::Unsent { message } => {
-                        failed.carried = &[];
-                        self.on_error(&failed, &message, None, &mut affected)
-                    }
-                    SendError::Refused { reason, message } => {
-                        self.on_refusal(&failed, reason, &message, &mut affected)
-                    }
-                };
-            }
-            Err(_) => {}
-        }
-        // A response does not concern objects that were deleted or moved meanwhile.
-        for field in &departed {
-            self.forget_refusals(point, field);
-        }
-        self.end_request(point, retry);
-        // The messages may have been deleted while the request was in flight.
-        affected.point |= was_failing
-            && self
-                .by_contact_point
-                .get(point)
-                .is_some_and(|queue| !self.has_messages(queue));
-        affected.fields.sort();
-        affected.fields.dedup();
-        self.wake_worker_of(point);
-        self.drop_if_idle(point);
-        affected
-    }
-
-    /// Returns the `TrackedField`s of the request that were deleted or moved away from `point`.
-    fn departed(&self, point: &ObjectKey, request: &DeliveryRequest) -> Vec<ObjectKey> {
-        let fields = request.entries.iter().map(|entry| &entry.key.field);
-        let is_departed = |field: &&ObjectKey| {
-            let is_deleted = self.in_flight.get(*field) != Some(point);
-            is_deleted || self.queue_of(field).is_some_and(|queue| queue != point)
-        };
-        fields.filter(is_departed).cloned().collect()
-    }
-
-    /// Sets the outcome of an entry in flight, unless its object was deleted meanwhile.
-    fn set_outcome(&mut self, point: &ObjectKey, entry: &EntryKey, outcome: DeliveryOutcome) {
-        if self.in_flight.get(&entry.field) == Some(point)
-            && let Some(queue) = self.by_contact_point.get_mut(point)
-        {
-            let outcomes = queue.unrecorded.entry(entry.field.clone()).or_default();
-            outcomes.push((Arc::clone(&entry.id), outcome));
-        }
-    }
-
-    /// Handles an error after which the same request may succeed. Returns the request to retry.
-    fn on_error(
-        &mut self,
-        failed: &Failed<'_>,
-        message: &str,
-        after: Option<Duration>,
-        affected: &mut AffectedObjects,
-    ) -> Option<Batch> {
-        let is_expired = self.expire(failed, message, affected);
-        let retry_policy = self.retry_policy;
-        let queue = self.by_contact_point.get_mut(failed.point)?;
-        let receiver = queue.receiver.as_mut()?;
-        affected.point |= receiver.retry(message, after, retry_policy, failed.now);
-        if receiver.failures == FAILING_FROM {
-            // The contact point stays ready, and its message says that messages wait.
-            affected.point |= receiver.state == QueueState::Open;
-            affected.fields.extend(queue.waiting.keys().cloned());
-        }
-        queue.in_flight().filter(|_| !is_expired)
-    }
-
-    /// Expires the entries that were too old when this failed attempt started; returns whether there are any.
-    fn expire(
-        &mut self,
-        failed: &Failed<'_>,
-        message: &str,
-        affected: &mut AffectedObjects,
-    ) -> bool {
-        let (max_age, started) = (self.retry_policy.max_age, failed.request.started);
-        let is_expired = |entry: &&BatchEntry| {
-            let ages = self.ages.get(&entry.key.field);
-            ages.is_some_and(|ages| ages.waited(&entry.key.id, started) > max_age)
-        };
-        let expired: Vec<_> = failed.carried.iter().filter(is_expired).collect();
-        for entry in &expired {
-            let reason = history::expired(max_age, message);
-            self.set_outcome(
-                failed.point,
-                &entry.key,
-                DeliveryOutcome::Expired { reason },
-            );
-            affected.fields.push(entry.key.field.clone());
-        }
-        !expired.is_empty()
-    }
-
-    /// Handles a refused request. Returns the request to send instead.
-    fn on_refusal(
-        &mut self,
-        failed: &Failed<'_>,
-        reason: Refusal,
-        message: &str,
-        affected: &mut AffectedObjects,
-    ) -> Option<Batch> {
-        let Failed {
-            point,
-            request,
-            carried,
-            now,
-        } = *failed;
-        let receiver = self.receiver_mut(point)?;
-        let Some(BatchEntry { key, object, .. }) =
-            request.entries.first().filter(|_| reason.is_of_receiver())
-        else {
-            // No entry can be the cause of this refusal.
-            receiver.refusals.refuse_any(reason, message);
-            affected.point |= self.stop(point, false, now);
-            self.expire(failed, message, affected);
-            return None;
-        };
-        if carried.len() > 1 {
-            let entries = carried.iter().map(|entry| &entry.key);
-            receiver.refusals.refuse_digest(reason, message, entries);
-            receiver.clear_backoff();
-            return None;
-        }
-        let is_open = receiver.state == QueueState::Open;
-        let is_last_attempt = is_open
-            && receiver.refusals.entry_state(&key.field, &key.id) == EntryState::LastAttempt;
-        if !request.plain
-            && object.spec.notification.template.is_some()
-            && (is_last_attempt || reason.is_rejection())
-        {
-            receiver.clear_backoff();
-            return Some(Batch {
-                plain: true,
-                ..Batch::of(vec![key.clone()])
-            });
-        }
-        if is_last_attempt {
-            receiver.refusals.fail_entry(key);
-            receiver.clear_backoff();
-            let reason = message.to_owned();
-            self.set_outcome(point, key, DeliveryOutcome::Failed { reason });
-            affected.fields.push(key.field.clone());
-            return None;
-        }
-        let is_expired = self.expire(failed, message, affected);
-        let receiver = self.receiver_mut(point)?;
-        let refusals = &mut receiver.refusals;
-        let after = refusals.refuse_entry(reason, message, key, !is_expired);
-        if after == AfterRefusal::Continue && is_open {
-            receiver.clear_backoff();
-            return None;
-        }
-        let may_alternate = reason.is_rejection() && receiver.state == QueueState::Stopped;
-        // The refused entry is no longer in flight, so the queue may send it again.
-        self.end_request(point, None);
-        affected.point |= self.stop(point, may_alternate, now);
-        None
-    }
-
-    /// Ends the request in flight; the `retry` goes next.
-    fn end_request(&mut self, point: &ObjectKey, retry: Option<Batch>) {
-        self.set_request(
-            point,
-            retry.map_or(RequestState::Idle, RequestState::Retrying),
-        );
-        self.drop_stale_retry(point);
-    }
-
     /// Drops the request to retry if the queue was closed or the request would differ, because one of its entries is no
     /// longer pending here.
-    fn drop_stale_retry(&mut self, point: &ObjectKey) {
+    pub(super) fn drop_stale_retry(&mut self, point: &ObjectKey) {
         let is_stale = |queue: &ContactPointQueue| match &queue.request {
             RequestState::Retrying(batch) => queue.endpoint().is_none() || !queue.is_pending(batch),
             RequestState::Idle | RequestState::InFlight(_) => false,
@@ -1052,17 +545,9 @@ impl Queues {
         }
     }
 
-    /// Ends the request of `point`, whose worker panicked: no response will come.
-    pub(crate) fn abort_request(&mut self, point: &ObjectKey) {
-        let queue = self.by_contact_point.get(point);
-        let retry = queue.and_then(ContactPointQueue::in_flight);
-        self.end_request(point, retry);
-        self.drop_if_idle(point);
-    }
-
     /// Replaces the request of `point`. Entries without an outcome that the `next` request lacks are no longer in
     /// flight.
-    fn set_request(&mut self, point: &ObjectKey, next: RequestState) {
+    pub(super) fn set_request(&mut self, point: &ObjectKey, next: RequestState) {
         let Some(queue) = self.by_contact_point.get_mut(point) else {
             return;
         };
@@ -1091,14 +576,14 @@ impl Queues {
         }
     }
 
-    fn forget_refusals(&mut self, point: &ObjectKey, field: &ObjectKey) {
+    pub(super) fn forget_refusals(&mut self, point: &ObjectKey, field: &ObjectKey) {
         if let Some(receiver) = self.receiver_mut(point) {
             receiver.refusals.forget(field);
         }
     }
 
     /// Removes the queue of a deleted contact point, unless it has entries or a request.
-    fn drop_if_idle(&mut self, point: &ObjectKey) {
+    pub(super) fn drop_if_idle(&mut self, point: &ObjectKey) {
         let is_idle = |queue: &ContactPointQueue| {
             queue.receiver.is_none()
                 && queue.waiting.is_empty()
@@ -1112,15 +597,11 @@ impl Queues {
         }
     }
 
-    fn wake_worker_of(&self, point: &ObjectKey) {
+    pub(super) fn wake_worker_of(&self, point: &ObjectKey) {
         if let Some(queue) = self.by_contact_point.get(point) {
             queue.wake_worker();
         }
     }
-}
-
-fn first(entries: &[BatchEntry], count: usize) -> &[BatchEntry] {
-    &entries[..count.min(entries.len())]
 }
 
 fn signed(count: usize) -> i64 {
@@ -1128,7 +609,7 @@ fn signed(count: usize) -> i64 {
 }
 
 impl RequestState {
-    fn entries(&self) -> &[EntryKey] {
+    pub(super) fn entries(&self) -> &[EntryKey] {
         match self {
             Self::Idle => &[],
             Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
@@ -1136,7 +617,7 @@ impl RequestState {
     }
 
     /// Returns the batch to send again.
-    fn retry(&self) -> Option<&Batch> {
+    pub(super) fn retry(&self) -> Option<&Batch> {
         match self {
             Self::Retrying(batch) => Some(batch),
             Self::Idle | Self::InFlight(_) => None,
@@ -1145,7 +626,7 @@ impl RequestState {
 }
 
 impl Batch {
-    fn of(entries: Vec<EntryKey>) -> Self {
+    pub(super) fn of(entries: Vec<EntryKey>) -> Self {
         Self {
             entries,
             ..Self::default()
@@ -1153,7 +634,7 @@ impl Batch {
     }
 
     /// Returns the entries that the next request carries; none for the test message.
-    fn sent(&self) -> &[EntryKey] {
+    pub(super) fn sent(&self) -> &[EntryKey] {
         if self.test_first { &[] } else { &self.entries }
     }
 }
@@ -1166,7 +647,7 @@ impl ContactPointQueue {
 
     /// Returns the entries of the request in flight, to send them again; none for the test message alone, which may be
     /// replaced.
-    fn in_flight(&self) -> Option<Batch> {
+    pub(super) fn in_flight(&self) -> Option<Batch> {
         match &self.request {
             RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(Batch {
                 test_first: false,

@@ -12,8 +12,10 @@ use qm_runtime::backoff::BackoffPolicy;
 use serde_json::json;
 use tokio::sync::Notify;
 
+use super::choice::QueueStep;
 use super::entries::DeliveryRequest;
-use super::queues::{QueueStep, Queues};
+use super::queues::Queues;
+use super::response::AffectedObjects;
 use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};
 use crate::history::DeliveryOutcome;
 use crate::message::Body;
@@ -158,25 +160,17 @@ impl TestQueue {
         &mut self,
         request: &DeliveryRequest,
         response: Result<SendReceipt, SendError>,
-    ) -> super::queues::AffectedObjects {
+    ) -> AffectedObjects {
         let response = response.map_err(|error| SendFailure::new(error, request.entries.len()));
         self.queues
             .on_response(&key("p"), request, response, self.now)
     }
 
-    fn refuse(
-        &mut self,
-        request: &DeliveryRequest,
-        reason: Refusal,
-    ) -> super::queues::AffectedObjects {
+    fn refuse(&mut self, request: &DeliveryRequest, reason: Refusal) -> AffectedObjects {
         self.respond(request, Err(refusal(reason)))
     }
 
-    fn accept(
-        &mut self,
-        request: &DeliveryRequest,
-        accepted: usize,
-    ) -> super::queues::AffectedObjects {
+    fn accept(&mut self, request: &DeliveryRequest, accepted: usize) -> AffectedObjects {
         self.respond(
             request,
             Ok(SendReceipt {
