@@ -18,10 +18,10 @@ use tokio::sync::SetOnce;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
-use super::tracked_field::follow::Targets;
 use super::tracked_field::grants::Grants;
 use super::tracked_field::requests::TargetRequests;
-use super::tracked_field::target::Resolver;
+use super::tracked_field::resolver::Resolver;
+use super::tracked_field::targets::Targets;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::waiting::Receivers;
 use super::tracked_field::when::ParsedWhens;

@@ -21,7 +21,7 @@ use super::objects::pages;
 use super::printer::{Cell, Printer, count};
 use super::{FailedRequest, has_code};
 use crate::cli::commands::{MatchesArgs, Output};
-use crate::controllers::tracked_field::target::{Resolved, Resolver, TargetError};
+use crate::controllers::tracked_field::resolver::{Resolved, Resolver, TargetError};
 use crate::controllers::tracked_field_set::child::{Seniority, seniority};
 use crate::controllers::tracked_field_set::selection::{SelectedNamespaces, Selection};
 

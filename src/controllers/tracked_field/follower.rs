@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::field::Selectors;
 use super::lookup::Unreadable;
-use super::target::TargetKey;
+use super::resolver::TargetKey;
 
 /// Time without watch events after which a read that contradicts the watch is accepted.
 pub(crate) const CONTRADICTION_GRACE: Duration = Duration::from_secs(5);

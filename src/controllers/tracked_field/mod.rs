@@ -26,19 +26,19 @@ use qm_runtime::{ObjectKey, Revision, write};
 use tracing::debug;
 use uuid::Uuid;
 
-use self::follow::{FollowedTarget, Targets};
 use self::follower::FollowIdentity;
 use self::requests::{Answer, TrackError};
+use self::targets::{FollowedTarget, Targets};
 use self::waiting::{Receivers, WaitingReason};
 use self::when::{ParsedWhen, ParsedWhens};
 
 pub mod field;
-pub mod follow;
 pub(crate) mod follower;
 pub mod grants;
 mod lookup;
 pub mod requests;
-pub mod target;
+pub mod resolver;
+pub mod targets;
 pub mod tracker;
 pub mod waiting;
 mod watch_event;

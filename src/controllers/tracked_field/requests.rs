@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
 use super::follower::FollowIdentity;
-use super::target::{TargetError, TargetKey, is_watched_by_metadata};
+use super::resolver::{TargetError, TargetKey, is_watched_by_metadata};
 use super::waiting::{TARGET_UNREADABLE, WaitingReason};
 
 /// Why a `TrackedField` tracks nothing.

@@ -28,7 +28,7 @@ use tracing::warn;
 use super::field::Selectors;
 use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
 use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
-use super::target::{TargetKey, is_watched_by_metadata};
+use super::resolver::{TargetKey, is_watched_by_metadata};
 use super::watch_event::{WatchEvent, WatchEventQueue};
 
 /// Maximum size of the text of an object that is decoded on a thread with other work, in bytes.

@@ -19,7 +19,7 @@ use qm_runtime::outcome::{Outcome, SPEC_INVALID, SUSPENDED};
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::lookup::Unreadable;
-use super::target::{TargetKey, nearest};
+use super::resolver::{TargetKey, nearest};
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use qm_runtime::raw_object::RawObject;
 
-use super::target::TargetKey;
+use super::resolver::TargetKey;
 
 /// Maximum number of waiting events.
 const MAX_EVENTS: usize = 100;

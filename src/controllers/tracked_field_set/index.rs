@@ -20,7 +20,7 @@ use qm_runtime::{ObjectKey, WatchScope, version};
 use super::child::Identity;
 use super::precedence::Tracking;
 use super::selection::{SelectedNamespaces, Selection};
-use crate::controllers::tracked_field::follow::Sets;
+use crate::controllers::tracked_field::targets::Sets;
 
 /// Maximum number of changed resources that a set remembers. Beyond that, the next reconcile compares everything.
 const MAX_CHANGES: usize = 1000;

@@ -47,11 +47,11 @@ use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
 use super::contact_point::endpoint::BODY_INVALID;
 use super::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
-use super::tracked_field::follow::Targets;
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
-use super::tracked_field::target::Resolved;
+use super::tracked_field::resolver::Resolved;
+use super::tracked_field::targets::Targets;
 use super::tracked_field::waiting::{
     CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
     Receivers, TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
