@@ -1,4 +1,4 @@
-//! The object that a user names, or an error with the nearest choices.
+//! The object that a user names, or an error with the choices.
 
 use kube::api::ListParams;
 use kube::core::NamespaceResourceScope;

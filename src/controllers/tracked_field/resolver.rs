@@ -14,6 +14,8 @@ use qm_core::shared;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::watch::ResourceName;
 
+use crate::controllers::nearest::nearest;
+
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TargetKey {
@@ -254,15 +256,6 @@ async fn discover(
         resource: ApiResource::from_gvk_with_plural(&gvk, plural),
         namespaced: *namespaced,
     })
-}
-
-/// Returns the most similar name, if any is similar.
-pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
-    scored
-        .filter(|(score, _)| *score >= 0.5)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

@@ -19,10 +19,11 @@ use qm_runtime::outcome::{Outcome, SPEC_INVALID, SUSPENDED};
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::lookup::Unreadable;
-use super::resolver::{TargetKey, nearest};
+use super::resolver::TargetKey;
 use super::tracker::Tracker;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::controllers::nearest::nearest;
 use crate::controllers::reasons::OUT_OF_SCOPE;
 use crate::permissions::{AGGREGATE_TO_TRACKER, TARGET_VERBS};
 

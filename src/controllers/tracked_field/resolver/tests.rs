@@ -12,13 +12,6 @@ use tower::{BoxError, service_fn};
 use super::*;
 
 #[test]
-fn similar_name_is_found_and_another_is_not() {
-    let names = || ["telegram-cp", "pager", "mail"].into_iter();
-    assert_eq!(nearest("telegram-chat", names()), Some("telegram-cp"));
-    assert_eq!(nearest("zzz", names()), None);
-}
-
-#[test]
 fn secrets_are_recognised_in_any_spelling() {
     assert!(
         is_secret("v1", "secrets")

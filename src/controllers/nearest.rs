@@ -1,0 +1,22 @@
+//! The name that a user probably meant.
+
+/// Returns the most similar name, if any is similar.
+pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
+    scored
+        .filter(|(score, _)| *score >= 0.5)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_name_is_found_and_another_is_not() {
+        let names = || ["telegram-cp", "pager", "mail"].into_iter();
+        assert_eq!(nearest("telegram-chat", names()), Some("telegram-cp"));
+        assert_eq!(nearest("zzz", names()), None);
+    }
+}
