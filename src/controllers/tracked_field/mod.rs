@@ -27,15 +27,17 @@ use tracing::debug;
 use uuid::Uuid;
 
 use self::follower::FollowIdentity;
+use self::receivers::Receivers;
 use self::requests::{Answer, TrackError};
 use self::targets::{FollowedTarget, Targets};
-use self::waiting::{Receivers, WaitingReason};
+use self::waiting::WaitingReason;
 use self::when::{ParsedWhen, ParsedWhens};
 
 pub mod field;
 pub(crate) mod follower;
 pub mod grants;
 mod lookup;
+pub mod receivers;
 pub mod requests;
 pub mod resolver;
 pub mod targets;

@@ -49,12 +49,13 @@ use super::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
 use super::tracked_field::follower::FollowIdentity;
 use super::tracked_field::grants::Grant;
+use super::tracked_field::receivers::Receivers;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::resolver::Resolved;
 use super::tracked_field::targets::Targets;
 use super::tracked_field::waiting::{
     CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
-    Receivers, TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
+    TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
 };
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 

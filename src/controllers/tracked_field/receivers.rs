@@ -1,0 +1,134 @@
+//! The receivers of messages: contact points, and why one accepts none.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use qm_api::ContactPoint;
+use qm_core::conditions;
+use qm_notify::Transport;
+use qm_notify::queue::Outbox;
+use qm_runtime::ObjectKey;
+use qm_runtime::manager::CacheStatus;
+use qm_runtime::objects::Objects;
+use qm_runtime::outcome::SUSPENDED;
+
+use super::waiting::WaitingReason;
+use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::controllers::nearest::nearest;
+
+/// The contact points of all namespaces, and whether they accept messages.
+pub struct Receivers<T> {
+    pub points: Objects<ContactPoint>,
+    /// State of the cache of contact points.
+    pub cache: CacheStatus,
+    pub outbox: Arc<Outbox<T>>,
+}
+
+impl<T: Transport> Receivers<T> {
+    /// Returns the contact point of this name.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ContactPoint>> {
+        self.points.get(&ObjectKey::new(namespace, name))
+    }
+
+    /// Returns why messages cannot be sent to a contact point now. A receiver whose requests fail counts only if a
+    /// message `is_pending`.
+    pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
+        let Some(point) = self.get(namespace, name) else {
+            let name = name.to_owned();
+            if let Some(why) = self.cache.unavailable(namespace) {
+                let because = format!("this operator does not serve contact points: {why}");
+                return Some(WaitingReason::ContactPointNotReady { name, because });
+            }
+            let points = self.points.all();
+            let names: Vec<String> = points
+                .iter()
+                .filter(|point| point.namespace().as_deref() == Some(namespace))
+                .map(|point| point.name_any())
+                .collect();
+            let nearest = nearest(&name, names.iter().map(String::as_str)).map(str::to_owned);
+            return Some(WaitingReason::ContactPointNotFound { name, nearest });
+        };
+        of_point(&point).or_else(|| {
+            let message = self.outbox.failing(&ObjectKey::of(point.as_ref()))?;
+            is_pending.then(|| WaitingReason::DeliveryFailing {
+                name: name.to_owned(),
+                message,
+            })
+        })
+    }
+}
+
+/// Returns the obstacle to sending messages to a contact point.
+pub(crate) fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
+    let name = point.metadata.name.clone().unwrap_or_default();
+    let status = point.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    // A contact point that is being resumed reports its suspension until its status is written.
+    if point.spec.suspend.unwrap_or_default()
+        || ready.is_some_and(|ready| ready.reason == SUSPENDED)
+    {
+        return Some(WaitingReason::ContactPointNotReady {
+            name,
+            because: "it is suspended".into(),
+        });
+    }
+    if status.is_some_and(|status| status.ready) {
+        return None;
+    }
+    Some(match ready {
+        None => WaitingReason::ContactPointNotObserved { name },
+        Some(ready) if ready.reason == BODY_INVALID => WaitingReason::TestBodyInvalid {
+            name,
+            message: ready.message.clone(),
+        },
+        Some(ready) => WaitingReason::ContactPointNotReady {
+            name,
+            because: format!("{}: {}", ready.reason, ready.message),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(status: &serde_json::Value) -> Option<WaitingReason> {
+        let point = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": { "name": "hook" },
+            "spec": { "type": "webhook" }, "status": status,
+        });
+        of_point(&serde_json::from_value(point).unwrap())
+    }
+
+    /// Both are applied from one file.
+    #[test]
+    fn new_contact_point_is_no_warning() {
+        let new = of(&json!(null)).unwrap();
+        assert_eq!(
+            (new.reason(), &*new.message()),
+            (
+                "ContactPointNotReady",
+                r#""hook": the operator has not tested it yet"#
+            )
+        );
+        assert!(!new.is_warning());
+        let condition = |status: &str| {
+            json!([{ "type": "Ready", "status": status, "reason": "Unauthorized", "message": "no",
+                     "lastTransitionTime": "2026-01-01T00:00:00Z" }])
+        };
+        let refused = of(&json!({ "ready": false, "conditions": condition("False") })).unwrap();
+        assert_eq!(
+            (refused.reason(), &*refused.message()),
+            ("ContactPointNotReady", r#""hook": Unauthorized: no"#)
+        );
+        assert!(refused.is_warning());
+        assert_eq!(
+            of(&json!({ "ready": true, "conditions": condition("True") })),
+            None
+        );
+    }
+}
