@@ -197,17 +197,10 @@ fn follow_grants(
     let known = Arc::new(SetOnce::new());
     let is_known = Arc::clone(&known);
     let targets = Arc::clone(targets);
-    let (store, trigger) = (fields.objects.clone(), fields.trigger.clone());
+    let store = fields.objects.clone();
     let (sets, set_trigger) = (sets.objects.clone(), sets.trigger.clone());
     let changed = move || {
-        let fields = store.all();
-        for field in &fields {
-            targets.follow(field);
-        }
-        for field in &fields {
-            targets.watch(field);
-            trigger.wake(&ObjectKey::of(field.as_ref()));
-        }
+        targets.grants_changed(&store.all());
         for set in sets.all() {
             set_trigger.wake(&ObjectKey::of(set.as_ref()));
         }

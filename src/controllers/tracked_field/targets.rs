@@ -155,6 +155,19 @@ impl Targets {
         }
     }
 
+    /// Follows and watches the targets of all `fields` after a change of the resources that may be tracked, and wakes
+    /// the fields.
+    pub fn grants_changed(self: &Arc<Self>, fields: &[Arc<TrackedField>]) {
+        // Every target is followed before a watch begins, so that the first list counts for all of them.
+        for field in fields {
+            self.follow(field);
+        }
+        for field in fields {
+            self.watch(field);
+            self.trigger.wake(&ObjectKey::of(field.as_ref()));
+        }
+    }
+
     /// Ensures a watch of the target of `object`, if its resource is known and in scope. Returns whether the resource
     /// is known.
     pub(super) fn watch_if_known(&self, object: &TrackedField) -> bool {
