@@ -10,7 +10,7 @@ use qm_runtime::ObjectKey;
 use qm_runtime::children::{ChildAction, DesiredChild as _};
 use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
-use crate::controllers::config_map_sync::copy::Copy;
+use crate::controllers::config_map_sync::copy::DesiredCopy;
 use crate::controllers::my_app::build;
 use crate::controllers::my_app::pod_state::{PodLifecycle, PodState};
 use crate::controllers::my_app::step::PodPlan;
@@ -61,7 +61,7 @@ pub(super) fn copy(
     let if_unowned = match source {
         Ok(None) => Adoptability::Adoptable("stays unchanged until its source exists".into()),
         Ok(Some(source)) => {
-            let copy = Copy {
+            let copy = DesiredCopy {
                 key: ObjectKey::of(live),
                 source,
                 spec,

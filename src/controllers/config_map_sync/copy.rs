@@ -16,7 +16,8 @@ use qm_runtime::{ObjectKey, short_digest};
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-pub struct Copy<'a> {
+/// The copy that a sync needs in one namespace.
+pub struct DesiredCopy<'a> {
     pub key: ObjectKey,
     pub source: &'a ConfigMap,
     pub spec: &'a ConfigMapSyncSpec,
@@ -26,7 +27,7 @@ pub struct Copy<'a> {
     pub digest: &'a str,
 }
 
-impl DesiredChild<ConfigMap, ()> for Copy<'_> {
+impl DesiredChild<ConfigMap, ()> for DesiredCopy<'_> {
     fn key(&self) -> ObjectKey {
         self.key.clone()
     }
@@ -69,7 +70,7 @@ impl DesiredChild<ConfigMap, ()> for Copy<'_> {
     }
 }
 
-impl Copy<'_> {
+impl DesiredCopy<'_> {
     /// Returns the size of the content in KiB.
     pub fn kibibytes(&self) -> u32 {
         let text = self.source.data.iter().flatten();
@@ -185,10 +186,14 @@ mod tests {
         }))
     }
 
-    fn copy<'a>(source: &'a ConfigMap, spec: &'a ConfigMapSyncSpec, owner: &'a Owner) -> Copy<'a> {
+    fn copy<'a>(
+        source: &'a ConfigMap,
+        spec: &'a ConfigMapSyncSpec,
+        owner: &'a Owner,
+    ) -> DesiredCopy<'a> {
         let key = ObjectKey::new("b", "d");
         let digest = "";
-        Copy {
+        DesiredCopy {
             key,
             source,
             spec,

@@ -1,4 +1,4 @@
-//! Deletes a `ConfigMapSync`: its copies are deleted, or released, before the sync is.
+//! Deletes a `ConfigMapSync`: its copies are deleted, or orphaned, before the sync is.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ impl ConfigMapSyncs {
             has_written,
             problems,
             error,
-        } = CopyTotals::of(self.release(cx, copies).await);
+        } = CopyTotals::of(self.delete_or_orphan(cx, copies).await);
         self.record_writes(cx, has_written);
         let Some(first) = problems.into_iter().next() else {
             return Ok(None);

@@ -181,9 +181,9 @@ impl SyncIndex {
 
     /// Returns the older syncs through which the copies of this one would overwrite its source, in the order of the
     /// copies. The sync is woken when the result may change.
-    pub(crate) fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
+    pub(crate) fn older_syncs_in_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let mut state = self.state();
-        let found = state.closes_loop(key);
+        let found = state.older_syncs_in_loop(key);
         if found.is_some() {
             state.looping.insert(key.clone());
         } else {
@@ -264,7 +264,7 @@ impl SyncIndexState {
     }
 
     /// Returns every older sync on a path from the copies of this one back to its source, in the order of the copies.
-    fn closes_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
+    fn older_syncs_in_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let this = self.syncs.get(key)?;
         let mut older: Vec<_> = self
             .syncs

@@ -27,7 +27,7 @@ use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::Semaphore;
 
-use self::copy::Copy;
+use self::copy::DesiredCopy;
 use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{CopyPlan, PlanError};
 use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
@@ -156,7 +156,7 @@ impl Controller for ConfigMapSyncs {
             let message = format!("the selected namespaces are unknown: {why}");
             return Ok(blocked(cx, FORBIDDEN, message));
         }
-        if let Some(links) = self.index.closes_loop(&cx.key) {
+        if let Some(links) = self.index.older_syncs_in_loop(&cx.key) {
             let message = status::closed_loop(&cx.key, &links);
             return Ok(blocked(cx, LOOP, message));
         }
@@ -176,7 +176,7 @@ impl Controller for ConfigMapSyncs {
         };
         let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let ensured = destinations.into_iter().map(|(namespace, presence)| {
-            let copy = Copy {
+            let copy = DesiredCopy {
                 key: ObjectKey::new(&namespace, &plan.name),
                 source: &source,
                 spec: &cx.object.spec,
@@ -288,8 +288,8 @@ impl ConfigMapSyncs {
         with_error(outcome, !problems.is_empty(), error)
     }
 
-    /// Releases the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns the
-    /// result for each copy, and how many stay.
+    /// Deletes or orphans the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns
+    /// the result for each copy, and how many stay.
     async fn remove_undesired(
         &self,
         cx: &Context<ConfigMapSync>,
@@ -300,16 +300,16 @@ impl ConfigMapSyncs {
         let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
         let (kept, removed): (Vec<_>, Vec<_>) =
             undesired.partition(|copy| plan::must_stay(copy, desired, existing));
-        (self.release(cx, removed).await, kept.len())
+        (self.delete_or_orphan(cx, removed).await, kept.len())
     }
 
     /// Deletes these copies, or removes the ownership of those that stay. A copy that fails does not block the others.
-    async fn release(
+    async fn delete_or_orphan(
         &self,
         cx: &Context<ConfigMapSync>,
         copies: impl IntoIterator<Item = ObjectKey>,
     ) -> Vec<(ObjectKey, Result<bool>)> {
-        let released = copies.into_iter().map(|copy| async move {
+        let removed = copies.into_iter().map(|copy| async move {
             // The content of a copy is at most 1 MiB.
             let _permits = self.content_permits.acquire_many(1024).await;
             let result = if cx.object.spec.orphans() {
@@ -319,7 +319,7 @@ impl ConfigMapSyncs {
             };
             (copy, result)
         });
-        stream::iter(released)
+        stream::iter(removed)
             .buffered(MAX_CONCURRENT_WRITES)
             .collect()
             .await
@@ -329,7 +329,7 @@ impl ConfigMapSyncs {
     async fn ensure(
         &self,
         cx: &Context<ConfigMapSync>,
-        copy: Copy<'_>,
+        copy: DesiredCopy<'_>,
         presence: NamespacePresence,
     ) -> (ObjectKey, Result<bool>) {
         let blocked = |reason: &'static str, message: String| Error::Other {
@@ -351,7 +351,7 @@ impl ConfigMapSyncs {
         (copy.key, result)
     }
 
-    async fn write(&self, cx: &Context<ConfigMapSync>, copy: &Copy<'_>) -> Result<bool> {
+    async fn write(&self, cx: &Context<ConfigMapSync>, copy: &DesiredCopy<'_>) -> Result<bool> {
         if self.index.copies.is_up_to_date(&copy.key, copy.digest) {
             return Ok(false);
         }
@@ -446,10 +446,7 @@ fn blocked(
 /// Ends a reconcile with an outcome, and the error that is retried.
 fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
     match error {
-        Some(error) => Err(Error::WithOutcome {
-            outcome: Box::new(outcome),
-            error: Box::new(error),
-        }),
+        Some(error) => Err(error.with_outcome(outcome)),
         None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
     }
