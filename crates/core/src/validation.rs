@@ -1,4 +1,4 @@
-//! Rules of the API for names and reasons.
+//! Rules of the API for names, labels and reasons.
 
 /// Returns whether the text is an RFC 1123 label, such as the name of a namespace
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>).
@@ -22,6 +22,31 @@ pub fn is_dns_subdomain(text: &str) -> bool {
             && part.chars().all(|c| outer(c) || c == '-')
     };
     text.len() <= 253 && text.split('.').all(is_part)
+}
+
+/// Returns whether the text may be the key of a label
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
+#[must_use]
+pub fn is_label_key(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_label_name(name),
+        None => is_label_name(text),
+    }
+}
+
+/// Returns whether the text may be the value of a label; the empty text may.
+#[must_use]
+pub fn is_label_value(text: &str) -> bool {
+    text.is_empty() || is_label_name(text)
+}
+
+/// Returns whether the text may be the name in the key of a label, or a value that is not empty.
+fn is_label_name(text: &str) -> bool {
+    let outer = |c: char| c.is_ascii_alphanumeric();
+    text.len() <= 63
+        && text.starts_with(outer)
+        && text.ends_with(outer)
+        && text.chars().all(|c| outer(c) || "-_.".contains(c))
 }
 
 /// Returns whether the text may be the reason of a condition
@@ -63,6 +88,30 @@ mod tests {
         }
         assert!(!is_dns_subdomain(&["a."; 127].concat()));
         assert!(!is_dns_subdomain(&format!("{}a", ["aa."; 85].concat())));
+    }
+
+    #[test]
+    fn labels_follow_the_rules_of_the_api() {
+        let long = ["a"; 63].concat();
+        for (text, is_key, is_value) in [
+            ("team", true, true),
+            ("Team_1.a-b", true, true),
+            (&*long, true, true),
+            (&*format!("{long}a"), false, false),
+            ("", false, true),
+            ("-team", false, false),
+            ("team.", false, false),
+            ("team name", false, false),
+            ("t\u{e9}am", false, false),
+            ("example.com/team", true, false),
+            ("example.com/", false, false),
+            ("/team", false, false),
+            ("Example.com/team", false, false),
+            ("a/b/c", false, false),
+        ] {
+            assert_eq!(is_label_key(text), is_key, "{text}");
+            assert_eq!(is_label_value(text), is_value, "{text}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use kube::core::{Selector, SelectorExt};
 use qm_api::common::LABELS;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_api::spec_size::StoredSpec as _;
-use qm_core::validation::{is_dns_label, is_dns_subdomain};
+use qm_core::validation::{is_dns_label, is_dns_subdomain, is_label_key, is_label_value};
 use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::{ObjectKey, WatchScope};
 
@@ -157,7 +157,7 @@ impl CopyPlan {
                 )));
             }
             Some(selector) => {
-                if let Some(bad) = impossible(selector) {
+                if let Some(bad) = invalid_label(selector) {
                     return Err(PlanError::SpecInvalid(format!(
                         "destinationNamespaceSelector: {bad:?} is not valid: {LABELS}"
                     )));
@@ -230,22 +230,8 @@ impl CopyPlan {
     }
 }
 
-/// Returns a key or value of the selector that is not valid in a label, so that no namespace can have it
-/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
-fn impossible(selector: &LabelSelector) -> Option<&str> {
-    let is_name = |text: &str| {
-        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        let inner = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
-        text.len() <= 63
-            && text.bytes().all(inner)
-            && ends(text.chars().next())
-            && ends(text.chars().next_back())
-    };
-    let is_key = |key: &str| match key.split_once('/') {
-        Some((prefix, name)) => is_dns_subdomain(prefix) && is_name(name),
-        None => is_name(key),
-    };
-    let is_value = |value: &str| value.is_empty() || is_name(value);
+/// Returns a key or value of the selector that is not valid in a label, so that no namespace can have it.
+fn invalid_label(selector: &LabelSelector) -> Option<&str> {
     let expressions = selector.match_expressions.iter().flatten();
     let labels = selector.match_labels.iter().flatten();
     let mut keys = labels
@@ -256,8 +242,8 @@ fn impossible(selector: &LabelSelector) -> Option<&str> {
         .map(|(_, value)| value)
         .chain(expressions.flat_map(|it| it.values.iter().flatten()));
     let found = keys
-        .find(|key| !is_key(key))
-        .or_else(|| values.find(|value| !is_value(value)));
+        .find(|key| !is_label_key(key))
+        .or_else(|| values.find(|value| !is_label_value(value)));
     found.map(String::as_str)
 }
 
