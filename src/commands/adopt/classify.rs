@@ -12,8 +12,8 @@ use qm_runtime::ownership::{ForeignOwner, Owner, Ownership};
 
 use crate::controllers::config_map_sync::copy::DesiredCopy;
 use crate::controllers::my_app::build;
+use crate::controllers::my_app::plan::PodPlan;
 use crate::controllers::my_app::pod_state::{PodLifecycle, PodState};
-use crate::controllers::my_app::step::PodPlan;
 use crate::controllers::my_ingress::build::incompatibility;
 use crate::controllers::my_ingress::tags::OwnershipTags;
 

@@ -1,6 +1,6 @@
 //! `MyApp`: one Pod.
 //!
-//! A reconcile takes at most one step for the Pod, which [`step::PodPlan`] decides. The watch of Pods triggers the next
+//! A reconcile takes at most one step for the Pod, which [`plan::PodPlan`] decides. The watch of Pods triggers the next
 //! reconcile.
 
 use std::collections::HashMap;
@@ -26,14 +26,16 @@ use qm_runtime::outcome::{Outcome, Requeue};
 use tokio::time::Instant;
 use tracing::debug;
 
+use self::plan::PodPlan;
 pub(crate) use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
-use self::step::{NODE_NOT_FOUND, NODE_NOT_READY, PodPlan, outcome_of};
+use self::status::{NODE_NOT_FOUND, NODE_NOT_READY, outcome_of};
 use crate::cli::RunConfig;
 
 pub mod build;
+pub(crate) mod plan;
 pub(crate) mod pod_state;
-pub mod step;
+pub mod status;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "myapp";
@@ -86,7 +88,7 @@ type PodVersion = (String, u64);
 /// State of the node of a Pod.
 enum NodeState {
     /// The node is ready, or was not read.
-    Ready,
+    NoProblem,
     /// The node is not ready, with its message.
     NotReady(String),
     NotFound,
@@ -154,7 +156,7 @@ impl Controller for MyApps {
                     child.summary.name()
                 );
                 cx.event("Delete", "Replaced", note);
-                Ok(step::terminating(&child.summary))
+                Ok(status::terminating(&child.summary))
             }
             Ensured::Adopted(child) => {
                 let note = format!("adopted {} unchanged", child.summary.name());
@@ -209,11 +211,11 @@ impl MyApps {
             return Ok(outcome_of(pod));
         };
         let outcome = match self.node_state(cx, child, node).await {
-            NodeState::Ready => outcome_of(pod).requeue(Requeue::Poll),
-            NodeState::NotReady(message) => step::node_not_ready(pod, node, &message),
+            NodeState::NoProblem => outcome_of(pod).requeue(Requeue::Poll),
+            NodeState::NotReady(message) => status::node_not_ready(pod, node, &message),
             NodeState::NotFound => {
                 self.delete(&cx.key, child).await?;
-                step::node_not_found(pod, node)
+                status::node_not_found(pod, node)
             }
         };
         Ok(outcome)
@@ -227,12 +229,12 @@ impl MyApps {
     ) -> Outcome {
         let pod = &child.summary;
         let Some(node) = pod.node.as_deref() else {
-            return step::terminating(pod);
+            return status::terminating(pod);
         };
         match self.node_state(cx, child, node).await {
-            NodeState::Ready => step::terminating(pod),
-            NodeState::NotReady(message) => step::node_not_ready(pod, node, &message),
-            NodeState::NotFound => step::node_not_found(pod, node),
+            NodeState::NoProblem => status::terminating(pod),
+            NodeState::NotReady(message) => status::node_not_ready(pod, node, &message),
+            NodeState::NotFound => status::node_not_found(pod, node),
         }
     }
 
@@ -283,17 +285,17 @@ impl MyApps {
         let is_reported =
             reported.is_some_and(|ready| [NODE_NOT_FOUND, NODE_NOT_READY].contains(&ready.reason));
         if before != now && !is_reported {
-            return NodeState::Ready;
+            return NodeState::NoProblem;
         }
         match Api::<Node>::all(cx.client().clone()).get_opt(node).await {
             Ok(Some(found)) => {
-                step::not_ready(&found).map_or(NodeState::Ready, NodeState::NotReady)
+                status::node_problem(&found).map_or(NodeState::NoProblem, NodeState::NotReady)
             }
             Ok(None) => NodeState::NotFound,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 debug!(node, error, "the node of the Pod could not be read");
-                NodeState::Ready
+                NodeState::NoProblem
             }
         }
     }

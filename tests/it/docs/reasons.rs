@@ -256,7 +256,7 @@ fn table_has_the_reasons_of_each_kind_and_no_others() {
         ("ConfigMapSync", owned(config_map_sync::status::REASONS)),
         (
             "MyApp",
-            owned(my_app::step::REASONS.into_iter().chain(OF_PODS)),
+            owned(my_app::status::REASONS.into_iter().chain(OF_PODS)),
         ),
         ("AppService", owned(of_app_service.chain(OF_DEPLOYMENTS))),
         ("MyIngress", owned(of_my_ingress())),
