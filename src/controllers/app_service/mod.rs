@@ -13,7 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
+use k8s_openapi::api::core::v1::{ContainerPort, Pod, Service, ServicePort};
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::api::ListParams;
 use kube::core::{ApiResource, Status};
@@ -31,7 +31,7 @@ use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::raw_object::BoundedObject;
 use tracing::warn;
 
-use self::pods::Pod;
+use self::pods::PodWithStatus;
 use self::status::{InactiveScaling, NODE_PORT_TAKEN, Rollout, ServiceSummary};
 use self::validate::App;
 use crate::cli::RunConfig;
@@ -209,8 +209,8 @@ impl AppServices {
             };
             (service, ingress)
         };
-        let (pods, (service, ingress)) = tokio::join!(self.ensure_pods(cx, app), service);
-        let mut errors: Vec<_> = [pods, service, ingress]
+        let (workload, (service, ingress)) = tokio::join!(self.ensure_workload(cx, app), service);
+        let mut errors: Vec<_> = [workload, service, ingress]
             .into_iter()
             .filter_map(Result::err)
             .collect();
@@ -226,7 +226,7 @@ impl AppServices {
     /// Makes the Deployment and the autoscaler match the desired state. The autoscaler is created after the Deployment
     /// has released `replicas`, and deleted before the Deployment owns the field again, so neither overwrites the
     /// other.
-    async fn ensure_pods(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
+    async fn ensure_workload(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
         let deployment = self.deployment_state(cx, app).await?;
         let Some(autoscaler) = build::autoscaler(app) else {
             if self.autoscalers.ensure_absent(cx, &cx.key).await? {
@@ -346,8 +346,9 @@ impl AppServices {
 
     /// Returns the first problem of the app's Pods.
     async fn pod_problem(&self, cx: &Context<AppService>) -> Option<PodProblem> {
-        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
-        let api: Api<Pod> = Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
+        let resource = ApiResource::erase::<Pod>(&());
+        let api: Api<PodWithStatus> =
+            Api::namespaced_with(cx.client().clone(), &cx.key.namespace, &resource);
         let mut page = ListParams::default()
             .labels(&format!("{}={}", validate::APP_LABEL, cx.key.name))
             .limit(MAX_PODS);

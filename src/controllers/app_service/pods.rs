@@ -8,10 +8,10 @@ use kube::core::{NotUsed, ObjectList};
 use crate::controllers::pod::{self, PodProblem};
 
 /// Pod without its spec: metadata and status.
-pub type Pod = Object<NotUsed, PodStatus>;
+pub type PodWithStatus = Object<NotUsed, PodStatus>;
 
 /// Returns the problem of the app's first Pod that reports one.
-pub(crate) fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
+pub(crate) fn problem(app: &str, pods: &ObjectList<PodWithStatus>) -> Option<PodProblem> {
     let mut problems: Vec<_> = pods
         .iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_none() && belongs_to(app, pod))
@@ -31,7 +31,7 @@ pub(crate) fn problem(app: &str, pods: &ObjectList<Pod>) -> Option<PodProblem> {
 }
 
 /// Returns whether the Pod belongs to the app. A Pod's labels prove nothing, because any client may set them.
-fn belongs_to(app: &str, pod: &Pod) -> bool {
+fn belongs_to(app: &str, pod: &PodWithStatus) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| {
         let hash = owner
@@ -60,7 +60,7 @@ mod tests {
         json!({ "metadata": { "name": name, "ownerReferences": [owner] }, "spec": {}, "status": status })
     }
 
-    fn list(pods: Vec<Value>) -> ObjectList<Pod> {
+    fn list(pods: Vec<Value>) -> ObjectList<PodWithStatus> {
         serde_json::from_value(
             json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods }),
         )
