@@ -1,4 +1,4 @@
-//! Sets: selected resources, messages, departures, and owners of `TrackedField`s.
+//! Sets: selected resources, messages, deletions, and owners of `TrackedField`s.
 
 use std::collections::BTreeMap;
 

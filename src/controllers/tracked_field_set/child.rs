@@ -171,7 +171,7 @@ fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64
 
 /// Reason to delete a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DepartureReason {
+pub(crate) enum DeletionReason {
     /// Another `TrackedField` tracks the field with the same contact point, or the spec no longer names the field.
     Unneeded,
     /// The set selects no target of that name.
@@ -184,7 +184,7 @@ pub(crate) enum DepartureReason {
 
 /// When the set may delete a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Departure {
+pub(crate) enum DeletionDecision {
     Now,
     /// The child of a deleted target stays for this time, unless another child needs its slot.
     Kept {
@@ -202,38 +202,38 @@ pub(crate) enum Departure {
 
 /// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted
 /// target stays; `age` returns the age of a Pending entry.
-pub(crate) fn departure(
+pub(crate) fn decide_deletion(
     history: &[Entry],
-    reason: DepartureReason,
+    reason: DeletionReason,
     keep: Duration,
     age: impl FnOnce(&Entry) -> Duration,
     now: Now,
-) -> Departure {
+) -> DeletionDecision {
     let mut pending = history.iter().filter(|entry| entry.is_pending());
     if let Some(oldest) = pending.next() {
         return match MAX_WAIT.saturating_sub(age(oldest)) {
-            Duration::ZERO => Departure::Now,
-            after => Departure::Unsent { after },
+            Duration::ZERO => DeletionDecision::Now,
+            after => DeletionDecision::Unsent { after },
         };
     }
-    let DepartureReason::Unselected { exists } = reason else {
-        return Departure::Now;
+    let DeletionReason::Unselected { exists } = reason else {
+        return DeletionDecision::Now;
     };
     let deleted = history
         .last()
         .filter(|last| last.action == ChangeAction::Deleted);
     match (deleted, exists) {
         (Some(deleted), _) => match keep.saturating_sub(waited(deleted, now)) {
-            Duration::ZERO => Departure::Now,
-            after => Departure::Kept {
+            Duration::ZERO => DeletionDecision::Now,
+            after => DeletionDecision::Kept {
                 after,
                 last: deleted.time.as_ref().map(|time| time.0),
             },
         },
         // The child must first record the deletion of its target.
-        (None, Some(false)) if !history.is_empty() => Departure::Unknown,
-        (None, Some(_)) => Departure::Now,
-        (None, None) => Departure::Unknown,
+        (None, Some(false)) if !history.is_empty() => DeletionDecision::Unknown,
+        (None, Some(_)) => DeletionDecision::Now,
+        (None, None) => DeletionDecision::Unknown,
     }
 }
 
@@ -320,29 +320,29 @@ pub(super) mod tests {
     const DAY: i64 = 24 * 3600;
 
     #[rstest]
-    #[case::nothing_recorded_and_gone(&[], Some(false), Departure::Now)]
-    #[case::nothing_recorded_and_unknown(&[], None, Departure::Unknown)]
-    #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), Departure::Now)]
-    #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), Departure::Unknown)]
-    #[case::unknown(&[("Created", "Delivered", 5)], None, Departure::Unknown)]
-    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), Departure::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
-    #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), Departure::Now)]
-    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
-    #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), Departure::Now)]
-    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), Departure::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
+    #[case::nothing_recorded_and_gone(&[], Some(false), DeletionDecision::Now)]
+    #[case::nothing_recorded_and_unknown(&[], None, DeletionDecision::Unknown)]
+    #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), DeletionDecision::Now)]
+    #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), DeletionDecision::Unknown)]
+    #[case::unknown(&[("Created", "Delivered", 5)], None, DeletionDecision::Unknown)]
+    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), DeletionDecision::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
+    #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), DeletionDecision::Now)]
+    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
+    #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), DeletionDecision::Now)]
+    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
     fn child_of_an_unselected_target_leaves(
         #[case] entries: &[(&str, &str, i64)],
         #[case] exists: Option<bool>,
-        #[case] expected: Departure,
+        #[case] expected: DeletionDecision,
     ) {
         let history: Vec<_> = entries
             .iter()
             .map(|(action, delivery, age)| entry(action, delivery, *age))
             .collect();
         let keep = Duration::from_secs(100);
-        let reason = DepartureReason::Unselected { exists };
+        let reason = DeletionReason::Unselected { exists };
         assert_eq!(
-            departure(&history, reason, keep, |entry| waited(entry, now()), now()),
+            decide_deletion(&history, reason, keep, |entry| waited(entry, now()), now()),
             expected
         );
     }
@@ -350,19 +350,22 @@ pub(super) mod tests {
     #[test]
     fn unneeded_child_leaves_once_everything_is_sent() {
         let keep = Duration::from_hours(1);
-        let departure = |delivery: &str, age: i64| {
+        let decision = |delivery: &str, age: i64| {
             let history = [entry("Updated", delivery, age)];
-            departure(
+            decide_deletion(
                 &history,
-                DepartureReason::Unneeded,
+                DeletionReason::Unneeded,
                 keep,
                 |entry| waited(entry, now()),
                 now(),
             )
         };
-        assert_eq!(departure("Delivered", 5), Departure::Now);
-        assert_eq!(departure("Failed", 5), Departure::Now);
-        assert_eq!(departure("Pending", DAY), Departure::Now);
-        assert!(matches!(departure("Pending", 5), Departure::Unsent { .. }));
+        assert_eq!(decision("Delivered", 5), DeletionDecision::Now);
+        assert_eq!(decision("Failed", 5), DeletionDecision::Now);
+        assert_eq!(decision("Pending", DAY), DeletionDecision::Now);
+        assert!(matches!(
+            decision("Pending", 5),
+            DeletionDecision::Unsent { .. }
+        ));
     }
 }

@@ -37,13 +37,13 @@ use qm_runtime::pages::all_pages;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
 
-use self::child::{Departure, DepartureReason, Identity, LiveChild};
+use self::child::{DeletionDecision, DeletionReason, Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
-use self::plan::{DesiredField, KnownDeparture, OwnedChildren, Plan};
+use self::plan::{DesiredField, OwnedChildren, Plan, PlannedDeletion};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
-use self::writes::{ChildWrite, DepartureReads, RECHECK_INTERVAL, Rejections};
+use self::writes::{ChildWrite, DeletionReads, RECHECK_INTERVAL, Rejections};
 use super::contact_point::endpoint::BODY_INVALID;
 use super::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
 use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
@@ -175,9 +175,9 @@ struct Planned {
 
 /// Children that the set no longer needs.
 #[derive(Default)]
-struct Departures {
+struct Deletions {
     /// Children to delete, at the version that the decision depends on.
-    due: Vec<KnownDeparture>,
+    due: Vec<PlannedDeletion>,
     /// Number of children that stay for now.
     waiting: usize,
     /// When to check the waiting children again.
@@ -282,11 +282,11 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             let desired = plan.desired.get(key);
             child.terminating || desired.and_then(|it| it.checked) != Some(child.fingerprint)
         });
-        let departures = self.departures(cx, &resolved, &unchecked, &plan).await;
-        let leaving = departures.due.len() + departures.waiting;
-        let check_after = departures.check_after;
+        let deletions = self.deletions(cx, &resolved, &unchecked, &plan).await;
+        let leaving = deletions.due.len() + deletions.waiting;
+        let check_after = deletions.check_after;
         let written = self
-            .write(cx, &resource, &unchecked, &mut plan, departures)
+            .write(cx, &resource, &unchecked, &mut plan, deletions)
             .await?;
         let covered = plan.covered.values().sum();
         let counts = ChildCounts {
@@ -605,13 +605,13 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 
     /// Decides which children to delete.
-    async fn departures(
+    async fn deletions(
         &self,
         cx: &Context<TrackedFieldSet>,
         resolved: &Resolved,
         owned: &OwnedChildren,
         plan: &Plan,
-    ) -> Departures {
+    ) -> Deletions {
         let spec = &cx.object.spec;
         let keep = spec.keep_seconds.unwrap_or(KEEP_SECONDS);
         let keep = Duration::from_secs(u64::try_from(keep).unwrap_or_default());
@@ -620,65 +620,65 @@ impl<T: Transport> TrackedFieldSets<T> {
             .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
-        let reads = &DepartureReads::default();
+        let reads = &DeletionReads::default();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let departure = self.departure(cx, resolved, keep, &key, &known, reads);
-            (departure.await, KnownDeparture { key, known })
+            let decision = self.decide_deletion(cx, resolved, keep, &key, &known, reads);
+            (decision.await, PlannedDeletion { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
-        let (mut departures, mut waiting) = (Departures::default(), Vec::new());
-        for (departure, child) in decisions {
-            let next = match departure {
-                Departure::Now => {
-                    departures.due.push(child);
+        let (mut deletions, mut waiting) = (Deletions::default(), Vec::new());
+        for (decision, child) in decisions {
+            let next = match decision {
+                DeletionDecision::Now => {
+                    deletions.due.push(child);
                     continue;
                 }
-                Departure::Kept { after, last } => {
+                DeletionDecision::Kept { after, last } => {
                     waiting.push((last, child));
                     after
                 }
-                Departure::Unsent { after } => {
-                    departures.waiting += 1;
+                DeletionDecision::Unsent { after } => {
+                    deletions.waiting += 1;
                     after.min(RECHECK_INTERVAL)
                 }
-                Departure::Unknown => {
-                    departures.waiting += 1;
+                DeletionDecision::Unknown => {
+                    deletions.waiting += 1;
                     RECHECK_INTERVAL
                 }
             };
-            let check_after = departures.check_after.get_or_insert(next);
+            let check_after = deletions.check_after.get_or_insert(next);
             *check_after = next.min(*check_after);
         }
         // The oldest children whose entries are all sent make room. Times are in seconds, so the version breaks ties.
         waiting.sort_by_key(|(last, child)| (*last, child.known.version));
         let slots = spec.max_targets() * spec.fields.len();
-        let children = plan.desired.len() + departures.waiting + waiting.len();
+        let children = plan.desired.len() + deletions.waiting + waiting.len();
         let excess = children.saturating_sub(slots).min(waiting.len());
-        departures.waiting += waiting.len() - excess;
+        deletions.waiting += waiting.len() - excess;
         let excess = waiting.into_iter().take(excess);
-        departures.due.extend(excess.map(|(_, child)| child));
-        departures
+        deletions.due.extend(excess.map(|(_, child)| child));
+        deletions
     }
 
-    async fn departure(
+    async fn decide_deletion(
         &self,
         cx: &Context<TrackedFieldSet>,
         resolved: &Resolved,
         keep: Duration,
         key: &ObjectKey,
         known: &KnownChild<LiveChild>,
-        reads: &DepartureReads,
-    ) -> Departure {
+        reads: &DeletionReads,
+    ) -> DeletionDecision {
         // The decision must use the history of the version that it deletes.
         let field = self.fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());
         let (Some(field), Some(history)) = (field, history) else {
-            return Departure::Unknown;
+            return DeletionDecision::Unknown;
         };
         let is_pending = history.iter().any(Entry::is_pending);
         let target = &field.spec.target;
@@ -696,27 +696,27 @@ impl<T: Transport> TrackedFieldSets<T> {
                     .is_none_or(|last| last.action != ChangeAction::Deleted);
             // The deletions of this reconcile trigger the next one, which decides in another order.
             if needs_read && !reads.take() {
-                return Departure::Unknown;
+                return DeletionDecision::Unknown;
             }
             let exists = if needs_read {
                 self.exists_unselected(cx, resolved, &target_key).await
             } else {
                 None
             };
-            DepartureReason::Unselected { exists }
+            DeletionReason::Unselected { exists }
         } else {
-            DepartureReason::Unneeded
+            DeletionReason::Unneeded
         };
         // The tracker may have observed a change meanwhile.
         let identity = FollowIdentity::of(&field);
         if self.targets.tracker.has_unrecorded(key, &identity) {
-            return Departure::Unknown;
+            return DeletionDecision::Unknown;
         }
         let age = |entry: &Entry| {
             let id = entry.id.as_deref().unwrap_or_default();
             self.receivers.outbox.waited(key, id)
         };
-        child::departure(&history, reason, keep, age, Now::read())
+        child::decide_deletion(&history, reason, keep, age, Now::read())
     }
 
     /// Reads the target, because the watch may lag or may have missed an event. Returns true if the target exists and
@@ -747,7 +747,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         is_quota_exceeded: &AtomicBool,
     ) -> Result<WriteResult> {
         let (target, child, applied) = match write {
-            ChildWrite::Delete(KnownDeparture { key, known }) => {
+            ChildWrite::Delete(PlannedDeletion { key, known }) => {
                 return match self.children.delete(key, known).await {
                     Err(error) if !error.is_not_found() => Err(error),
                     _ => Ok(WriteResult::Deleted),
@@ -820,7 +820,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         resource: &ResourceName,
         unchecked: &OwnedChildren,
         plan: &mut Plan,
-        departures: Departures,
+        deletions: Deletions,
     ) -> Result<Written> {
         let now = Instant::now();
         let (waiting, quota_is_exceeded) = {
@@ -832,8 +832,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             );
             (rejected.waiting(now), rejected.creations_wait(now))
         };
-        let mut due = departures.due;
-        due.retain(|departure| !waiting.contains(&departure.key));
+        let mut due = deletions.due;
+        due.retain(|deletion| !waiting.contains(&deletion.key));
         // A deletion may free a part of the quota.
         let creations_wait = quota_is_exceeded && due.is_empty();
         let (set, owner) = (&cx.object, &cx.owner);

@@ -40,7 +40,7 @@ pub(super) struct DesiredField {
 }
 
 /// A child to delete.
-pub(super) struct KnownDeparture {
+pub(super) struct PlannedDeletion {
     pub(super) key: ObjectKey,
     pub(super) known: KnownChild<LiveChild>,
 }

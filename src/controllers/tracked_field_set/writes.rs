@@ -12,12 +12,12 @@ use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Owner;
 
 use super::child;
-use super::plan::{KnownDeparture, OwnedChildren, Plan};
+use super::plan::{OwnedChildren, Plan, PlannedDeletion};
 
 /// Maximum number of writes per reconcile, so that other sets proceed.
 const MAX_WRITES: usize = 256;
 /// Maximum number of reads per reconcile of targets that are no longer selected, so that time is left for deletions.
-const MAX_DEPARTURE_READS: usize = MAX_WRITES;
+const MAX_DELETION_READS: usize = MAX_WRITES;
 /// Backoff of a rejected write of a child.
 const REJECTION_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_secs(5),
@@ -38,14 +38,14 @@ pub(super) enum ChildWrite {
         target: ObjectKey,
         child: Box<TrackedField>,
     },
-    Delete(KnownDeparture),
+    Delete(PlannedDeletion),
 }
 
 impl ChildWrite {
     pub fn key(&self) -> ObjectKey {
         match self {
             Self::Create { child, .. } | Self::Change { child, .. } => ObjectKey::of(&**child),
-            Self::Delete(KnownDeparture { key, .. }) => key.clone(),
+            Self::Delete(PlannedDeletion { key, .. }) => key.clone(),
         }
     }
 }
@@ -165,15 +165,15 @@ impl Rejection {
 }
 
 /// Number of reads of unselected targets that a reconcile may still make.
-pub struct DepartureReads(AtomicUsize);
+pub struct DeletionReads(AtomicUsize);
 
-impl Default for DepartureReads {
+impl Default for DeletionReads {
     fn default() -> Self {
-        Self(AtomicUsize::new(MAX_DEPARTURE_READS))
+        Self(AtomicUsize::new(MAX_DELETION_READS))
     }
 }
 
-impl DepartureReads {
+impl DeletionReads {
     /// Returns whether one more read is allowed, and counts it.
     pub fn take(&self) -> bool {
         let less_one = |left: usize| left.checked_sub(1);
@@ -191,7 +191,7 @@ pub(super) fn choose(
     owner: &Owner,
     plan: &mut Plan,
     unchecked: &OwnedChildren,
-    mut due: Vec<KnownDeparture>,
+    mut due: Vec<PlannedDeletion>,
     waiting: &HashSet<ObjectKey>,
     creations_wait: bool,
 ) -> ChosenWrites {
@@ -336,11 +336,11 @@ mod tests {
 
     /// The reads are concurrent.
     #[test]
-    fn reads_of_departing_targets_are_bounded() {
-        let reads = DepartureReads::default();
+    fn reads_before_deletions_are_bounded() {
+        let reads = DeletionReads::default();
         let threads = 4;
         let allowed = std::thread::scope(|scope| {
-            let count = || (0..MAX_DEPARTURE_READS).filter(|_| reads.take()).count();
+            let count = || (0..MAX_DELETION_READS).filter(|_| reads.take()).count();
             let counts: Vec<_> = (0..threads).map(|_| scope.spawn(count)).collect();
             let counts = counts.into_iter().map(|thread| thread.join().unwrap_or(0));
             counts.sum::<usize>()
