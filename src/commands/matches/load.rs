@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::super::{FailedRequest, find, has_code};
 use crate::cli::commands::MatchesArgs;
-use crate::controllers::tracked_field_set::check;
+use crate::controllers::tracked_field_set::status::check;
 
 const KIND: &str = "TrackedFieldSet";
 

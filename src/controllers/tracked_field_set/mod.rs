@@ -4,7 +4,7 @@
 //! creates and changes `TrackedField`s, and deletes those that the set no longer needs ([`child`] decides when). While
 //! the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,57 +14,46 @@ use jiff::Timestamp;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, ResourceExt};
 use qm_api::spec_size::StoredSpec as _;
-use qm_api::tracked_field::{ChangeAction, Entry, GROUP, Initial};
-use qm_api::tracked_field_set::{KEEP_SECONDS, TrackedFieldSetSpec};
+use qm_api::tracked_field::{GROUP, Initial};
+use qm_api::tracked_field_set::TrackedFieldSetSpec;
 use qm_api::{TrackedField, TrackedFieldSet};
-use qm_core::conditions::READY;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_core::time::whole_seconds;
-use qm_notify::history::Now;
-use qm_notify::when::When;
-use qm_notify::{Transport, message};
-use qm_runtime::child_cache::KnownChild;
+use qm_notify::Transport;
 use qm_runtime::children::{Children, Ensured, Quirks};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
-use qm_runtime::error::{
-    CHILD_TERMINATING, CONFLICT, Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED,
-    Result, WRITE_FAILED, WRITE_REJECTED,
-};
+use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result};
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
 use qm_runtime::pages::all_pages;
-use qm_runtime::watch::{ResourceName, WatchProblem};
+use qm_runtime::watch::ResourceName;
 use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
 
-use self::child::{DeletionDecision, DeletionReason, Identity, LiveChild};
+use self::child::{Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
 use self::metrics::{ChildCounts, SetMetrics};
-use self::plan::{DesiredField, OwnedChildren, Plan, PlannedDeletion};
+use self::plan::{Deletions, DesiredField, OwnedChildren, Plan, PlannedDeletion};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
-use self::writes::{ChildWrite, DeletionReads, RECHECK_INTERVAL, Rejections};
-use super::contact_point::endpoint::BODY_INVALID;
-use super::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
-use super::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
-use super::tracked_field::follower::FollowIdentity;
+use self::writes::{ChildWrite, RECHECK_INTERVAL, Rejections};
+use super::reasons::OUT_OF_SCOPE;
 use super::tracked_field::grants::Grant;
 use super::tracked_field::receivers::Receivers;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::resolver::Resolved;
 use super::tracked_field::targets::Targets;
-use super::tracked_field::waiting::{
-    CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
-    TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
-};
+use super::tracked_field::waiting::{RESOURCE_MISMATCH, WaitingReason};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
+mod deletions;
 pub mod index;
 pub mod metrics;
 mod plan;
 pub mod precedence;
 pub mod selection;
+pub mod status;
 pub mod writes;
 
 /// Name of the controller in logs and metrics.
@@ -92,42 +81,6 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
 .with_uninstall_rank(5);
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/trackedfieldset";
-
-/// Reason of a set for which nothing matches.
-pub(crate) const NOTHING_MATCHES: &str = "NothingMatches";
-/// Reason of a set whose resources are not listed yet, or whose children are being created.
-pub const PROGRESSING: &str = "Progressing";
-/// Reason of a set that selects more resources than it may track.
-pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
-
-pub const REASONS: [&str; 26] = [
-    READY,
-    NOTHING_MATCHES,
-    PROGRESSING,
-    SUSPENDED,
-    SPEC_INVALID,
-    FIELD_NOT_FOUND,
-    PATH_INVALID,
-    TEMPLATE_INVALID,
-    WHEN_INVALID,
-    RESOURCE_MISMATCH,
-    FORBIDDEN,
-    TARGET_UNREADABLE,
-    OUT_OF_SCOPE,
-    NAMESPACE_NOT_FOUND,
-    TOO_MANY_TARGETS,
-    QUOTA_EXCEEDED,
-    CONFLICT,
-    CHILD_TERMINATING,
-    NAMESPACE_TERMINATING,
-    CONTESTED,
-    WRITE_REJECTED,
-    WRITE_FAILED,
-    CONTACT_POINT_NOT_FOUND,
-    CONTACT_POINT_NOT_READY,
-    BODY_INVALID,
-    DELIVERY_FAILING,
-];
 
 /// Concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
@@ -173,17 +126,6 @@ struct Planned {
     demand: Demand,
 }
 
-/// Children that the set no longer needs.
-#[derive(Default)]
-struct Deletions {
-    /// Children to delete, at the version that the decision depends on.
-    due: Vec<PlannedDeletion>,
-    /// Number of children that stay for now.
-    waiting: usize,
-    /// When to check the waiting children again.
-    check_after: Option<Duration>,
-}
-
 /// Results of the writes.
 #[derive(Default)]
 struct Written {
@@ -220,12 +162,12 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         if let Err(message) = set.spec.check_size() {
             return Ok(Outcome::failed(SPEC_INVALID, message));
         }
-        if let Err(outcome) = check(&set.spec).and_then(|()| self.check_scope(&set)) {
+        if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
             return Ok(outcome);
         }
         let resolved = match self.resolve(&set).await {
             Ok(resolved) => resolved,
-            Err(TrackError { waiting, error }) => return blocked(&waiting, error),
+            Err(TrackError { waiting, error }) => return status::blocked(&waiting, error),
         };
         let resource = ResourceName::from(&resolved.resource);
         if let Grant::Missing(message) = self.targets.grants.of(&resource) {
@@ -266,13 +208,13 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         self.targets.end_idle_watches();
         self.targets.ensure_watch(&resolved);
         if let Some(problem) = self.index.watch_problem(&cx.key) {
-            return Ok(watch_outcome(&resource, problem).requeue(Requeue::Poll));
+            return Ok(status::watch_outcome(&resource, problem).requeue(Requeue::Poll));
         }
         if !self.index.is_listed(&cx.key) {
-            return Ok(listing(&resource));
+            return Ok(status::listing(&resource));
         }
         if !self.list(&cx.key, &selection, &resolved).await? {
-            return Ok(listing(&resource));
+            return Ok(status::listing(&resource));
         }
         self.children.synced().await;
 
@@ -604,141 +546,6 @@ impl<T: Transport> TrackedFieldSets<T> {
         self.index.record_children(&cx.key, with_child);
     }
 
-    /// Decides which children to delete.
-    async fn deletions(
-        &self,
-        cx: &Context<TrackedFieldSet>,
-        resolved: &Resolved,
-        owned: &OwnedChildren,
-        plan: &Plan,
-    ) -> Deletions {
-        let spec = &cx.object.spec;
-        let keep = spec.keep_seconds.unwrap_or(KEEP_SECONDS);
-        let keep = Duration::from_secs(u64::try_from(keep).unwrap_or_default());
-        let leaving: Vec<_> = owned
-            .iter()
-            .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
-            .map(|(key, child)| (key.clone(), child.clone()))
-            .collect();
-        let reads = &DeletionReads::default();
-        let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decision = self.decide_deletion(cx, resolved, keep, &key, &known, reads);
-            (decision.await, PlannedDeletion { key, known })
-        });
-        let decisions: Vec<_> = stream::iter(decisions)
-            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-            .collect()
-            .await;
-        let (mut deletions, mut waiting) = (Deletions::default(), Vec::new());
-        for (decision, child) in decisions {
-            let next = match decision {
-                DeletionDecision::Now => {
-                    deletions.due.push(child);
-                    continue;
-                }
-                DeletionDecision::Kept { after, last } => {
-                    waiting.push((last, child));
-                    after
-                }
-                DeletionDecision::Unsent { after } => {
-                    deletions.waiting += 1;
-                    after.min(RECHECK_INTERVAL)
-                }
-                DeletionDecision::Unknown => {
-                    deletions.waiting += 1;
-                    RECHECK_INTERVAL
-                }
-            };
-            let check_after = deletions.check_after.get_or_insert(next);
-            *check_after = next.min(*check_after);
-        }
-        // The oldest children whose entries are all sent make room. Times are in seconds, so the version breaks ties.
-        waiting.sort_by_key(|(last, child)| (*last, child.known.version));
-        let slots = spec.max_targets() * spec.fields.len();
-        let children = plan.desired.len() + deletions.waiting + waiting.len();
-        let excess = children.saturating_sub(slots).min(waiting.len());
-        deletions.waiting += waiting.len() - excess;
-        let excess = waiting.into_iter().take(excess);
-        deletions.due.extend(excess.map(|(_, child)| child));
-        deletions
-    }
-
-    async fn decide_deletion(
-        &self,
-        cx: &Context<TrackedFieldSet>,
-        resolved: &Resolved,
-        keep: Duration,
-        key: &ObjectKey,
-        known: &KnownChild<LiveChild>,
-        reads: &DeletionReads,
-    ) -> DeletionDecision {
-        // The decision must use the history of the version that it deletes.
-        let field = self.fields.get(key).filter(|field| {
-            qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
-        });
-        let history = field.as_ref().and_then(|field| field.history().ok());
-        let (Some(field), Some(history)) = (field, history) else {
-            return DeletionDecision::Unknown;
-        };
-        let is_pending = history.iter().any(Entry::is_pending);
-        let target = &field.spec.target;
-        let target_key = ObjectKey::new(&target.namespace, &target.name);
-        let is_of_kind = *target
-            == cx
-                .object
-                .spec
-                .target
-                .reference(&target.namespace, &target.name);
-        let reason = if is_of_kind && self.index.target(&cx.key, &target_key).is_none() {
-            let needs_read = !is_pending
-                && history
-                    .last()
-                    .is_none_or(|last| last.action != ChangeAction::Deleted);
-            // The deletions of this reconcile trigger the next one, which decides in another order.
-            if needs_read && !reads.take() {
-                return DeletionDecision::Unknown;
-            }
-            let exists = if needs_read {
-                self.exists_unselected(cx, resolved, &target_key).await
-            } else {
-                None
-            };
-            DeletionReason::Unselected { exists }
-        } else {
-            DeletionReason::Unneeded
-        };
-        // The tracker may have observed a change meanwhile.
-        let identity = FollowIdentity::of(&field);
-        if self.targets.tracker.has_unrecorded(key, &identity) {
-            return DeletionDecision::Unknown;
-        }
-        let age = |entry: &Entry| {
-            let id = entry.id.as_deref().unwrap_or_default();
-            self.receivers.outbox.waited(key, id)
-        };
-        child::decide_deletion(&history, reason, keep, age, Now::read())
-    }
-
-    /// Reads the target, because the watch may lag or may have missed an event. Returns true if the target exists and
-    /// the set does not select the target, false if the target does not exist, and `None` if the read proves neither.
-    async fn exists_unselected(
-        &self,
-        cx: &Context<TrackedFieldSet>,
-        resolved: &Resolved,
-        target: &ObjectKey,
-    ) -> Option<bool> {
-        let namespace = resolved.namespaced.then_some(&*target.namespace);
-        let api: Api<DynamicObject> = resolved.api(&self.targets.client, namespace);
-        match api.get_metadata_opt(&target.name).await {
-            Ok(None) => Some(false),
-            Ok(Some(found)) => {
-                let is_selected = self.index.selects_object(&cx.key, &found.metadata);
-                (!is_selected && self.index.knows_namespace(&target.namespace)).then_some(true)
-            }
-            Err(_) => None,
-        }
-    }
-
     /// Sends one write, except a creation while the quota is exceeded.
     async fn perform(
         &self,
@@ -940,15 +747,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         {
             return (waiting.outcome(), retry_after);
         }
-        if let Some((number, first)) =
-            rejected.and_then(|all| Some((all.all().count(), all.all().next()?)))
-        {
-            let others = match number {
-                1 => String::new(),
-                number => format!(" (and {} more)", number - 1),
-            };
-            let message = format!("{}{others}", first.message);
-            return (Outcome::failed(first.reason.clone(), message), retry_after);
+        if let Some(outcome) = rejected.and_then(status::rejected) {
+            return (outcome, retry_after);
         }
         if let Some((message, delay)) = &written.contested {
             retry_after = Some(*delay);
@@ -965,42 +765,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             .filter(|name| self.index.lacks_namespace(name))
             .map(String::as_str)
             .collect();
-        let outcome = if !missing.is_empty() {
-            let message = format!(
-                "namespaces not found: {}; create them, or correct spec.target.namespaces.names",
-                missing.join(", ")
-            );
-            Outcome::failed(NAMESPACE_NOT_FOUND, message)
-        } else if !plan.left_out.is_empty() {
-            let message = format!(
-                "{targets} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
-                plan.left_out.len()
-            );
-            Outcome::failed(TOO_MANY_TARGETS, message)
-        } else if written.remaining + written.stale > 0 {
-            let remaining = written.remaining + written.stale;
-            let done = plan.desired.len().saturating_sub(remaining);
-            let message = format!(
-                "{done} of {} TrackedFields are up to date",
-                plan.desired.len()
-            );
-            Outcome::unknown(PROGRESSING, message)
-        } else if targets == 0 {
-            let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
-            Outcome {
-                reason: NOTHING_MATCHES.into(),
-                ..Outcome::ready(message)
-            }
-        } else {
-            let by_others = match plan.covered.values().sum::<usize>() {
-                0 => String::new(),
-                covered => format!(", covered by other TrackedFields: {covered}"),
-            };
-            Outcome::ready(format!(
-                "resources: {targets}, TrackedFields: {}{by_others}",
-                plan.desired.len()
-            ))
-        };
+        let remaining = written.remaining + written.stale;
+        let outcome = status::matched(targets, plan, &missing, remaining);
         (outcome, retry_after)
     }
 }
@@ -1015,34 +781,6 @@ impl Drop for ListGuard<'_> {
     fn drop(&mut self) {
         self.index.end_list(self.set);
     }
-}
-
-/// Checks the fields, template and condition of a spec, without the cluster.
-pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
-    let notification = child::notification(spec);
-    let mut names = HashSet::new();
-    for field in spec.fields.iter().filter(|field| names.insert(*field)) {
-        let child = child::spec(
-            &spec.target,
-            &notification,
-            &ObjectKey::new("", ""),
-            field,
-            Initial::Quiet,
-        );
-        Selectors::compile(&child)
-            .map_err(|error| Outcome::failed(error.reason(), error.to_string()))?;
-    }
-    if let Some(template) = &spec.template.template {
-        message::check_template(template).map_err(|error| {
-            Outcome::failed(TEMPLATE_INVALID, format!("spec.template.template: {error}"))
-        })?;
-    }
-    if let Some(when) = &spec.template.when {
-        When::parse(when).map_err(|error| {
-            Outcome::failed(WHEN_INVALID, format!("spec.template.when: {error}"))
-        })?;
-    }
-    Ok(())
 }
 
 /// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the
@@ -1062,22 +800,4 @@ fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) ->
     } else {
         Initial::Quiet
     }
-}
-
-fn listing(resource: &ResourceName) -> Outcome {
-    let message = format!("the operator lists {}", resource.plural);
-    Outcome::unknown(PROGRESSING, message)
-}
-
-fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
-    let outcome = waiting.outcome();
-    match error {
-        Some(error) => Err(error.with_outcome(outcome)),
-        None if waiting.needs_poll() => Ok(outcome.requeue(Requeue::Poll)),
-        None => Ok(outcome),
-    }
-}
-
-fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
-    WaitingReason::of_watch(resource, problem).outcome()
 }

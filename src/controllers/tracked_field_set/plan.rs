@@ -1,7 +1,7 @@
 //! Desired children of a set, and children that the set no longer needs.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use qm_api::tracked_field::Initial;
 use qm_runtime::child_cache::KnownChild;
@@ -43,4 +43,15 @@ pub(super) struct DesiredField {
 pub(super) struct PlannedDeletion {
     pub(super) key: ObjectKey,
     pub(super) known: KnownChild<LiveChild>,
+}
+
+/// Children that the set no longer needs.
+#[derive(Default)]
+pub(super) struct Deletions {
+    /// Children to delete, at the version that the decision depends on.
+    pub(super) due: Vec<PlannedDeletion>,
+    /// Number of children that stay for now.
+    pub(super) waiting: usize,
+    /// When to check the waiting children again.
+    pub(super) check_after: Option<Duration>,
 }

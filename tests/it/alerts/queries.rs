@@ -126,7 +126,7 @@ fn reasons(controller: Option<&str>) -> BTreeSet<String> {
         .iter()
         .map(ToString::to_string);
     let balancers = my_ingress::status::REASONS.iter().map(ToString::to_string);
-    let sets = [SUSPENDED, tracked_field_set::PROGRESSING].map(str::to_owned);
+    let sets = [SUSPENDED, tracked_field_set::status::PROGRESSING].map(str::to_owned);
     let sets = sets.into_iter();
     match controller {
         Some("configmapsync") => syncs.collect(),

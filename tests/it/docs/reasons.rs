@@ -252,7 +252,7 @@ fn table_has_the_reasons_of_each_kind_and_no_others() {
     for (kind, expected) in [
         ("ContactPoint", of_contact_point()),
         ("TrackedField", owned(waiting())),
-        ("TrackedFieldSet", owned(tracked_field_set::REASONS)),
+        ("TrackedFieldSet", owned(tracked_field_set::status::REASONS)),
         ("ConfigMapSync", owned(config_map_sync::status::REASONS)),
         (
             "MyApp",

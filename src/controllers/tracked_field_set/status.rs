@@ -1,0 +1,164 @@
+//! The status of a `TrackedFieldSet`: reasons and messages. Pure.
+
+use std::collections::HashSet;
+
+use qm_api::tracked_field::Initial;
+use qm_api::tracked_field_set::TrackedFieldSetSpec;
+use qm_core::conditions::READY;
+use qm_notify::message;
+use qm_notify::when::When;
+use qm_runtime::ObjectKey;
+use qm_runtime::drift::CONTESTED;
+use qm_runtime::error::{
+    CHILD_TERMINATING, CONFLICT, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, Result,
+    WRITE_FAILED, WRITE_REJECTED,
+};
+use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::watch::{ResourceName, WatchProblem};
+
+use super::child;
+use super::plan::Plan;
+use super::writes::Rejections;
+use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::controllers::reasons::{NAMESPACE_NOT_FOUND, OUT_OF_SCOPE};
+use crate::controllers::tracked_field::field::{FIELD_NOT_FOUND, PATH_INVALID, Selectors};
+use crate::controllers::tracked_field::waiting::{
+    CONTACT_POINT_NOT_FOUND, CONTACT_POINT_NOT_READY, DELIVERY_FAILING, RESOURCE_MISMATCH,
+    TARGET_UNREADABLE, TEMPLATE_INVALID, WHEN_INVALID, WaitingReason,
+};
+
+/// Reason of a set for which nothing matches.
+pub(crate) const NOTHING_MATCHES: &str = "NothingMatches";
+/// Reason of a set whose resources are not listed yet, or whose children are being created.
+pub const PROGRESSING: &str = "Progressing";
+/// Reason of a set that selects more resources than it may track.
+pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
+
+pub const REASONS: [&str; 26] = [
+    READY,
+    NOTHING_MATCHES,
+    PROGRESSING,
+    SUSPENDED,
+    SPEC_INVALID,
+    FIELD_NOT_FOUND,
+    PATH_INVALID,
+    TEMPLATE_INVALID,
+    WHEN_INVALID,
+    RESOURCE_MISMATCH,
+    FORBIDDEN,
+    TARGET_UNREADABLE,
+    OUT_OF_SCOPE,
+    NAMESPACE_NOT_FOUND,
+    TOO_MANY_TARGETS,
+    QUOTA_EXCEEDED,
+    CONFLICT,
+    CHILD_TERMINATING,
+    NAMESPACE_TERMINATING,
+    CONTESTED,
+    WRITE_REJECTED,
+    WRITE_FAILED,
+    CONTACT_POINT_NOT_FOUND,
+    CONTACT_POINT_NOT_READY,
+    BODY_INVALID,
+    DELIVERY_FAILING,
+];
+
+/// Checks the fields, template and condition of a spec, without the cluster.
+pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
+    let notification = child::notification(spec);
+    let mut names = HashSet::new();
+    for field in spec.fields.iter().filter(|field| names.insert(*field)) {
+        let child = child::spec(
+            &spec.target,
+            &notification,
+            &ObjectKey::new("", ""),
+            field,
+            Initial::Quiet,
+        );
+        Selectors::compile(&child)
+            .map_err(|error| Outcome::failed(error.reason(), error.to_string()))?;
+    }
+    if let Some(template) = &spec.template.template {
+        message::check_template(template).map_err(|error| {
+            Outcome::failed(TEMPLATE_INVALID, format!("spec.template.template: {error}"))
+        })?;
+    }
+    if let Some(when) = &spec.template.when {
+        When::parse(when).map_err(|error| {
+            Outcome::failed(WHEN_INVALID, format!("spec.template.when: {error}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Reports a set whose resources are not listed yet.
+pub(super) fn listing(resource: &ResourceName) -> Outcome {
+    let message = format!("the operator lists {}", resource.plural);
+    Outcome::unknown(PROGRESSING, message)
+}
+
+/// Reports a set whose resource cannot be tracked, with the error that is retried.
+pub(super) fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Result<Outcome> {
+    let outcome = waiting.outcome();
+    match error {
+        Some(error) => Err(error.with_outcome(outcome)),
+        None if waiting.needs_poll() => Ok(outcome.requeue(Requeue::Poll)),
+        None => Ok(outcome),
+    }
+}
+
+/// Reports a set whose resource cannot be watched.
+pub(super) fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
+    WaitingReason::of_watch(resource, problem).outcome()
+}
+
+/// Reports the first rejected write, if there is one.
+pub(super) fn rejected(rejections: &Rejections) -> Option<Outcome> {
+    let first = rejections.all().next()?;
+    let others = match rejections.all().count() {
+        1 => String::new(),
+        number => format!(" (and {} more)", number - 1),
+    };
+    let message = format!("{}{others}", first.message);
+    Some(Outcome::failed(first.reason.clone(), message))
+}
+
+/// Reports a set of which no write failed. `missing` are namespaces that the spec names and that do not exist;
+/// `remaining` is the number of writes that a later reconcile makes.
+pub(super) fn matched(targets: usize, plan: &Plan, missing: &[&str], remaining: usize) -> Outcome {
+    if !missing.is_empty() {
+        let message = format!(
+            "namespaces not found: {}; create them, or correct spec.target.namespaces.names",
+            missing.join(", ")
+        );
+        Outcome::failed(NAMESPACE_NOT_FOUND, message)
+    } else if !plan.left_out.is_empty() {
+        let message = format!(
+            "{targets} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
+            plan.left_out.len()
+        );
+        Outcome::failed(TOO_MANY_TARGETS, message)
+    } else if remaining > 0 {
+        let done = plan.desired.len().saturating_sub(remaining);
+        let message = format!(
+            "{done} of {} TrackedFields are up to date",
+            plan.desired.len()
+        );
+        Outcome::unknown(PROGRESSING, message)
+    } else if targets == 0 {
+        let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
+        Outcome {
+            reason: NOTHING_MATCHES.into(),
+            ..Outcome::ready(message)
+        }
+    } else {
+        let by_others = match plan.covered.values().sum::<usize>() {
+            0 => String::new(),
+            covered => format!(", covered by other TrackedFields: {covered}"),
+        };
+        Outcome::ready(format!(
+            "resources: {targets}, TrackedFields: {}{by_others}",
+            plan.desired.len()
+        ))
+    }
+}
