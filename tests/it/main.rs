@@ -28,6 +28,7 @@ mod expensive_paths;
 mod faults;
 mod field_paths;
 mod fields;
+mod generated_input;
 mod hooks;
 mod imports;
 mod install;

@@ -203,7 +203,7 @@ impl<T: Transport> TrackedFields<T> {
                 when: when.as_deref().map(ParsedWhen::when),
                 quiet: quiet(&cx.object, &identity, &before, newest.as_ref()),
                 limit: cx.object.spec.notification.history_limit,
-                suspended_for: &self.outbox.observe(&key, &before, suspended, now),
+                suspended_for: &self.outbox.update_ages(&key, &before, suspended, now),
                 now: now.wall,
             };
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
@@ -231,7 +231,7 @@ impl<T: Transport> TrackedFields<T> {
                 }
             }
             self.outbox
-                .observe(&key, &changes.history, suspended, history::Now::read());
+                .update_ages(&key, &changes.history, suspended, history::Now::read());
             changes.merged += observations.merged;
             tracker.recorded(&key, &identity, &observations);
             if let Some(version) = changes.contradicted {

@@ -86,7 +86,7 @@ pub fn waited(entry: &Entry, now: Now) -> Duration {
 
 impl Ages {
     /// Updates the ages of the Pending entries of `history`, and forgets all others. `suspended` applies from now on.
-    pub fn observe(&mut self, history: &[Entry], suspended: bool, now: Now) {
+    pub fn update(&mut self, history: &[Entry], suspended: bool, now: Now) {
         let mut known = std::mem::take(&mut self.0);
         for entry in history.iter().filter(|entry| entry.is_pending()) {
             let Some(id) = &entry.id else { continue };

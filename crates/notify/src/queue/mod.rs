@@ -254,14 +254,14 @@ impl<T: Transport> Outbox<T> {
 
     /// Updates the ages of the entries of `field` from its status. `suspended`: the entries are suspended from now on.
     /// Returns the suspended time of each entry, by id.
-    pub fn observe(
+    pub fn update_ages(
         &self,
         field: &ObjectKey,
         history: &[Entry],
         suspended: bool,
         now: Now,
     ) -> BTreeMap<String, Duration> {
-        self.queues().observe(field, history, suspended, now)
+        self.queues().update_ages(field, history, suspended, now)
     }
 
     /// Returns the age of a Pending entry of `field`, without the time during which it was suspended.

@@ -382,7 +382,7 @@ impl Queues {
 
     /// Updates the ages of the entries of `field` from its status. `suspended`: the entries are suspended from now on.
     /// Returns the suspended time of each entry, by id.
-    pub fn observe(
+    pub fn update_ages(
         &mut self,
         field: &ObjectKey,
         history: &[Entry],
@@ -390,7 +390,7 @@ impl Queues {
         now: Now,
     ) -> BTreeMap<String, Duration> {
         let ages = self.ages.entry(field.clone()).or_default();
-        ages.observe(history, suspended, now);
+        ages.update(history, suspended, now);
         let suspended_for = ages.suspended();
         if ages.is_empty() {
             self.ages.remove(field);

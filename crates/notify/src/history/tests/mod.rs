@@ -334,15 +334,15 @@ fn clock_change_does_not_change_the_age() {
     let history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
-    ages.observe(&history, false, clocks(10, 0));
+    ages.update(&history, false, clocks(10, 0));
     assert_eq!(
         waited(&ages, 0),
         10,
         "the wall clock counts until the first observation"
     );
-    ages.observe(&history, false, clocks(2 * DAY, 5));
+    ages.update(&history, false, clocks(2 * DAY, 5));
     assert_eq!(waited(&ages, 5), 15);
-    ages.observe(&history, false, clocks(-DAY, 8));
+    ages.update(&history, false, clocks(-DAY, 8));
     assert_eq!(waited(&ages, 20), 30);
     assert_eq!(waited(&Ages::default(), 20), 0);
 }
@@ -351,7 +351,7 @@ fn clock_change_does_not_change_the_age() {
 fn entry_of_the_future_has_age_zero() {
     let history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
-    ages.observe(&history, false, clocks(-DAY, 0));
+    ages.update(&history, false, clocks(-DAY, 0));
     assert_eq!(ages.waited("id-1", clocks(0, 3).monotonic).as_secs(), 3);
 }
 
@@ -360,24 +360,24 @@ fn suspended_time_does_not_count_as_age() {
     let mut history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
     let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
-    ages.observe(&history, false, clocks(0, 0));
-    ages.observe(&history, true, clocks(10, 10));
+    ages.update(&history, false, clocks(0, 0));
+    ages.update(&history, true, clocks(10, 10));
     set_suspended(&mut history, true, &ages.suspended(), at(10));
-    ages.observe(&history, true, clocks(10, 10));
+    ages.update(&history, true, clocks(10, 10));
     // The wall clock is a day ahead at the resume.
-    ages.observe(&history, false, clocks(DAY, 60));
+    ages.update(&history, false, clocks(DAY, 60));
     assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
     set_suspended(&mut history, false, &ages.suspended(), at(DAY));
     assert_eq!(history[0].suspended_seconds, Some(50));
-    ages.observe(&history, false, clocks(DAY, 60));
+    ages.update(&history, false, clocks(DAY, 60));
     assert!(ages.suspended().is_empty());
     // Another process knows only the status.
     let mut ages = Ages::default();
-    ages.observe(&history, false, clocks(100, 0));
+    ages.update(&history, false, clocks(100, 0));
     assert_eq!(waited(&ages, 0), 50);
     history[0].suspended_since = Some(Time(at(90)));
     let mut ages = Ages::default();
-    ages.observe(&history, true, clocks(100, 0));
+    ages.update(&history, true, clocks(100, 0));
     assert_eq!(waited(&ages, 10), 40, "suspended time");
     assert_eq!(ages.suspended()["id-1"].as_secs(), 10);
 }
@@ -386,12 +386,12 @@ fn suspended_time_does_not_count_as_age() {
 fn ages_of_finished_entries_are_forgotten() {
     let mut history = recorded([present("a", "1")]);
     let mut ages = Ages::default();
-    ages.observe(&history, false, clocks(0, 0));
+    ages.update(&history, false, clocks(0, 0));
     assert!(!ages.is_empty());
     mark(
         &mut history,
         &[("id-1".to_owned(), DeliveryOutcome::Delivered)],
     );
-    ages.observe(&history, false, clocks(0, 0));
+    ages.update(&history, false, clocks(0, 0));
     assert!(ages.is_empty());
 }

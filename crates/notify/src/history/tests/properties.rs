@@ -192,8 +192,8 @@ proptest! {
         waiting_since(&history);
         let mut ages = Ages::default();
         let now = Now { wall: at(now), monotonic: Instant::now() };
-        ages.observe(&history, false, now);
-        ages.observe(&history, true, now);
+        ages.update(&history, false, now);
+        ages.update(&history, true, now);
         let last = history.last().cloned();
         let limits = HistoryLimits { pending: ListLimits { items: 4, bytes: 1 << 20 }, finished: ListLimits { items: 2, bytes: 1 << 20 } };
         apply_limits(&mut history, limits, |_| false, ids());

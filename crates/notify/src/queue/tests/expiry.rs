@@ -26,7 +26,8 @@ impl TestQueue {
             wall: at(wall.as_secs()),
             monotonic: self.now,
         };
-        self.queues.observe(&key(name), &history, suspended, now);
+        self.queues
+            .update_ages(&key(name), &history, suspended, now);
     }
 
     fn outcome(&self, name: &str) -> Vec<(String, DeliveryOutcome)> {

@@ -1,0 +1,316 @@
+//! Values derived from each CRD's own schema, inside and beyond every bound: what is accepted reaches an end state, what
+//! is rejected says what to write, and the object recovers once the value is changed back.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject};
+use qm_api::{
+    AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet,
+};
+use qm_core::kind::Kind;
+use qm_core::readiness::Readiness;
+use quartermaster::kinds;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::aws::{Aws, SUBNETS};
+use testbed::proxy::{Match, Proxy};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use self::values::{Change, changes, pairs};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+mod values;
+
+/// Number of objects that go through the changes side by side.
+const LANES: usize = 6;
+
+/// Maximum number of writes for each accepted change, of which each is changed back: children, statuses and Events.
+const WRITES: usize = 16;
+
+/// Reason and message of an object whose current spec the operator has observed, and whether the object is ready.
+type State = (Readiness, String, String);
+
+/// A kind under test.
+struct Subject {
+    kind: ApiResource,
+    /// Returns the spec of the object of this name.
+    spec: fn(&Bed, &str, &str) -> Value,
+    state: fn(&DynamicObject) -> State,
+}
+
+impl Subject {
+    fn of<K>(spec: fn(&Bed, &str, &str) -> Value) -> Self
+    where
+        K: kube::Resource<DynamicType = ()> + Kind + DeserializeOwned,
+    {
+        Self {
+            kind: ApiResource::erase::<K>(&()),
+            spec,
+            state: state::<K>,
+        }
+    }
+
+    fn changes(&self, base: &Value) -> Vec<Change> {
+        let crds = kinds::crds();
+        let crd = crds
+            .iter()
+            .find(|crd| crd.spec.names.kind == self.kind.kind);
+        let schema = crd.unwrap().spec.versions[0].schema.as_ref().unwrap();
+        let object = schema.open_api_v3_schema.as_ref().unwrap();
+        let spec = &object.properties.as_ref().unwrap()["spec"];
+        changes(spec, base)
+    }
+}
+
+/// Returns the state of an object as its kind reports it.
+fn state<K: Kind + DeserializeOwned>(object: &DynamicObject) -> State {
+    let typed: K = serde_json::from_value(serde_json::to_value(object).unwrap()).unwrap();
+    let (readiness, reason) = typed.readiness();
+    let conditions = object.data["status"]["conditions"].as_array();
+    let ready = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "Ready");
+    let message = ready
+        .and_then(|it| it["message"].as_str())
+        .unwrap_or_default();
+    (readiness, reason.to_owned(), message.to_owned())
+}
+
+/// One object, which goes through changes.
+struct Lane<'a> {
+    subject: &'a Subject,
+    api: Api<DynamicObject>,
+    name: String,
+    base: Value,
+    /// State with the spec `base`.
+    ready: State,
+}
+
+impl<'a> Lane<'a> {
+    async fn start(bed: &'a Bed, subject: &'a Subject, receiver: &str, number: usize) -> Lane<'a> {
+        let api = Api::namespaced_with(bed.client.clone(), &bed.namespace, &subject.kind);
+        let name = format!("lane-{number}");
+        let base = (subject.spec)(bed, &name, receiver);
+        let spec = json!({ "spec": base });
+        let object = DynamicObject::new(&name, &subject.kind).data(spec);
+        api.create(&PostParams::default(), &object).await.unwrap();
+        let ready = until(format!("{name} is ready"), SOON, async || {
+            let state = (subject.state)(&api.get(&name).await?);
+            anyhow::ensure!(state.0 == Readiness::True, "{state:?}");
+            Ok(Some(state))
+        });
+        let ready = ready.await.unwrap();
+        Lane {
+            subject,
+            api,
+            name,
+            base,
+            ready,
+        }
+    }
+
+    /// Makes the change and changes it back. Returns whether the apiserver accepted it, or what is wrong.
+    async fn play(&self, change: &Change) -> Result<bool, String> {
+        let patch = Patch::Merge(json!({ "spec": change.patch }));
+        let params = PatchParams::default();
+        if let Err(error) = self.api.patch(&self.name, &params, &patch).await {
+            return explains(&error).map(|()| false);
+        }
+        let is_observed = |state: &State| state.0 != Readiness::Unknown && !state.1.is_empty();
+        let observed = self.reaches("observes the change", is_observed).await;
+        let back = json!([{ "op": "replace", "path": "/spec", "value": self.base }]);
+        let back = Patch::Json::<()>(serde_json::from_value(back).unwrap());
+        let written = self.api.patch(&self.name, &params, &back).await;
+        written.map_err(|error| format!("cannot be changed back: {error}"))?;
+        self.reaches("is as before", |state| *state == self.ready)
+            .await?;
+        observed?;
+        Ok(true)
+    }
+
+    async fn reaches(&self, what: &str, holds: impl Fn(&State) -> bool) -> Result<(), String> {
+        let reached = until(what, SOON, async || {
+            let state = (self.subject.state)(&self.api.get(&self.name).await?);
+            anyhow::ensure!(holds(&state), "{state:?}");
+            Ok(Some(()))
+        });
+        reached.await.map_err(|error| format!("{error:#}"))
+    }
+}
+
+/// Returns an error unless a rejection says what to write.
+fn explains(error: &kube::Error) -> Result<(), String> {
+    let kube::Error::Api(status) = error else {
+        return Err(format!("no answer: {error}"));
+    };
+    let opaque = [
+        "failed rule",
+        "budget",
+        "internal error",
+        "no such key",
+        "no matching overload",
+    ];
+    let is_opaque = opaque.iter().any(|it| status.message.contains(it));
+    if matches!(status.code, 400 | 403 | 422) && !is_opaque && status.message.len() > 20 {
+        return Ok(());
+    }
+    Err(format!(
+        "is rejected with {}: {}",
+        status.code, status.message
+    ))
+}
+
+/// Plays changes of a kind, and asserts that each ends well.
+async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &str) {
+    let (proxy, file) = bed.through_proxy().await;
+    let mut operator = Operator::start(bed, settings.kubeconfig(file)).await;
+    let base = (subject.spec)(bed, "lane-0", receiver);
+    let all = subject.changes(&base);
+    let both = pairs(&all, all.len() / 3 + 1);
+    let played = [all, both].concat();
+    let lanes =
+        join_all((0..LANES).map(|number| Lane::start(bed, &subject, receiver, number))).await;
+    let before = writes(&proxy);
+    let results = lanes.iter().enumerate().map(|(number, lane)| {
+        let changes = played.iter().skip(number).step_by(LANES);
+        async move {
+            let mut results = Vec::new();
+            for change in changes {
+                let result = lane.play(change).await;
+                results.push((change.name.clone(), result));
+            }
+            results
+        }
+    });
+    let results: BTreeMap<_, _> = join_all(results).await.into_iter().flatten().collect();
+    let failed: Vec<_> = results
+        .iter()
+        .filter(|(_, result)| result.is_err())
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    let accepted = results.values().filter(|it| **it == Ok(true)).count();
+    let rejected = results.len() - accepted;
+    println!(
+        "{}: {accepted} accepted, {rejected} rejected",
+        subject.kind.kind
+    );
+    assert!(
+        accepted > 0 && rejected > 0,
+        "{accepted} accepted, {rejected} rejected"
+    );
+    let written = writes(&proxy) - before;
+    assert!(
+        written <= WRITES * accepted,
+        "{written} writes for {accepted} changes"
+    );
+    let began = Instant::now();
+    until("the operator rests", SOON, async || {
+        let last = proxy
+            .requests()
+            .iter()
+            .rev()
+            .find(|it| is_write(&it.request))
+            .map(|it| it.at);
+        let last = last.unwrap_or(began).max(began);
+        Ok((last.elapsed() > Duration::from_secs(1)).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(operator.child().ended().unwrap().is_none());
+    let logs = operator.logs();
+    assert!(!logs.contains("panicked"), "{logs}");
+}
+
+fn is_write(request: &testbed::proxy::ApiRequest) -> bool {
+    request.verb.is_write() && !request.group.ends_with("authorization.k8s.io")
+}
+
+fn writes(proxy: &Proxy) -> usize {
+    proxy.count(&Match::writes().and(is_write))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contact_point_survives_generated_input() {
+    let (bed, receiver) = (Bed::shared("input-point").await, Receiver::start().unwrap());
+    bed.secret("token", "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw")
+        .await;
+    let subject = Subject::of::<ContactPoint>(
+        |_, _, receiver| json!({ "type": "Webhook", "webhookSpec": { "url": receiver } }),
+    );
+    survives(&bed, subject, Settings::default(), &receiver.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tracked_field_survives_generated_input() {
+    let (bed, receiver) = (Bed::shared("input-field").await, Receiver::start().unwrap());
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 0).await;
+    let subject = Subject::of::<TrackedField>(|bed, _, _| {
+        let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+        json!({ "target": target, "field": "replicas", "contactPoint": "hook" })
+    });
+    survives(&bed, subject, Settings::default(), &receiver.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tracked_field_set_survives_generated_input() {
+    let (bed, receiver) = (Bed::shared("input-set").await, Receiver::start().unwrap());
+    bed.webhook("hook", &receiver.url()).await;
+    for number in 0..LANES {
+        bed.deployment(&format!("lane-{number}"), 0).await;
+    }
+    let subject = Subject::of::<TrackedFieldSet>(|_, name, _| {
+        let target = json!({ "kind": "Deployment", "names": { "include": [name] } });
+        json!({ "target": target, "fields": ["replicas"], "template": { "contactPoint": "hook" } })
+    });
+    survives(&bed, subject, Settings::default(), &receiver.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn config_map_sync_survives_generated_input() {
+    let bed = Bed::shared("input-sync").await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
+        .await;
+    let subject = Subject::of::<ConfigMapSync>(|bed, name, _| {
+        json!({
+            "sourceNamespace": bed.namespace, "configMapName": "settings",
+            "destinationNamespace": bed.namespace, "destinationName": format!("{name}-copy"),
+        })
+    });
+    survives(&bed, subject, Settings::default(), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_app_survives_generated_input() {
+    let bed = Bed::shared("input-app").await;
+    bed.accepts_pods().await;
+    let subject = Subject::of::<MyApp>(|_, _, _| json!({ "image": "nginx:1", "banner": "b" }));
+    survives(&bed, subject, Settings::default(), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn app_service_survives_generated_input() {
+    let bed = Bed::shared("input-service").await;
+    bed.accepts_pods().await;
+    let subject = Subject::of::<AppService>(
+        |_, _, _| json!({ "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }] }),
+    );
+    survives(&bed, subject, Settings::default(), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_ingress_survives_generated_input() {
+    let (bed, aws) = (
+        Bed::shared("input-ingress").await,
+        Aws::start().await.unwrap(),
+    );
+    let subject = Subject::of::<MyIngress>(|_, _, _| json!({ "subnets": SUBNETS[..2] }));
+    survives(&bed, subject, Settings::default().aws(&aws), "").await;
+}
