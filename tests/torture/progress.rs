@@ -68,19 +68,17 @@ impl Progress {
         let left = inner.began.elapsed().as_secs() * inner.left / inner.done;
         let minutes = left.div_ceil(60);
         let text = match result {
+            Ok(_) if outcome == Outcome::Unreached => "not reached".into(),
             Ok(Report {
-                struck: true,
                 writes,
                 rejected: 0,
                 ..
             }) => format!("held, {writes} writes"),
             Ok(Report {
-                struck: true,
-                writes,
-                rejected,
-                ..
-            }) => format!("held, {writes} writes, {rejected} rejected"),
-            Ok(_) => "not reached".into(),
+                writes, rejected, ..
+            }) => {
+                format!("held, {writes} writes, {rejected} rejected")
+            }
             Err(error) => {
                 inner.failures += 1;
                 format!("FAILED: {error}\n  replay it: make torture CASE={case}")
