@@ -256,7 +256,13 @@ async fn reviews_are_cached() {
         200
     );
     for token in ["another", "a third one"] {
-        answers(&operator, Some(token), 503, "the apiserver does not answer").await;
+        answers(
+            &operator,
+            Some(token),
+            503,
+            "cannot check whether you may read metrics",
+        )
+        .await;
     }
     assert_eq!(
         operator

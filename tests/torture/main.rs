@@ -49,6 +49,9 @@ struct Arguments {
     /// Run the cases at these places only: write, call or watch; repeatable
     #[arg(long = "at", value_name = "PLACE")]
     parts: Vec<Part>,
+    /// Run the cases with this fault only, such as kill-applied or 403-lasting; repeatable
+    #[arg(long = "fault", value_name = "FAULT")]
+    faults: Vec<String>,
     /// Number of cases that act side by side
     #[arg(long, value_name = "NUMBER", default_value_t = 6)]
     side_by_side: usize,
@@ -66,6 +69,8 @@ struct Arguments {
 /// State that the threads share.
 struct Campaign {
     rest: Duration,
+    /// Names of the faults to play; empty for all.
+    faults: Vec<String>,
     side_by_side: usize,
     active: Semaphore,
     progress: Progress,
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
     let state = State::open(&folder.join("state"), build, arguments.fresh).unwrap();
     let campaign = Campaign {
         rest: Duration::from_secs(arguments.rest),
+        faults: arguments.faults,
         side_by_side: arguments.side_by_side,
         active: Semaphore::new(arguments.side_by_side),
         progress: Progress::new(state),
@@ -146,6 +152,11 @@ fn main() -> ExitCode {
 }
 
 impl Campaign {
+    fn is_selected(&self, case: &Case) -> bool {
+        let names = [case.fault.to_string(), case.fault.group()];
+        self.faults.is_empty() || names.iter().any(|name| self.faults.contains(name))
+    }
+
     fn setting(&self, case: Option<&Case>) -> Setting<'_> {
         let name = case.map_or("reference".into(), ToString::to_string);
         let log = self.failed.join(format!("{}.log", name.replace('/', "_")));
@@ -208,7 +219,7 @@ impl Campaign {
     /// Plays these cases side by side, without those that an earlier run finished, except `again`.
     fn play(&self, mut cases: Vec<Case>, reference: &Reference, again: bool) {
         if !again {
-            cases.retain(|case| !self.progress.is_finished(case));
+            cases.retain(|case| self.is_selected(case) && !self.progress.is_finished(case));
         }
         self.progress.expect(cases.len());
         let queue = Arc::new(Mutex::new(VecDeque::from(cases)));

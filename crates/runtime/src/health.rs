@@ -37,6 +37,8 @@ pub struct Probes(Arc<Mutex<ProbeState>>);
 
 #[derive(Default)]
 struct ProbeState {
+    /// True once every kind is set.
+    is_started: bool,
     kinds: BTreeMap<&'static str, KindState>,
     loops: Vec<Loop>,
     /// Number of the next step of any loop: steps are numbered in the order in which they begin.
@@ -55,7 +57,12 @@ impl Probes {
         Self::default()
     }
 
-    /// Sets the state of a kind. Every enabled kind must be set before the first probe.
+    /// Records that the state of every kind is set. Before, `/readyz` would not know the kinds that are still missing.
+    pub fn set_started(&self) {
+        self.state().is_started = true;
+    }
+
+    /// Sets the state of a kind.
     pub fn set(&self, kind: &'static str, state: KindState) {
         self.state().kinds.insert(kind, state);
     }
@@ -105,7 +112,7 @@ impl Probes {
     pub fn ready(&self) -> (bool, String) {
         let inner = self.state();
         let mut report = ProbeReport::default();
-        if inner.kinds.is_empty() {
+        if !inner.is_started {
             report.line(false, "controllers", format_args!("not started"));
         }
         for (kind, state) in &inner.kinds {
@@ -234,8 +241,11 @@ mod tests {
             probes.ready(),
             (false, "[-]controllers not started\nnot ready\n".into())
         );
-        probes.set("widget", KindState::Syncing);
         probes.set("gadget", KindState::Synced);
+        let body = "[-]controllers not started\n[+]gadget synced\nnot ready\n";
+        assert_eq!(probes.ready(), (false, body.into()));
+        probes.set("widget", KindState::Syncing);
+        probes.set_started();
         probes.set(
             "thing",
             KindState::Absent("no CRD things.example.com".into()),
@@ -306,6 +316,7 @@ mod tests {
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/readyz").await.0, 503);
         probes.set("gadget", KindState::Synced);
+        probes.set_started();
         assert_eq!(
             get("/readyz").await,
             (200, "[+]gadget synced\nready\n".into())

@@ -220,6 +220,7 @@ pub async fn run(
     let watch = manager.availability.clone().watch(manager.client.clone());
     manager.spawn("the probe of the apiserver's availability", watch);
     start(&mut manager)?;
+    manager.probes.set_started();
     manager.start_namespaces();
     let end = stop.child_token();
     let lead = Box::pin(manager.lead(kubernetes, end.clone()));

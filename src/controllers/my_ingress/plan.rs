@@ -105,7 +105,7 @@ enum LoadBalancerFate {
     /// AWS has deleted it.
     Gone,
     /// It stays, because it is not owned.
-    LeftBehind,
+    Remains,
 }
 
 struct Walker<'a> {
@@ -391,7 +391,7 @@ impl<'a> Walker<'a> {
             if ownership.tags.is_empty() && self.observed.may_yet_appear() {
                 return self.deleting(OWNER_NOT_VISIBLE);
             }
-            self.delete_target_groups(LoadBalancerFate::LeftBehind)?;
+            self.delete_target_groups(LoadBalancerFate::Remains)?;
             if self.observed.arn() == Some(arn) {
                 let note =
                     format!("Load balancer {arn} lost the operator's tags, so it stays unchanged");

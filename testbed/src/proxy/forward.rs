@@ -198,10 +198,17 @@ fn json_response(code: StatusCode, body: Bytes) -> Response<Body> {
 }
 
 /// Returns a `Status`, as the apiserver does.
-fn refuse(Refusal { code, retry_after }: Refusal) -> Response<Body> {
+fn refuse(refusal: Refusal) -> Response<Body> {
+    let Refusal {
+        code, retry_after, ..
+    } = refusal;
+    let message = match refusal.message {
+        "" => format!("the testbed says {code}"),
+        message => message.into(),
+    };
     let mut status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": format!("the testbed says {code}"), "reason": reason(code), "code": code.as_u16(),
+        "message": message, "reason": reason(code), "code": code.as_u16(),
     });
     if let Some(seconds) = retry_after {
         status["details"] = json!({"retryAfterSeconds": seconds});

@@ -147,6 +147,8 @@ pub struct Refusal {
     pub code: StatusCode,
     /// The header `Retry-After`, in seconds.
     pub retry_after: Option<u32>,
+    /// The message; empty for one that names the testbed.
+    pub message: &'static str,
 }
 
 impl From<StatusCode> for Refusal {
@@ -154,6 +156,7 @@ impl From<StatusCode> for Refusal {
         Self {
             code,
             retry_after: None,
+            message: "",
         }
     }
 }

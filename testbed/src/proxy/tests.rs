@@ -297,6 +297,7 @@ async fn nth_request_is_rejected_like_the_apiserver() {
         let refusal = Refusal {
             code: StatusCode::TOO_MANY_REQUESTS,
             retry_after: Some(3),
+            message: "later",
         };
         let order = proxy.inject(
             Match::verb(Verb::Get).name("p"),
@@ -316,8 +317,8 @@ async fn nth_request_is_rejected_like_the_apiserver() {
         );
         let status: Value = serde_json::from_str(&refused.text().await.unwrap()).unwrap();
         assert_eq!(
-            (&status["kind"], &status["reason"]),
-            (&json!("Status"), &json!("TooManyRequests"))
+            (&status["kind"], &status["reason"], &status["message"]),
+            (&json!("Status"), &json!("TooManyRequests"), &json!("later"))
         );
         assert_eq!(
             (&status["code"], &status["details"]["retryAfterSeconds"]),

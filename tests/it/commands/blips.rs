@@ -62,8 +62,8 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.
     let busy = || {
         Fault::Answer(Refusal {
-            code: StatusCode::SERVICE_UNAVAILABLE,
             retry_after: Some(3600),
+            ..StatusCode::SERVICE_UNAVAILABLE.into()
         })
     };
     let lists = || Match::verb(Verb::List).resource("trackedfields");

@@ -22,8 +22,8 @@ fn faults() -> Vec<Fault> {
         Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
         Fault::LoseAnswer(Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into())),
         Fault::Answer(Refusal {
-            code: StatusCode::TOO_MANY_REQUESTS,
             retry_after: Some(1),
+            ..StatusCode::TOO_MANY_REQUESTS.into()
         }),
     ];
     faults.extend(

@@ -140,8 +140,8 @@ async fn object_is_not_retried_before_the_retry_after_of_a_429() {
         .resource("deployments")
         .name("busy");
     let busy = Refusal {
-        code: StatusCode::TOO_MANY_REQUESTS,
         retry_after: Some(AFTER),
+        ..StatusCode::TOO_MANY_REQUESTS.into()
     };
     let refused = proxy.inject(creates.clone(), Times::First(1), Fault::Answer(busy));
     app(&bed, "busy").await;

@@ -25,6 +25,14 @@ pub enum Answer {
     Unavailable,
     /// The request is performed nevertheless, as behind a load balancer that does not wait.
     Timeout,
+    /// The permission is revoked, or a policy rejects the request.
+    Forbidden,
+    /// The quota of the namespace is exhausted.
+    QuotaExceeded,
+    /// A webhook or the schema rejects the object.
+    Invalid,
+    /// An admission webhook does not answer.
+    WebhookFailed,
 }
 
 /// A fault of one watch during one step of a workload.
@@ -40,6 +48,8 @@ pub enum Staleness {
     Gap,
     /// Answers 410 after the step, and the list with the state before the step; then sends what came since.
     OldList,
+    /// Cuts the watch at the step's first event, and answers 403 until the operator rests: the permission is revoked.
+    Forbidden,
 }
 
 /// A fault at one place of a workload.
@@ -104,21 +114,49 @@ impl Place {
 }
 
 impl Answer {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 9] = [
         Self::Conflict,
         Self::TooManyRequests,
         Self::InternalError,
         Self::Unavailable,
         Self::Timeout,
+        Self::Forbidden,
+        Self::QuotaExceeded,
+        Self::Invalid,
+        Self::WebhookFailed,
     ];
+
+    /// The answers that AWS gives, too: it has neither a general conflict nor a 504, quotas or webhooks of a namespace.
+    const OF_AWS: [Self; 4] = [
+        Self::TooManyRequests,
+        Self::InternalError,
+        Self::Unavailable,
+        Self::Forbidden,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Conflict => "409",
+            Self::TooManyRequests => "429",
+            Self::InternalError => "500",
+            Self::Unavailable => "503",
+            Self::Timeout => "504",
+            Self::Forbidden => "403",
+            Self::QuotaExceeded => "quota",
+            Self::Invalid => "422",
+            Self::WebhookFailed => "webhook",
+        }
+    }
 
     fn code(self) -> StatusCode {
         match self {
             Self::Conflict => StatusCode::CONFLICT,
             Self::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-            Self::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::InternalError | Self::WebhookFailed => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::Forbidden | Self::QuotaExceeded => StatusCode::FORBIDDEN,
+            Self::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
         }
     }
 
@@ -127,6 +165,13 @@ impl Answer {
         let refusal = Refusal {
             code: self.code(),
             retry_after: (self == Self::TooManyRequests).then_some(RETRY_AFTER),
+            message: match self {
+                Self::QuotaExceeded => "exceeded quota: torture, requested: count/all=1",
+                Self::WebhookFailed => {
+                    "Internal error occurred: failed calling webhook \"torture.example.com\": no answer"
+                }
+                _ => "",
+            },
         };
         match self {
             Self::Timeout => proxy::Fault::LoseAnswer(Lost::Answer(refusal)),
@@ -134,11 +179,14 @@ impl Answer {
         }
     }
 
-    /// Returns the fault of AWS. AWS has neither a general conflict nor a 504.
+    /// Returns the fault of AWS.
     pub fn of_aws(self) -> aws::Fault {
         match self {
             Self::TooManyRequests => aws::Fault::Throttled,
             Self::Unavailable => aws::Fault::unavailable(),
+            Self::Forbidden => {
+                aws::Fault::code("AccessDenied", "User is not authorized to perform")
+            }
             _ => aws::Fault::internal_failure(),
         }
     }
@@ -152,10 +200,8 @@ impl Fault {
 
     /// Returns every fault at calls of AWS, in a fixed order.
     pub fn at_calls() -> Vec<Self> {
-        let mut answers = Answer::ALL.to_vec();
-        answers.retain(|answer| !matches!(answer, Answer::Conflict | Answer::Timeout));
         // AWS answers in clear text over one connection: a kill after the answer equals one before the next request.
-        Self::at_requests(false, &answers)
+        Self::at_requests(false, &Answer::OF_AWS)
     }
 
     fn at_requests(kill_answered: bool, answers: &[Answer]) -> Vec<Self> {
@@ -172,7 +218,7 @@ impl Fault {
     /// Returns every fault of a watch with this number of events in a step, in a fixed order. A list `may_be_old` if
     /// the request allows an old one.
     pub fn of_watch(events: u64, may_be_old: bool) -> Vec<Self> {
-        let mut views = vec![Staleness::Frozen, Staleness::Expired];
+        let mut views = vec![Staleness::Frozen, Staleness::Expired, Staleness::Forbidden];
         if may_be_old {
             views.push(Staleness::OldList);
         }
@@ -214,8 +260,8 @@ impl fmt::Display for Fault {
             Self::KillApplied => out.write_str("kill-applied"),
             Self::KillAnswered => out.write_str("kill-answered"),
             Self::LostAnswer => out.write_str("lost-answer"),
-            Self::Once(answer) => write!(out, "{}", answer.code().as_u16()),
-            Self::Lasting(answer) => write!(out, "{}-lasting", answer.code().as_u16()),
+            Self::Once(answer) => out.write_str(answer.name()),
+            Self::Lasting(answer) => write!(out, "{}-lasting", answer.name()),
             Self::Stale(view) => view.fmt(out),
             Self::StaleStandby(view) => write!(out, "standby-{view}"),
         }
@@ -230,6 +276,7 @@ impl fmt::Display for Staleness {
             Self::Expired => out.write_str("410"),
             Self::Gap => out.write_str("gap"),
             Self::OldList => out.write_str("old-list"),
+            Self::Forbidden => out.write_str("forbidden"),
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct StaleWatch {
     fails_over: bool,
     step: usize,
     watch: Match,
+    /// The watch, and the lists in pages that begin it.
+    watch_and_lists: Match,
     /// The lists of the watch that may be old.
     lists: Match,
     /// Proxy of the replica with the stale view.
@@ -53,6 +55,7 @@ impl StaleWatch {
             fails_over,
             step,
             watch: steps::watch(watch, bed),
+            watch_and_lists: steps::watch_and_lists(watch, bed),
             lists: steps::old_lists(watch, bed),
             proxy: proxy.clone(),
             phase: watch::Sender::new(Phase::Before),
@@ -75,7 +78,7 @@ impl StaleWatch {
         let watch = self.watch.clone();
         let order = match self.view {
             Staleness::Frozen if self.fails_over => Some(self.proxy.freeze_running(watch)),
-            Staleness::Frozen | Staleness::Expired | Staleness::Gap => {
+            Staleness::Frozen | Staleness::Expired | Staleness::Gap | Staleness::Forbidden => {
                 Some(self.proxy.freeze(watch))
             }
             Staleness::Hidden(number) => {
@@ -121,6 +124,7 @@ impl StaleWatch {
             () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
             () = self.is(Phase::After) => return order.take_back(),
         }
+        let forbidden = (self.view == Staleness::Forbidden).then(|| self.forbid());
         let lasts = self.view != Staleness::Expired;
         if lasts && self.fails_over {
             self.fail_over(replicas).await;
@@ -137,6 +141,9 @@ impl StaleWatch {
             Staleness::Expired | Staleness::Gap => self.expire(),
             _ => {}
         }
+        if let Some(forbidden) = forbidden {
+            forbidden.take_back();
+        }
         order.take_back();
         if !lasts && self.fails_over {
             self.fail_over(replicas).await;
@@ -151,6 +158,16 @@ impl StaleWatch {
 
     fn expire(&self) {
         self.proxy.end_watches(&self.watch, Ending::Gone);
+    }
+
+    /// Ends the watch, without the events that the proxy has held back, and rejects it and its lists.
+    fn forbid(&self) -> Order {
+        let forbidden = proxy::Fault::status(http::StatusCode::FORBIDDEN);
+        let order = self
+            .proxy
+            .inject(self.watch_and_lists.clone(), Times::Always, forbidden);
+        self.expire();
+        order
     }
 
     /// Reads what the apiserver answers to a list of the watch; `None` if the operator has no such watch yet.

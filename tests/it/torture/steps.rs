@@ -70,6 +70,14 @@ pub fn watch(name: &str, bed: &Bed) -> Match {
     Match::verb(Verb::Watch).and(move |request| watch_name(request, &namespace) == name)
 }
 
+/// Matches the watch of this name, and the lists of its objects.
+pub fn watch_and_lists(name: &str, bed: &Bed) -> Match {
+    let (name, namespace) = (name.to_owned(), bed.namespace.clone());
+    Match::any().and(move |request| {
+        matches!(request.verb, Verb::Watch | Verb::List) && watch_name(request, &namespace) == name
+    })
+}
+
 /// Matches the lists of the watch of this name that may be old.
 pub fn old_lists(name: &str, bed: &Bed) -> Match {
     let watch = watch(name, bed);

@@ -1,6 +1,6 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`queues`] has the entries; [`choice`] chooses the next request, and [`response`] interprets the response;
+//! [`queues`] has the entries and chooses the next request; [`response`] interprets the response;
 //! [`worker`] waits and sends, one request at a time for each contact point. The status of a `TrackedField` has its
 //! entries; the reconciles enqueue those whose delivery is Pending, and record the outcomes. A queue sends its next
 //! request only after every outcome of the last one is recorded, so a kill at any instant repeats at most the entries of
@@ -28,7 +28,6 @@ use super::Transport;
 use crate::history::{DeliveryOutcome, Now};
 use crate::metrics::DeliveryMetrics;
 
-mod choice;
 mod entries;
 mod queues;
 mod receiver;

@@ -12,8 +12,8 @@ use qm_runtime::backoff::BackoffPolicy;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use super::choice::QueueStep;
 use super::entries::DeliveryRequest;
+use super::queues::QueueStep;
 use super::queues::Queues;
 use super::response::AffectedObjects;
 use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};

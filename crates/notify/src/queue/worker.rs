@@ -14,8 +14,8 @@ use tracing::field::Empty;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
-use super::choice::QueueStep;
 use super::entries::DeliveryRequest;
+use super::queues::QueueStep;
 use super::response::AffectedObjects;
 use super::{InitialState, Outbox, TestMessage};
 use crate::metrics::{DeliveryResult, ReceiverType};

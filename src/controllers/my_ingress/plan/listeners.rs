@@ -33,7 +33,7 @@ impl<'a> Walker<'a> {
             return Continue(());
         }
         let (observed, tags) = (self.observed, &self.desired.tags);
-        let left = load_balancer == LoadBalancerFate::LeftBehind;
+        let left = load_balancer == LoadBalancerFate::Remains;
         self.take_step(Step::ListTargetGroups(tags.group_prefix()))?;
         let groups = &observed.listed_groups;
         let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
