@@ -25,12 +25,12 @@ pub enum Answer {
     Unavailable,
     /// The request is performed nevertheless, as behind a load balancer that does not wait.
     Timeout,
-    /// The permission is revoked, or a policy rejects the request.
+    /// The permission is revoked.
     Forbidden,
     /// The quota of the namespace is exhausted.
     QuotaExceeded,
-    /// A webhook or the schema rejects the object.
-    Invalid,
+    /// An admission policy denies the request.
+    Denied,
     /// An admission webhook does not answer.
     WebhookFailed,
 }
@@ -122,7 +122,7 @@ impl Answer {
         Self::Timeout,
         Self::Forbidden,
         Self::QuotaExceeded,
-        Self::Invalid,
+        Self::Denied,
         Self::WebhookFailed,
     ];
 
@@ -143,7 +143,7 @@ impl Answer {
             Self::Timeout => "504",
             Self::Forbidden => "403",
             Self::QuotaExceeded => "quota",
-            Self::Invalid => "422",
+            Self::Denied => "policy",
             Self::WebhookFailed => "webhook",
         }
     }
@@ -156,7 +156,7 @@ impl Answer {
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Forbidden | Self::QuotaExceeded => StatusCode::FORBIDDEN,
-            Self::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Denied => StatusCode::UNPROCESSABLE_ENTITY,
         }
     }
 
@@ -167,6 +167,9 @@ impl Answer {
             retry_after: (self == Self::TooManyRequests).then_some(RETRY_AFTER),
             message: match self {
                 Self::QuotaExceeded => "exceeded quota: torture, requested: count/all=1",
+                Self::Denied => {
+                    "ValidatingAdmissionPolicy 'torture' with binding 'torture' denied request: not now"
+                }
                 Self::WebhookFailed => {
                     "Internal error occurred: failed calling webhook \"torture.example.com\": no answer"
                 }
