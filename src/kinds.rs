@@ -39,8 +39,8 @@ mod tests {
         app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field,
     };
 
-    /// Notifications stop first, so that nobody is notified of the rest. Load balancers go before the apps, and the apps before the
-    /// `ConfigMap`s that they read. Other kinds may go at any time.
+    /// Notifications stop first, so that nobody is notified of the rest. Load balancers go before the apps, and the apps
+    /// before the `ConfigMap`s that they read. Other kinds may go at any time.
     #[test]
     fn uninstall_deletes_kinds_in_this_order() {
         let order = [

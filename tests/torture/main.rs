@@ -50,7 +50,7 @@ struct Arguments {
     #[arg(long = "at", value_name = "PLACE")]
     parts: Vec<Part>,
     /// Run the cases with this fault only, such as kill-applied or 403-lasting; repeatable
-    #[arg(long = "fault", value_name = "FAULT")]
+    #[arg(long = "fault", value_name = "FAULT", value_parser = Fault::parse_name)]
     faults: Vec<String>,
     /// Number of cases that act side by side
     #[arg(long, value_name = "NUMBER", default_value_t = 6)]

@@ -31,7 +31,7 @@ pub struct Cache<K: Kind + Clone + 'static> {
 }
 
 /// State of the cache of a kind.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct KindCacheState {
     pub kind: KindState,
     /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the

@@ -105,8 +105,8 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Waits until the objects that [`Controller::fill_status`] shows have been listed. Without this wait, the status of a
-    /// suspended object would lose its fields at each start.
+    /// Waits until the objects from which [`Controller::fill_status`] fills the status have been listed. Without this
+    /// wait, the status of a suspended object would lose its fields at each start.
     fn synced(&self) -> impl Future<Output = ()> + Send {
         async {}
     }

@@ -37,7 +37,7 @@ pub struct Probes(Arc<Mutex<ProbeState>>);
 
 #[derive(Default)]
 struct ProbeState {
-    /// True once every kind is set.
+    /// True once every kind is set; not ready before.
     is_started: bool,
     kinds: BTreeMap<&'static str, KindState>,
     loops: Vec<Loop>,
@@ -57,7 +57,7 @@ impl Probes {
         Self::default()
     }
 
-    /// Records that the state of every kind is set. Before, `/readyz` would not know the kinds that are still missing.
+    /// Records that the state of every kind is set. Until then, `/readyz` is not ready.
     pub fn set_started(&self) {
         self.state().is_started = true;
     }

@@ -601,7 +601,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_tells_why_its_kind_is_not_served() {
+    fn status_returns_why_its_kind_is_not_served() {
         let (state, status) = status(0);
         let becomes = |kind: KindState| state.send_modify(|state| state.kind = kind);
         assert_eq!(status.unavailable("a"), None, "that is not known yet");

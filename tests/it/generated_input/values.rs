@@ -12,6 +12,12 @@ pub struct Change {
     pub patch: Value,
 }
 
+impl Change {
+    fn field(&self) -> &str {
+        self.name.split('=').next().unwrap_or_default()
+    }
+}
+
 /// Texts that a field may confuse with syntax of its own.
 const ODD_TEXTS: [&str; 10] = [
     "",
@@ -32,12 +38,16 @@ pub fn changes(schema: &JSONSchemaProps, base: &Value) -> Vec<Change> {
     for (name, schema) in schema.properties.iter().flatten() {
         let base = base.get(name).unwrap_or(&Value::Null);
         let removed = (!base.is_null()).then_some(Value::Null);
+        let mut fresh: Vec<Value> = Vec::new();
         for value in removed.into_iter().chain(values(schema, base)) {
-            all.push(Change {
-                name: format!("{name}={}", brief(&value)),
-                patch: json!({ name: value }),
-            });
+            if !fresh.contains(&value) {
+                fresh.push(value);
+            }
         }
+        all.extend(fresh.into_iter().map(|value| Change {
+            name: format!("{name}={}", brief(&value)),
+            patch: json!({ name: value }),
+        }));
         all.extend(changes(schema, base).into_iter().map(|inner| Change {
             name: format!("{name}.{}", inner.name),
             patch: json!({ name: inner.patch }),
@@ -46,11 +56,12 @@ pub fn changes(schema: &JSONSchemaProps, base: &Value) -> Vec<Change> {
     all
 }
 
-/// Returns pairs of these changes in which each change is once first and once second, `distance` apart.
+/// Returns pairs of changes of different fields, in which each change is once first and once second, `distance` apart.
 pub fn pairs(changes: &[Change], distance: usize) -> Vec<Change> {
     let seconds = changes.iter().cycle().skip(distance);
     let pairs = changes.iter().zip(seconds);
     pairs
+        .filter(|(first, second)| first.field() != second.field())
         .map(|(first, second)| {
             let mut patch = first.patch.clone();
             merge(&mut patch, &second.patch);

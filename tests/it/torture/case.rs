@@ -166,6 +166,9 @@ impl Answer {
             code: self.code(),
             retry_after: (self == Self::TooManyRequests).then_some(RETRY_AFTER),
             message: match self {
+                Self::Forbidden => {
+                    "torture is forbidden: User \"torture\" cannot patch resource \"torture\" in API group \"\""
+                }
                 Self::QuotaExceeded => "exceeded quota: torture, requested: count/all=1",
                 Self::Denied => {
                     "ValidatingAdmissionPolicy 'torture' with binding 'torture' denied request: not now"
@@ -234,6 +237,20 @@ impl Fault {
             .map(Self::Stale)
             .chain(standby.map(Self::StaleStandby))
             .collect()
+    }
+
+    /// Returns `name` if that is the name of a fault or of a group.
+    pub fn parse_name(name: &str) -> Result<String, String> {
+        let all = [
+            Self::at_writes(),
+            Self::at_calls(),
+            Self::of_watch(HIDDEN, true),
+        ]
+        .concat();
+        let mut names = all.iter().flat_map(|it| [it.to_string(), it.group()]);
+        names.find(|it| it == name).ok_or_else(|| {
+            format!("{name} is no fault; write a name of docs/testing.md, such as 403-lasting")
+        })
     }
 
     /// Returns the name without the number of an event.

@@ -632,72 +632,7 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-impl RequestState {
-    pub(super) fn entries(&self) -> &[EntryKey] {
-        match self {
-            Self::Idle => &[],
-            Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
-        }
-    }
-
-    /// Returns the batch to send again.
-    pub(super) fn retry(&self) -> Option<&Batch> {
-        match self {
-            Self::Retrying(batch) => Some(batch),
-            Self::Idle | Self::InFlight(_) => None,
-        }
-    }
-}
-
-impl Batch {
-    pub(super) fn of(entries: Vec<EntryKey>) -> Self {
-        Self {
-            entries,
-            ..Self::default()
-        }
-    }
-
-    /// Returns the entries that the next request carries; none for the test message.
-    pub(super) fn sent(&self) -> &[EntryKey] {
-        if self.test_first { &[] } else { &self.entries }
-    }
-}
-
-impl ContactPointQueue {
-    /// Returns the endpoint, if the queue may send.
-    fn endpoint(&self) -> Option<&Endpoint> {
-        self.receiver.as_ref()?.endpoint.as_ref()
-    }
-
-    /// Returns the entries of the request in flight, to send them again; none for the test message alone, which may be
-    /// replaced.
-    pub(super) fn in_flight(&self) -> Option<Batch> {
-        match &self.request {
-            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(Batch {
-                test_first: false,
-                ..batch.clone()
-            }),
-            _ => None,
-        }
-    }
-
-    fn wake_worker(&self) {
-        if let Some(worker) = &self.worker {
-            worker.notify_one();
-        }
-    }
-
-    /// Returns whether every entry of the batch is still pending.
-    fn is_pending(&self, batch: &Batch) -> bool {
-        let is_pending = |EntryKey { field, id }: &EntryKey| {
-            self.waiting
-                .get(field)
-                .is_some_and(|pending| pending.ids.contains(id))
-        };
-        batch.entries.iter().all(is_pending)
-    }
-}
-
+/// The next request.
 impl Queues {
     /// Returns the next step of the queue of `point` at `now`.
     pub fn next(&mut self, point: &ObjectKey, now: Instant) -> QueueStep {
@@ -903,6 +838,72 @@ impl Queues {
         }
         queue.request = RequestState::InFlight(batch);
         Some(request)
+    }
+}
+
+impl RequestState {
+    pub(super) fn entries(&self) -> &[EntryKey] {
+        match self {
+            Self::Idle => &[],
+            Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
+        }
+    }
+
+    /// Returns the batch to send again.
+    pub(super) fn retry(&self) -> Option<&Batch> {
+        match self {
+            Self::Retrying(batch) => Some(batch),
+            Self::Idle | Self::InFlight(_) => None,
+        }
+    }
+}
+
+impl Batch {
+    pub(super) fn of(entries: Vec<EntryKey>) -> Self {
+        Self {
+            entries,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the entries that the next request carries; none for the test message.
+    pub(super) fn sent(&self) -> &[EntryKey] {
+        if self.test_first { &[] } else { &self.entries }
+    }
+}
+
+impl ContactPointQueue {
+    /// Returns the endpoint, if the queue may send.
+    fn endpoint(&self) -> Option<&Endpoint> {
+        self.receiver.as_ref()?.endpoint.as_ref()
+    }
+
+    /// Returns the entries of the request in flight, to send them again; none for the test message alone, which may be
+    /// replaced.
+    pub(super) fn in_flight(&self) -> Option<Batch> {
+        match &self.request {
+            RequestState::InFlight(batch) if !batch.entries.is_empty() => Some(Batch {
+                test_first: false,
+                ..batch.clone()
+            }),
+            _ => None,
+        }
+    }
+
+    fn wake_worker(&self) {
+        if let Some(worker) = &self.worker {
+            worker.notify_one();
+        }
+    }
+
+    /// Returns whether every entry of the batch is still pending.
+    fn is_pending(&self, batch: &Batch) -> bool {
+        let is_pending = |EntryKey { field, id }: &EntryKey| {
+            self.waiting
+                .get(field)
+                .is_some_and(|pending| pending.ids.contains(id))
+        };
+        batch.entries.iter().all(is_pending)
     }
 }
 

@@ -13,8 +13,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use super::entries::DeliveryRequest;
-use super::queues::QueueStep;
-use super::queues::Queues;
+use super::queues::{QueueStep, Queues};
 use super::response::AffectedObjects;
 use super::{AcceptedTests, InitialState, PendingEntries, ReceiverState, RetryPolicy, TestMessage};
 use crate::history::DeliveryOutcome;

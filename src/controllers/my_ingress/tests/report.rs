@@ -85,7 +85,7 @@ async fn state_gives_condition_and_requeue(
     assert_eq!(ended(&report.requeue), requeue);
 }
 
-/// A problem that an editor has to fix comes before a transient one, whatever the listeners' order.
+/// A problem that a person has to fix comes before a transient one, whatever the listeners' order.
 #[tokio::test]
 async fn lasting_problem_comes_first() {
     let mut world = World::new();
