@@ -210,6 +210,7 @@ pub(crate) fn has_all_finalizers(object: &impl ResourceExt) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Mutex;
     use std::time::Duration;
 
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
@@ -245,6 +246,8 @@ mod tests {
         /// Each change, as `+NAME` with whether all objects are listed, or `-NAME`.
         changes: mpsc::UnboundedReceiver<String>,
         state: watch::Receiver<KindCacheState>,
+        /// State of the kind at each change.
+        kinds: Arc<Mutex<Vec<KindState>>>,
         commands: watch::Sender<WatchCommand>,
     }
 
@@ -252,7 +255,10 @@ mod tests {
     fn run(apis: Vec<(Option<String>, Api<Widget>)>) -> Scene {
         let (sender, changes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(KindCacheState::syncing());
+        let kinds = Arc::<Mutex<Vec<_>>>::default();
+        let (seen, shown) = (Arc::clone(&kinds), state_receiver.clone());
         let on = move |change: CacheChange<Widget>, is_listed: bool| {
+            seen.lock().unwrap().push(shown.borrow().kind.clone());
             let text = match change {
                 CacheChange::Present(object) => format!("+{} {is_listed}", object.name_any()),
                 CacheChange::Deleted(object) => format!("-{}", object.name_any()),
@@ -283,6 +289,7 @@ mod tests {
             cache,
             changes,
             state: state_receiver,
+            kinds,
             commands,
         }
     }
@@ -346,19 +353,21 @@ mod tests {
         let mut scene = run(vec![(None, apis)]);
         let commands = scene.commands.clone();
         let names = async |states: &mut watch::Receiver<KindCacheState>, relist| {
-            let is_listed = |state: &KindCacheState| {
-                let is_served = state.kind == KindState::Synced;
-                assert!(relist == 0 || is_served, "the kind is served throughout");
-                state.relist == Some(relist)
-            };
+            let is_listed = |state: &KindCacheState| state.relist == Some(relist);
             states.wait_for(is_listed).await.unwrap();
             let objects = scene.cache.objects.all();
             let names: Vec<_> = objects.iter().map(|object| object.name_any()).collect();
             (log.count(WatchRequest::List), names)
         };
         assert_eq!(names(&mut scene.state, 0).await, (1, vec!["x".into()]));
+        scene.kinds.lock().unwrap().clear();
         commands.send_modify(|command| command.relist += 1);
         assert_eq!(names(&mut scene.state, 1).await, (2, vec!["y".into()]));
+        let kinds = scene.kinds.lock().unwrap();
+        assert!(
+            !kinds.is_empty() && kinds.iter().all(|kind| *kind == KindState::Synced),
+            "the kind is served throughout: {kinds:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
