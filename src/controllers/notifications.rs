@@ -236,3 +236,37 @@ fn sender(config: &RunConfig, fence: Fence) -> client::SenderConfig {
         ..client::SenderConfig::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use clap::Parser;
+    use tokio::time::{Instant, advance};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// `notify::client` tests that each request checks the fence.
+    #[tokio::test(start_paused = true)]
+    async fn sender_sends_only_under_the_lease() {
+        let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"])
+            .unwrap()
+            .command
+        else {
+            panic!()
+        };
+        let config = flags.config(&[contact_point::NAME]).unwrap();
+        let fence = Fence::shut();
+        let sent = sender(&config, fence.clone()).fence;
+        assert!(!sent.is_open(), "before the first renewal");
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        assert!(sent.is_open());
+        advance(Duration::from_secs(6)).await;
+        assert!(!sent.is_open(), "not renewed in time");
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        assert!(sent.is_open());
+        fence.close();
+        assert!(!sent.is_open(), "lost");
+    }
+}
