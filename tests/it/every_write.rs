@@ -66,7 +66,7 @@ async fn survives(kind: Kind, at_least: usize) {
             fault: FAULTS[first],
         };
         let cases: Vec<_> = (first + 1..=last).step_by(RUNS).map(case).collect();
-        let name = format!("{}, and each {RUNS}rd write after that", cases[0]);
+        let name = format!("{}, and again after every {RUNS} writes", cases[0]);
         let (reference, setting) = (&reference, &setting);
         Box::pin(async move {
             let result = run(kind, cases, reference, setting).await;

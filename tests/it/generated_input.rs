@@ -1,7 +1,7 @@
 //! Values derived from each CRD's own schema, inside and beyond every bound: what is accepted reaches an end state, what
 //! is rejected says what to write, and the object recovers once the value is changed back.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,18 +11,19 @@ use kube::core::{ApiResource, DynamicObject};
 use qm_api::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet,
 };
-use qm_core::kind::Kind;
+use qm_core::kind::HasReadyCondition;
 use qm_core::readiness::Readiness;
 use quartermaster::kinds;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
-use testbed::proxy::{Match, Proxy};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use self::values::{Change, changes, pairs};
+use crate::pins::metrics::reconciles;
 use crate::support::{Bed, Operator, SOON, Settings};
+use crate::torture::{is_sound, last_write, rests_for, writes};
 
 mod values;
 
@@ -31,6 +32,9 @@ const LANES: usize = 6;
 
 /// Maximum number of writes for each accepted change, including the change back: children, statuses and Events.
 const WRITES: usize = 16;
+
+/// Time in which nothing may be written at the end.
+const REST: Duration = Duration::from_secs(1);
 
 /// Reason and message of an object whose current spec the operator has observed, and whether the object is ready.
 type State = (Readiness, String, String);
@@ -51,7 +55,7 @@ struct Subject {
 impl Subject {
     fn of<K>(at_least: (usize, usize), spec: fn(&Bed, &str, &str) -> Value) -> Self
     where
-        K: kube::Resource<DynamicType = ()> + Kind + DeserializeOwned,
+        K: kube::Resource<DynamicType = ()> + HasReadyCondition + DeserializeOwned,
     {
         Self {
             kind: ApiResource::erase::<K>(&()),
@@ -82,22 +86,15 @@ impl Subject {
 }
 
 /// Returns the state of an object as its kind reports it.
-fn state<K: Kind + DeserializeOwned>(object: &DynamicObject) -> State {
+fn state<K: HasReadyCondition + DeserializeOwned>(object: &DynamicObject) -> State {
     let typed: K = serde_json::from_value(serde_json::to_value(object).unwrap()).unwrap();
     let (readiness, reason) = typed.readiness();
-    let conditions = object.data["status"]["conditions"].as_array();
-    let ready = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition["type"] == "Ready");
-    let message = ready.and_then(|it| it["message"].as_str());
-    // A TrackedField has no conditions.
-    let waiting = qm_api::tracked_field::waiting(object).map(|(_, message)| message);
-    let message = message.or(waiting).unwrap_or_default();
+    let condition = typed.ready_condition();
+    let message = condition.map_or("", |condition| condition.message);
     (readiness, reason.to_owned(), message.to_owned())
 }
 
-/// One object, which goes through changes.
+/// Object that goes through changes, one after the other.
 struct Lane<'a> {
     subject: &'a Subject,
     operator: &'a Operator,
@@ -187,11 +184,8 @@ impl<'a> Lane<'a> {
             return (None, 0);
         };
         let object = self.api.get(&self.name).await.unwrap();
-        let metrics = self.operator.metrics().await;
-        let name = format!("controller_runtime_reconcile_total{{controller=\"{controller}\",");
-        let counts = metrics.lines().filter(|line| line.starts_with(&name));
-        let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
-        (object.metadata.generation, counts.map(count).sum())
+        let reconciles = reconciles(&self.operator.metrics().await, controller);
+        (object.metadata.generation, reconciles)
     }
 
     async fn reaches(&self, what: &str, holds: impl Fn(&State) -> bool) -> Result<(), String> {
@@ -236,7 +230,7 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
     let played = [all, both].concat();
     let start = |number| Lane::start(bed, &operator, &subject, receiver, number);
     let lanes = join_all((0..subject.lanes()).map(start)).await;
-    let before = writes(&proxy);
+    let before = proxy.count(&writes());
     let results = lanes.iter().enumerate().map(|(number, lane)| {
         let changes = played.iter().skip(number).step_by(lanes.len());
         async move {
@@ -254,47 +248,24 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
         .collect();
     assert!(failed.is_empty(), "{failed:#?}");
     let accepted = results.iter().filter(|(_, it)| *it == Ok(true)).count();
-    let counts = (accepted, results.len());
+    let all = results.len();
     println!(
-        "{}: {accepted} of {} changes accepted",
-        subject.kind.kind,
-        results.len()
+        "{}: {accepted} of {all} changes accepted",
+        subject.kind.kind
     );
+    let (least_accepted, least) = subject.at_least;
     assert!(
-        counts.0 >= subject.at_least.0 && counts.1 >= subject.at_least.1,
-        "{counts:?} changes were accepted and played, fewer than {:?}",
-        subject.at_least
+        accepted >= least_accepted && all >= least,
+        "{accepted} of {all} changes are accepted, fewer than {least_accepted} of {least}"
     );
     drop(lanes);
-    let written = writes(&proxy) - before;
+    let written = proxy.count(&writes()) - before;
     assert!(
         written <= WRITES * accepted,
         "{written} writes for {accepted} changes"
     );
-    let began = Instant::now();
-    until("the operator rests", SOON, async || {
-        let last = proxy
-            .requests()
-            .iter()
-            .rev()
-            .find(|it| is_write(&it.request))
-            .map(|it| it.at);
-        let last = last.unwrap_or(began).max(began);
-        Ok((last.elapsed() > Duration::from_secs(1)).then_some(()))
-    })
-    .await
-    .unwrap();
-    assert!(operator.child().ended().unwrap().is_none());
-    let logs = operator.logs();
-    assert!(!logs.contains("panicked"), "{logs}");
-}
-
-fn is_write(request: &testbed::proxy::ApiRequest) -> bool {
-    request.verb.is_write() && !request.group.ends_with("authorization.k8s.io")
-}
-
-fn writes(proxy: &Proxy) -> usize {
-    proxy.count(&Match::writes().and(is_write))
+    rests_for(REST, || last_write(&proxy)).await.unwrap();
+    is_sound(&mut operator).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

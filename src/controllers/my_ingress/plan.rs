@@ -102,9 +102,9 @@ fn blocked<T>(readiness: MyIngressReadiness, requeue: Requeue) -> Walk<T> {
 /// Fate of the load balancer whose target groups are deleted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoadBalancerFate {
-    /// AWS has deleted it.
+    /// AWS has deleted the load balancer.
     Gone,
-    /// It stays, because it is not owned.
+    /// AWS keeps the load balancer, which the `MyIngress` does not own.
     Remains,
 }
 

@@ -32,7 +32,7 @@ mod config_map_sync;
 mod contact_point;
 mod exit_codes;
 mod messages;
-mod metrics;
+pub mod metrics;
 mod my_app;
 mod my_ingress;
 mod tracked_field;

@@ -15,5 +15,9 @@ mod workloads;
 #[allow(unused_imports)] // as above
 pub use self::case::{Case, Fault, Part, Place};
 #[allow(unused_imports)] // as above
-pub use self::scene::{Reference, Report, Setting, keep_panics, observe, run};
+pub use self::scene::{
+    Reference, Report, Setting, is_sound, keep_panics, last_write, observe, rests_for, run,
+};
+#[allow(unused_imports)] // as above
+pub use self::strike::writes;
 pub use self::workloads::Kind;

@@ -266,13 +266,7 @@ impl Scene<'_> {
 
     /// Waits until the operator has written nothing for this time.
     async fn rests_for(&self, time: Duration) {
-        let began = Instant::now();
-        let what = format!("no write for {time:?}");
-        let rested = until(what, REACHED + time, async || {
-            let last = self.last_write().unwrap_or(began).max(began);
-            Ok((last.elapsed() >= time).then_some(()))
-        });
-        if let Err(error) = rested.await {
+        if let Err(error) = rests_for(time, || self.last_write()).await {
             let requests = self.requests();
             let last = requests.iter().rev().filter(|it| is_write(&it.request));
             let last: Vec<_> = last.take(5).map(|it| shown(&it.request)).collect();
@@ -286,9 +280,7 @@ impl Scene<'_> {
     }
 
     fn last_write(&self) -> Option<Instant> {
-        let requests = self.requests();
-        let writes = requests.iter().filter(|it| is_write(&it.request));
-        let written = writes.map(|it| it.at).max();
+        let written = self.proxies.iter().filter_map(last_write).max();
         let calls = self.aws.iter().flat_map(Aws::calls);
         let called = calls.filter(|call| !call.is_read()).map(|call| call.at);
         written.into_iter().chain(called).max()
@@ -578,8 +570,29 @@ async fn whole<'p>(
     scene.kind.assert_outside(scene);
 }
 
+/// Waits until the last write of an operator is this long ago.
+pub async fn rests_for(
+    time: Duration,
+    last_write: impl Fn() -> Option<Instant>,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let what = format!("no write for {time:?}");
+    until(what, REACHED + time, async || {
+        let last = last_write().unwrap_or(began).max(began);
+        Ok((last.elapsed() >= time).then_some(()))
+    })
+    .await
+}
+
+/// Returns the time of the last write of the operator behind a proxy.
+pub fn last_write(proxy: &Proxy) -> Option<Instant> {
+    let requests = proxy.requests();
+    let writes = requests.iter().filter(|it| is_write(&it.request));
+    writes.map(|it| it.at).max()
+}
+
 /// Returns an error if the operator ended by itself or caught a panic.
-fn is_sound(operator: &mut Operator) -> Result<(), String> {
+pub fn is_sound(operator: &mut Operator) -> Result<(), String> {
     if let Some(status) = operator.child().ended().unwrap() {
         return Err(format!("the operator ended: {status}"));
     }
