@@ -1,11 +1,10 @@
 //! The outbox: a queue of pending entries for each contact point.
 //!
-//! [`queues`] has the entries and chooses the next request; [`response`] interprets the response;
-//! [`worker`] waits and sends, one request at a time for each contact point. The status of a `TrackedField` has its
-//! entries; the reconciles enqueue those whose delivery is Pending, and record the outcomes. A queue sends its next
-//! request only after every outcome of the last one is recorded, so a kill at any instant repeats at most the entries of
-//! one request. If the apiserver keeps rejecting an object's status, the queue continues without that object until its
-//! outcomes are recorded.
+//! [`queues`] has the entries and chooses the next request; [`response`] interprets the response; [`worker`] waits and
+//! sends, one request at a time for each contact point. The status of a `TrackedField` has its entries; the reconciles
+//! enqueue those whose delivery is Pending, and record the outcomes. A queue sends its next request only after every
+//! outcome of the last one is recorded, so a kill at any instant repeats at most the entries of one request. If the
+//! apiserver keeps rejecting an object's status, the queue continues without that object until its outcomes are recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -547,7 +547,7 @@ impl Queues {
     }
 
     /// Returns whether the queue waits until statuses have the outcomes of its last request.
-    pub(super) fn is_recording(&self, queue: &ContactPointQueue) -> bool {
+    fn is_recording(&self, queue: &ContactPointQueue) -> bool {
         queue
             .unrecorded
             .keys()
@@ -842,7 +842,7 @@ impl Queues {
 }
 
 impl RequestState {
-    pub(super) fn entries(&self) -> &[EntryKey] {
+    fn entries(&self) -> &[EntryKey] {
         match self {
             Self::Idle => &[],
             Self::InFlight(batch) | Self::Retrying(batch) => &batch.entries,
@@ -867,7 +867,7 @@ impl Batch {
     }
 
     /// Returns the entries that the next request carries; none for the test message.
-    pub(super) fn sent(&self) -> &[EntryKey] {
+    fn sent(&self) -> &[EntryKey] {
         if self.test_first { &[] } else { &self.entries }
     }
 }
