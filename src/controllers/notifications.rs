@@ -145,7 +145,8 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         cluster: config.cluster_name.clone(),
         availability: manager.availability.clone(),
     };
-    let (field_store, fields_synced) = (fields.objects.clone(), fields.cache.clone().synced());
+    let (field_store, fields_cache) = (fields.objects.clone(), fields.cache.clone());
+    let fields_synced = fields_cache.clone().synced();
     manager.add_controller(points, |_| Ok(contact_points))?;
     let after_sets = after.clone();
     manager.add_controller(sets, |setup| {
@@ -169,6 +170,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             children,
             sets: setup.objects.clone(),
             fields: field_store,
+            fields_cache,
             targets,
             receivers,
             metrics,

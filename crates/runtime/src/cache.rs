@@ -59,8 +59,8 @@ pub enum CacheChange<K> {
 
 impl<K: Kind + Clone + 'static> Cache<K> {
     /// Creates a cache of the kind whose controller is `name`, which fills `objects`. `on` gets each change of the
-    /// cache, and whether all objects have been listed; after the list, `on` gets each object again. While the watch is
-    /// stopped, the cache is empty: an older CRD may have pruned fields of the objects.
+    /// cache, and whether all objects have been listed; after the list, and after a list that was denied before, `on` gets
+    /// each object again. While the watch is stopped, the cache is empty: an older CRD may have pruned fields of the objects.
     pub fn new(
         name: &'static str,
         objects: Objects<K>,
@@ -81,6 +81,14 @@ impl<K: Kind + Clone + 'static> Cache<K> {
 
     fn notify(&self, change: CacheChange<K>) {
         (self.on)(change, self.sync.synced_relist().is_some());
+    }
+
+    fn notify_all(&self, namespace: Option<&str>) {
+        for object in self.objects.all() {
+            if ObjectKey::of(object.as_ref()).is_in(namespace) {
+                self.notify(CacheChange::Present(object));
+            }
+        }
     }
 
     fn set_state(&self, kind: KindState, relist: Option<u64>) {
@@ -131,7 +139,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         keys.filter(|key| key.is_in(namespace)).collect()
     }
 
-    fn phase(&self, _namespace: Option<&str>, phase: &WatchPhase) {
+    fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
         if let WatchPhase::Stopped(why) = phase {
             return self.set_state(KindState::Absent(why.clone()), None);
         }
@@ -145,9 +153,12 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
             return;
         }
         if before.relist != relist {
-            for object in self.objects.all() {
-                self.notify(CacheChange::Present(object));
-            }
+            self.notify_all(None);
+        } else if let KindState::PartiallySynced(_) = before.kind
+            && *phase == WatchPhase::Listed
+        {
+            // While the list was denied, no object of the namespace was reconciled.
+            self.notify_all(namespace);
         }
         let denied = self.sync.unlisted();
         let kind = if denied.is_empty() {
@@ -314,7 +325,9 @@ mod tests {
             .state
             .wait_for(|state| state.kind == KindState::Synced);
         synced.await.unwrap();
-        assert_eq!(scene.changes.recv().await.unwrap(), "+y true");
+        for expected in ["+y true", "+y true"] {
+            assert_eq!(scene.changes.recv().await.unwrap(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,6 +30,7 @@ use super::own_writes::OwnWrites;
 use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
+use super::watch::SyncState;
 use super::{ObjectKey, Revision, finalizer, write};
 
 /// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
@@ -383,16 +384,19 @@ impl<K: ReconciledKind> StatusUpdate<K> {
 pub(super) struct Managed<C: Controller> {
     pub controller: C,
     pub shared: Arc<KindContext<C::Kind>>,
+    /// State of the lists of the kind.
+    sync: SyncState,
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. A single such failure is not written to the status.
     failing: Mutex<HashSet<ObjectKey>>,
 }
 
 impl<C: Controller> Managed<C> {
-    pub fn new(controller: C, shared: Arc<KindContext<C::Kind>>) -> Self {
+    pub fn new(controller: C, shared: Arc<KindContext<C::Kind>>, sync: SyncState) -> Self {
         Self {
             controller,
             shared,
+            sync,
             dedup: EventDedup::default(),
             failing: Mutex::default(),
         }
@@ -603,6 +607,12 @@ impl<C: Controller> Reconcile for Managed<C> {
         object: Arc<C::Kind>,
         update: &mut Option<Self::StatusUpdate>,
     ) -> Result<Requeue, Failure> {
+        let namespace = object.namespace().unwrap_or_default();
+        if self.sync.is_unlisted(&namespace) {
+            // A standby has cached the object, and may have missed later changes. The list, once allowed, triggers a
+            // reconcile.
+            return Ok(Requeue::OnChange);
+        }
         let object = self
             .shared
             .own_writes
@@ -763,7 +773,7 @@ mod tests {
                 is_synced: true,
             };
             Self {
-                managed: Managed::new(widgets, shared),
+                managed: Managed::new(widgets, shared, SyncState::default()),
                 writes,
                 update: None,
             }

@@ -182,7 +182,7 @@ impl Manager {
             status_interval: controller.status_interval(),
             ..limits
         };
-        let managed = Arc::new(Managed::new(controller, shared));
+        let managed = Arc::new(Managed::new(controller, shared, handles.sync.clone()));
         let observed = Arc::clone(&managed);
         self.add_runner(handles, managed, limits, after, move |change, is_listed| {
             if let CacheChange::Present(_) = change {

@@ -374,13 +374,11 @@ impl<T: Transport> TrackedFields<T> {
         let Run {
             tracked,
             is_requested,
-            point,
             ..
         } = *run;
         let tracker = &self.targets.tracker;
         let period = self.targets.sync_period;
-        let is_unserved =
-            point.is_none() && self.receivers.cache.unavailable(&key.namespace).is_some();
+        let is_unserved = self.receivers.cache.unavailable(&key.namespace).is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.needs_poll() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),

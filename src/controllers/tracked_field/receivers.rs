@@ -33,12 +33,13 @@ impl<T: Transport> Receivers<T> {
     /// Returns why messages cannot be sent to a contact point now. A receiver whose requests fail counts only if a
     /// message `is_pending`.
     pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
+        if let Some(why) = self.cache.unavailable(namespace) {
+            let because = format!("this operator does not serve contact points: {why}");
+            let name = name.to_owned();
+            return Some(WaitingReason::ContactPointNotReady { name, because });
+        }
         let Some(point) = self.get(namespace, name) else {
             let name = name.to_owned();
-            if let Some(why) = self.cache.unavailable(namespace) {
-                let because = format!("this operator does not serve contact points: {why}");
-                return Some(WaitingReason::ContactPointNotReady { name, because });
-            }
             let points = self.points.all();
             let names: Vec<String> = points
                 .iter()

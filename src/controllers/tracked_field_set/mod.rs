@@ -24,6 +24,7 @@ use qm_runtime::children::{Children, Ensured, Quirks};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result};
+use qm_runtime::manager::CacheStatus;
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
 use qm_runtime::pages::all_pages;
@@ -95,6 +96,8 @@ pub struct TrackedFieldSets<T> {
     pub(super) sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
     pub(super) fields: Objects<TrackedField>,
+    /// State of the cache of `TrackedField`s.
+    pub(super) fields_cache: CacheStatus,
     pub(super) targets: Arc<Targets>,
     pub(super) receivers: Arc<Receivers<T>>,
     pub(super) metrics: SetMetrics,
@@ -164,6 +167,9 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         }
         if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
             return Ok(outcome);
+        }
+        if let Some(why) = self.fields_cache.unavailable(&cx.key.namespace) {
+            return Ok(status::fields_not_served(&why).requeue(Requeue::Poll));
         }
         let resolved = match self.resolve(&set).await {
             Ok(resolved) => resolved,
@@ -259,10 +265,6 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             Some(error) => Err(error.with_outcome(outcome)),
             None => Ok(outcome),
         }
-    }
-
-    async fn synced(&self) {
-        self.children.synced().await;
     }
 
     fn status_interval(&self) -> Duration {

@@ -34,7 +34,10 @@ pub const PROGRESSING: &str = "Progressing";
 /// Reason of a set that selects more resources than it may track.
 pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
 
-pub const REASONS: [&str; 26] = [
+/// Reason of a set whose children are unknown.
+pub const TRACKED_FIELDS_NOT_SERVED: &str = "TrackedFieldsNotServed";
+
+pub const REASONS: [&str; 27] = [
     READY,
     NOTHING_MATCHES,
     PROGRESSING,
@@ -61,6 +64,7 @@ pub const REASONS: [&str; 26] = [
     CONTACT_POINT_NOT_READY,
     BODY_INVALID,
     DELIVERY_FAILING,
+    TRACKED_FIELDS_NOT_SERVED,
 ];
 
 /// Checks the fields, template and condition of a spec, without the cluster.
@@ -89,6 +93,12 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
         })?;
     }
     Ok(())
+}
+
+/// Reports a set whose children are unknown. Without them, the set would create them again.
+pub(super) fn fields_not_served(why: &str) -> Outcome {
+    let message = format!("this operator does not serve TrackedFields: {why}");
+    Outcome::failed(TRACKED_FIELDS_NOT_SERVED, message)
 }
 
 /// Reports a set whose resources are not listed yet.

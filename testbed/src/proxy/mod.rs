@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use http::Uri;
 use http::uri::Scheme;
+use http::{StatusCode, Uri};
 use hyper::service::service_fn;
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
@@ -188,6 +188,14 @@ impl Proxy {
         hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
     ) -> Order {
         self.shared.watches.hide(watches, hidden)
+    }
+
+    /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running watches.
+    pub fn forbid(&self, watches_and_lists: Match) -> Order {
+        let forbidden = Fault::status(StatusCode::FORBIDDEN);
+        let order = self.inject(watches_and_lists.clone(), Times::Always, forbidden);
+        self.end_watches(&watches_and_lists, Ending::Gone);
+        order
     }
 
     /// Ends the running watches that match and returns their number. Events that [`Self::freeze`] held for them are

@@ -46,6 +46,15 @@ impl Match {
         Self::verb(Verb::Watch).resource(resource)
     }
 
+    /// Matches watches and lists of a resource.
+    pub fn watches_and_lists(resource: &str) -> Self {
+        Self {
+            verbs: Some(vec![Verb::Watch, Verb::List]),
+            ..Self::default()
+        }
+        .resource(resource)
+    }
+
     /// Matches requests that may change something.
     pub fn writes() -> Self {
         let verbs = [

@@ -23,7 +23,7 @@ mod hanging;
 mod kills;
 mod ledger;
 mod outages;
-mod replicas;
+pub mod replicas;
 mod rest;
 mod silence;
 mod standby;

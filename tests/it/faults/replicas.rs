@@ -160,7 +160,7 @@ fn account(life: usize) -> &'static str {
 
 /// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow
 /// machine ends a leader.
-pub(super) fn candidate(life: usize) -> Settings {
+pub(crate) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
         .flag("--leader-elect")

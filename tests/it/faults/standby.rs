@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
-use qm_api::TrackedField;
+use qm_api::{AppService, TrackedField};
 use serde_json::json;
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
@@ -229,4 +229,39 @@ async fn new_leader_never_records_a_stale_value() {
     expected.push(("Updated", Some("4")));
     pair.bed.delivered("web", &expected).await;
     pair.assert_sent_in_order();
+}
+
+/// What the standby has seen is older than what the last leader has done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_changes_nothing_for_objects_that_it_may_not_list() {
+    let bed = Bed::without_controllers("unlisted").await;
+    let mut leader = Operator::start(&bed, candidate(0)).await;
+    leader.leads().await;
+    let app = json!({ "spec": { "image": "nginx:1.27", "size": 1 } });
+    let _: AppService = bed.create("web", app).await;
+    let deployment_has = async |replicas| {
+        let has = |it: &Deployment| it.spec.as_ref().unwrap().replicas == Some(replicas);
+        bed.until("web", "the replicas of the app", has).await;
+    };
+    deployment_has(1).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
+    let denied = proxy.forbid(Match::watches_and_lists("appservices"));
+    denied.wait_for_hits(1, SOON).await.unwrap();
+    let scale = async |replicas| {
+        let spec = json!({ "spec": { "size": replicas } });
+        bed.patch::<AppService>("web", spec).await;
+    };
+    scale(2).await;
+    deployment_has(2).await;
+
+    leader.kill();
+    standby.leads().await;
+    standby.reports_denied_list(&denied).await;
+    for resource in ["deployments", "appservices"] {
+        assert_eq!(proxy.count(&Match::writes().resource(resource)), 0);
+    }
+    denied.take_back();
+    scale(3).await;
+    deployment_has(3).await;
 }

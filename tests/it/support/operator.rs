@@ -16,6 +16,7 @@ use testbed::ControlPlane;
 use testbed::aws::{Aws, FOREIGN};
 use testbed::kubelet::{self, Container};
 use testbed::process::{Child, Folder, Program};
+use testbed::proxy::Order;
 use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
@@ -246,6 +247,18 @@ impl Operator {
         })
         .await
         .unwrap();
+    }
+
+    /// Waits until the operator has reported that it may not list one of its kinds, and has requested the list again
+    /// since.
+    pub async fn reports_denied_list(&self, denied: &Order) {
+        until("the operator reports a denied list", SOON, async || {
+            let is_report = |line: &str| line.contains("where the operator may list it");
+            Ok(self.logs().lines().any(is_report).then_some(()))
+        })
+        .await
+        .unwrap();
+        denied.wait_for_hits(denied.hits() + 1, SOON).await.unwrap();
     }
 
     /// Sends SIGKILL.

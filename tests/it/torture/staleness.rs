@@ -124,7 +124,8 @@ impl StaleWatch {
             () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
             () = self.is(Phase::After) => return order.take_back(),
         }
-        let forbidden = (self.view == Staleness::Forbidden).then(|| self.forbid());
+        let forbidden = (self.view == Staleness::Forbidden)
+            .then(|| self.proxy.forbid(self.watch_and_lists.clone()));
         let lasts = self.view != Staleness::Expired;
         if lasts && self.fails_over {
             self.fail_over(replicas).await;
@@ -158,16 +159,6 @@ impl StaleWatch {
 
     fn expire(&self) {
         self.proxy.end_watches(&self.watch, Ending::Gone);
-    }
-
-    /// Ends the watch, without the events that the proxy has held back, and rejects it and its lists.
-    fn forbid(&self) -> Order {
-        let forbidden = proxy::Fault::status(http::StatusCode::FORBIDDEN);
-        let order = self
-            .proxy
-            .inject(self.watch_and_lists.clone(), Times::Always, forbidden);
-        self.expire();
-        order
     }
 
     /// Reads what the apiserver answers to a list of the watch; `None` if the operator has no such watch yet.

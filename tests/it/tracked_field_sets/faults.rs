@@ -14,6 +14,7 @@ use testbed::proxy::{Fault, Match, Point, Proxy, Seen, Times, Verb};
 use testbed::receiver::Receiver;
 
 use super::{is_quiet, replicas};
+use crate::faults::replicas::candidate;
 use crate::fields::Widgets;
 use crate::support::{
     Bed, Operator, SOON, Settings, accepted, changes, kill_at_each_write, kill_at_write,
@@ -310,4 +311,29 @@ async fn filtered(point: Point, write: u64) -> (bool, Value) {
         );
     }
     killed
+}
+
+/// Without its children, the set would create them again.
+#[tokio::test]
+async fn set_waits_while_its_children_cannot_be_listed() {
+    let bed = Bed::shared("sets-blind").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    let mut leader = Operator::start(&bed, candidate(0)).await;
+    leader.leads().await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let standby = Operator::start(&bed, candidate(1).kubeconfig(kubeconfig)).await;
+    let denied = proxy.forbid(Match::watches_and_lists("trackedfields"));
+    leader.kill();
+    standby.leads().await;
+    standby.reports_denied_list(&denied).await;
+    bed.track("by-hand", "Deployment", "a", "replicas", "hook")
+        .await;
+    bed.set("all", replicas(json!({}))).await;
+    let message = bed.set_reads("all", "TrackedFieldsNotServed").await;
+    assert!(message.contains("TrackedFields"), "{message}");
+    denied.take_back();
+    bed.set_reads("all", "Ready").await;
+    assert!(bed.children("all").await.is_empty());
 }

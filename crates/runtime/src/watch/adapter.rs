@@ -244,6 +244,12 @@ impl SyncState {
             .collect()
     }
 
+    /// Returns whether `namespace` is not listed because the apiserver denies its list.
+    pub(crate) fn is_unlisted(&self, namespace: &str) -> bool {
+        let unlisted = self.unlisted();
+        unlisted.contains_key(&None) || unlisted.contains_key(&Some(namespace.to_owned()))
+    }
+
     /// Begins a relist of these namespaces.
     pub fn begin(&self, relist: u64, namespaces: impl IntoIterator<Item = Option<String>>) {
         let lists = namespaces
