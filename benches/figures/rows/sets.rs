@@ -1,15 +1,19 @@
 //! Measures a `TrackedFieldSet` with 10,000 targets.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
+use futures::TryStreamExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::api::ListParams;
+use kube::ResourceExt as _;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use serde_json::json;
 use testbed::usage::Memory;
-use testbed::wait::until;
+use tokio::time::timeout;
 
 use super::rest::{requests, restart};
 use crate::line::Line;
@@ -122,21 +126,23 @@ fn target(index: usize) -> String {
 
 /// Waits until this many children have an entry. Returns the seconds since `began`.
 async fn recorded(stage: &Stage, children: usize, began: Instant) -> Result<f64> {
-    let api = stage.bed.api::<TrackedField>();
-    let params = ListParams::default().labels("quartermaster.dev/set=all");
-    until("every child has an entry", PATIENCE * 3, async || {
-        // A list of all children is work for the apiserver, so it is not read every time.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let listed = Instant::now();
-        let objects = api.list(&params).await?.items;
-        let with_entry = objects
-            .iter()
-            .filter(|field| field.status.as_ref().is_some_and(|it| !it.is_empty()));
-        let with_entry = with_entry.count();
-        ensure!(with_entry >= children, "{with_entry} have one");
-        Ok(Some((listed - began).as_secs_f64()))
-    })
-    .await
+    // Repeated lists of all children would take the apiserver's time.
+    let config = watcher::Config::default().labels("quartermaster.dev/set=all");
+    let fields = watcher(stage.bed.api::<TrackedField>(), config).applied_objects();
+    let mut fields = pin!(fields);
+    let mut with_entry = HashSet::new();
+    let all_have_one = async {
+        while with_entry.len() < children {
+            let field = fields.try_next().await?.context("the watch has ended")?;
+            if field.status.as_ref().is_some_and(|it| !it.is_empty()) {
+                with_entry.insert(field.name_any());
+            }
+        }
+        anyhow::Ok(began.elapsed().as_secs_f64())
+    };
+    timeout(PATIENCE * 3, all_have_one)
+        .await
+        .context("some children have no entry")?
 }
 
 /// Changes 500 targets within a minute. Returns the number of messages.
