@@ -265,6 +265,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             state.deleting.insert(key.clone(), child.uid.clone());
             if let Some(entry) = state.known.get_mut(key) {
                 entry.read_due = Some(Instant::now());
+                // If the owner needs the child again before the watch shows the deletion, only a read shows the truth.
+                entry.confirmed = None;
             }
         }
         let answer = write::remove(api, &child.pinned(key)).await;

@@ -152,3 +152,33 @@ async fn stale_sync_deletes_nothing() {
     shop.is_deleted(far, "settings").await;
     assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());
 }
+
+/// The watch has not shown that the operator has deleted the copy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deleted_copy_that_is_needed_again_does_not_count_as_existing() {
+    let shop = Shop::without_controllers("needed-again").await;
+    let (one, two) = (
+        shop.open("one", json!({})).await,
+        shop.open("two", json!({})).await,
+    );
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let settings = shop.serving(&["one", "two"]).kubeconfig(file);
+    let _operator = Operator::start(&shop.bed, settings).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [one, two] }))
+        .await;
+    shop.reads("s", "Synced").await;
+    let silent = proxy.freeze(Match::watch("configmaps").namespace(&two));
+    let copy_to = async |namespaces: Value| {
+        let spec = json!({ "spec": { "destinationNamespaces": namespaces } });
+        shop.bed.patch::<ConfigMapSync>("s", spec).await;
+        shop.reads("s", "Synced").await;
+    };
+    copy_to(json!([one])).await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    copy_to(json!([one, two])).await;
+    let copy = shop.maps(&two).get_opt("settings").await.unwrap();
+    assert!(copy.is_some(), "the status says that the copy exists");
+}

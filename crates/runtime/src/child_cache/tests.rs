@@ -450,6 +450,11 @@ async fn deletion_by_the_operator_is_not_external() {
     let web = key("web");
     cache.record(&web, child(5, 0, 1), Some(matched("d")));
     delete(&cache, 200).await;
+    assert_eq!(
+        lookup(&cache, &web, "d"),
+        Lookup::Unconfirmed,
+        "the watch has not shown the deletion"
+    );
     cache.on_deleted(&web, "1");
     assert!(!cache.take_external_deletion(&web));
     // The next child has another UID.
