@@ -47,7 +47,7 @@ test: prerequisites ## Run the lints and every test, on a real control plane
 
 # What `make torture` passes on: CASE=app_service/write-7/lost-answer replays one case, TORTURE="--kind my_app --help" is anything else.
 TORTURE ?=
-torture: prerequisites ## Strike every write and watch of the operator with every fault, for hours; an interrupted run continues (CASE=...: replay one)
+torture: prerequisites ## Inject every fault into every write and watch of the operator, for hours; an interrupted run continues (CASE=...: replay one)
 	@$(MAKE) --no-print-directory -j2 moto control-plane
 	@# The audit logs of hours go with the control plane.
 	TESTBED_AUDIT_LOGS=$(CURDIR)/target/torture/audit cargo test --workspace --test torture -- $(addprefix --case ,$(CASE)) $(TORTURE)

@@ -1,11 +1,10 @@
 //! A fault at each write of the operator: the part of `make torture` that `make test` runs. `TrackedFieldSet` and
 //! `MyIngress` have kill tests of their own, which cover each write.
 //!
-//! Each workload runs three times. Run 1 begins at the first write, run 2 at the second and run 3 at the third; each
-//! strikes every third write with its fault: the operator is killed once the write is applied, or once it has the answer,
-//! or the answer is lost.
-//! `make torture` adds the other faults, every combination, one fault alone in each run, Events and the status of
-//! `AppService`s.
+//! Each workload runs three times, each time with another fault: the operator is killed once the write is applied, or
+//! once it has the answer, or the answer is lost. Run 1 meets its fault at the first write and every third one after it,
+//! run 2 begins at the second write, and run 3 at the third. `make torture` adds the other faults, every combination,
+//! one fault alone in each run, Events and the status of `AppService`s.
 
 use futures::future::join_all;
 use testbed::proxy::ApiRequest;
@@ -46,7 +45,7 @@ fn is_counted(request: &ApiRequest) -> bool {
     request.resource != "events" && request.resource != "appservices"
 }
 
-/// Plays the workload with faults, of which at least this many strike.
+/// Runs the workload with faults, of which at least this many must occur.
 async fn survives(kind: Kind, at_least: usize) {
     let active = Semaphore::new(RUNS);
     let setting = Setting {

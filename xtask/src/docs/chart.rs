@@ -34,7 +34,7 @@ helm install quartermaster charts/quartermaster -n quartermaster-system --create
 The chart installs CRDs, permissions, admission policies, a Deployment with two replicas, a Service for metrics and a NetworkPolicy.
 The CRDs and their resources stay when the release is uninstalled: see `crds.keep`.
 
-- [Upgrade](../../docs/operate/upgrade.md)
+- [Upgrade and roll back](../../docs/how-to/upgrade-and-roll-back.md)
 - [Uninstall](../../docs/operate/uninstall.md)
 - [Permissions](../../docs/security/permissions.md)
 - [Flags](../../docs/reference/flags.md)

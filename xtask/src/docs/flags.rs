@@ -10,8 +10,9 @@ use super::markdown::{cell, code};
 const BEGIN: &str = "\
 # Flags
 
-The text is that of `quartermaster COMMAND --help`. A flag with an environment variable can be set by that instead; the flag takes
-precedence. The Helm chart has a [value](chart-values.md) for each flag of `run`. [Command-line program](../operate/cli.md) has examples.
+The text is that of `quartermaster COMMAND --help`. You can set a flag by its environment variable instead; the flag takes precedence.
+The Helm chart has a [value](chart-values.md) for most flags of `run`, and `extraArgs` for the others.
+[Command-line program](../operate/cli.md) has examples.
 
 `run` reads further variables: `KUBECONFIG` (default `~/.kube/config`, then the Pod's own account), `HTTPS_PROXY` and `NO_PROXY` (for
 Telegram and AWS), those of AWS's SDK, `OTEL_...` (traces) and `NO_COLOR`.

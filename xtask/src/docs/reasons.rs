@@ -13,9 +13,9 @@ pub mod table;
 const REASONS: &str = "\
 # Reasons
 
-Every reason of the condition `Ready`, and of a TrackedField that waits, kind by kind: its meaning, when the operator tries again by
-itself, and what you can do. `kubectl describe` shows an object's reason and message, and so does `quartermaster status`. The message
-says more than this page: it names the object and quotes the error.
+Every reason of the condition `Ready`, and of a TrackedField that waits, kind by kind: its meaning, when the operator retries, and
+what you can do. `kubectl describe` shows an object's reason and message, and so does `quartermaster status`. The message says more
+than this page: it names the object and quotes the error.
 
 To make the operator try at once, annotate the object:
 `kubectl annotate KIND/NAME quartermaster.dev/requested-at=\"$(date)\" --overwrite`. \"After 1 s, growing to 30 s\" means that the delay

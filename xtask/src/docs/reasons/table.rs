@@ -178,7 +178,7 @@ pub const REASONS: &[Reason] = &[
     // Objects that the spec names.
     reason("SecretNotFound", &[CP], "No Secret of that name exists, or the ContactPoint may not use it. The message names the namespaces in which the operator looked.", Poll, "Create the Secret in the ContactPoint's namespace, or correct its name."),
     reason("SecretKeyMissing", &[CP], "The Secret lacks the key. The message lists the keys that it has.", Poll, "Add the key to the Secret, or correct its name in the spec."),
-    reason("SecretInvalid", &[CP], "The Secret's value is no usable token, URL, signing key or certificate, for example because of a newline at its end.", Poll, "Make the Secret again with `printf` or `kubectl create secret --from-literal`."),
+    reason("SecretInvalid", &[CP], "The Secret's value is no usable token, URL, signing key or certificate, for example because of a newline at its end.", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
     reason("SecretForbidden", &[CP], "The operator may not `get` Secrets in the namespace.", Poll, "Install the operator's roles again."),
     reason("SecretUnreadable", &[CP], "The apiserver did not answer with the Secret. The operator keeps the status of a ContactPoint that it has tried before.", Backoff, "Wait. If it lasts, look at the apiserver."),
     reason("TargetNotFound", &[TF], "The target does not exist.", On("the target is created"), "Create the target, or correct `spec.target`."),
@@ -257,7 +257,7 @@ pub const REASONS: &[Reason] = &[
     reason("NoNodes", &[MI], "No node can receive traffic.", On("a node changes"), "Check that nodes have a `spec.providerID` of AWS and no label that excludes them from load balancers."),
     reason("NodesUnreadable", &[MI], "The operator may not list the nodes, or has not listed them yet.", On("the nodes are listed"), "If it lasts, install the operator's roles again."),
     reason("TargetsRejected", &[MI], "AWS accepts none of the nodes as targets: their instances have ended, or are in another VPC.", Backoff, "Delete Nodes without an instance, or name subnets of the nodes' VPC."),
-    reason("ActiveImpaired", &[MI], "The load balancer works, but AWS lacks what it needs to grow, mostly free addresses.", Aws, "Free addresses in the subnets, or name other subnets."),
+    reason("ActiveImpaired", &[MI], "The load balancer works but cannot grow, mostly because its subnets have too few free addresses.", Aws, "Free addresses in the subnets, or name other subnets."),
     reason("ProvisioningFailed", &[MI], "AWS could not create the load balancer.", Aws, "Delete the MyIngress, and create it again."),
     reason("NameTaken", &[MI], "Another MyIngress has a load balancer of the name, or AWS has one that it does not show.", Text("at once, when the other one is deleted; otherwise after 1 s, growing to 5 min"), "Delete the other one, or create the MyIngress under another name."),
     reason("Incompatible", &[MI], "The load balancer has another scheme or type, which AWS cannot change.", Aws, "Delete it in AWS, or create the MyIngress under another name."),
