@@ -6,7 +6,43 @@ use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::info;
+
+/// Reconciles and status writes that the shutdown waits for. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct InFlight {
+    tracker: TaskTracker,
+    closed: CancellationToken,
+}
+
+impl InFlight {
+    /// Returns a token; the shutdown waits until the token is dropped.
+    pub fn token(&self) -> TaskTrackerToken {
+        self.tracker.token()
+    }
+
+    /// Returns whether no reconcile may begin any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    /// Waits until no reconcile may begin any more.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Lets no reconcile begin any more. Statuses that wait are written at once.
+    pub fn close(&self) {
+        self.tracker.close();
+        self.closed.cancel();
+    }
+
+    /// Waits until all tokens are dropped, after [`InFlight::close`].
+    pub async fn wait(&self) {
+        self.tracker.wait().await;
+    }
+}
 
 /// Runs the controllers until `stop` is cancelled and `drained` has finished.
 pub async fn run(
@@ -25,11 +61,11 @@ pub async fn run(
 }
 
 /// Waits, for `timeout` at most, first for the controllers' work outside reconciles, whose results reconciles still
-/// record. Then no new reconcile begins, and the function waits for the running ones.
+/// record. Then no new reconcile begins, and the function waits for the running ones and for unwritten statuses.
 pub async fn drain(
     draining: CancellationToken,
     drains: Vec<BoxFuture<'static, ()>>,
-    reconciles: TaskTracker,
+    reconciles: InFlight,
     timeout: Duration,
 ) {
     draining.cancel();
@@ -54,7 +90,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn drain_waits_for_running_reconciles() {
-        let (draining, reconciles) = (CancellationToken::new(), TaskTracker::new());
+        let (draining, reconciles) = (CancellationToken::new(), InFlight::default());
         let reconcile = reconciles.token();
         let draining_task = tokio::spawn(drain(
             draining.clone(),
@@ -74,11 +110,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn drain_gives_up_after_timeout() {
         let began = Instant::now();
-        let reconciles = TaskTracker::new();
+        let reconciles = InFlight::default();
         let _reconcile = reconciles.token();
         drain(CancellationToken::new(), Vec::new(), reconciles, TIMEOUT).await;
         let hangs = vec![std::future::pending().boxed()];
-        drain(CancellationToken::new(), hangs, TaskTracker::new(), TIMEOUT).await;
+        drain(
+            CancellationToken::new(),
+            hangs,
+            InFlight::default(),
+            TIMEOUT,
+        )
+        .await;
         assert_eq!(began.elapsed(), TIMEOUT * 2);
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct EventDedup(Mutex<HashMap<ObjectKey, Reported>>);
 struct Reported {
     generation: i64,
     reasons: BTreeSet<String>,
+    /// True if an earlier process wrote a condition that was not True, and no Event has followed.
+    follows_problem: bool,
     ready_since: Option<Instant>,
     /// Last Event of [`EventPolicy::Renew`]: reason, message and time.
     renewed: Option<(String, String, Instant)>,
@@ -38,12 +40,12 @@ impl EventDedup {
         before: Option<ReadyCondition<'_>>,
     ) -> bool {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A new process does not know what the previous one reported.
-        let was_failing = match objects.get(key) {
-            Some(reported) => !reported.reasons.is_empty(),
-            None => before.is_some_and(|before| !before.is_true()),
-        };
-        let reported = objects.entry(key.clone()).or_default();
+        let reported = objects.entry(key.clone()).or_insert_with(|| Reported {
+            // A new process does not know what the previous one reported.
+            follows_problem: before.is_some_and(|before| !before.is_true()),
+            ..Reported::default()
+        });
+        let was_failing = reported.follows_problem || !reported.reasons.is_empty();
         if outcome.event == EventPolicy::Never {
             return false;
         }
@@ -57,6 +59,7 @@ impl EventDedup {
                 ..Reported::default()
             };
         }
+        reported.follows_problem = false;
         reported.ready_since = is_ready.then(|| reported.ready_since.unwrap_or_else(Instant::now));
         let is_recovery = outcome.event == EventPolicy::OnRecovery;
         if is_recovery && !was_failing {
@@ -211,6 +214,13 @@ mod tests {
             restarted.is_due(&key, 1, &ready(), Some(crashed)),
             "another process reported it"
         );
+        let restarted = EventDedup::default();
+        assert!(!restarted.is_due(&key, 2, &starting, Some(crashed)));
+        assert!(
+            restarted.is_due(&key, 2, &ready(), Some(pending)),
+            "another process reported it, before the new spec"
+        );
+        assert!(!restarted.is_due(&key, 2, &ready(), Some(pending)), "once");
     }
 
     #[test]

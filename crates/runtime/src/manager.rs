@@ -18,12 +18,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{SetOnce, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
 use super::cache::{Cache, CacheChange, KindCacheState};
+use super::drain::InFlight;
 use super::events::Events;
 use super::health::{KindState, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
@@ -78,7 +78,7 @@ pub struct Manager {
     running: JoinSet<()>,
     controllers: Vec<BoxFuture<'static, ()>>,
     drains: Vec<BoxFuture<'static, ()>>,
-    reconciles: TaskTracker,
+    reconciles: InFlight,
 }
 
 /// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
@@ -204,7 +204,7 @@ pub async fn run(
         tasks: tasks.clone(),
         controllers: Vec::new(),
         drains: Vec::new(),
-        reconciles: TaskTracker::new(),
+        reconciles: InFlight::default(),
         namespaces_sync: SyncState::default(),
         namespace_observers: Vec::new(),
         namespaces_needed: Vec::new(),

@@ -17,13 +17,13 @@ use kube::core::Status;
 use qm_core::kind::Kind;
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument, Span, debug, error, warn};
 
 use super::ObjectKey;
 use super::availability::{self, Availability};
 use super::backoff::{BackoffPolicy, Backoffs};
+use super::drain::InFlight;
 use super::error::{Class, Error};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, ReconcileResult, WorkQueueState};
@@ -132,7 +132,7 @@ pub(super) struct Runner<R: Reconcile> {
     metrics: ControllerMetrics,
     availability: Availability,
     watchdog: Watchdog,
-    running: TaskTracker,
+    running: InFlight,
     /// Objects whose last reconcile failed for a transient reason, or during an outage, with the time until which the
     /// apiserver asked them to wait.
     transient: Mutex<HashMap<ObjectKey, Option<Instant>>>,
@@ -431,7 +431,7 @@ impl<R: Reconcile> Runner<R> {
         metrics: &Metrics,
         availability: Availability,
         watchdog: Watchdog,
-        running: TaskTracker,
+        running: InFlight,
     ) -> Self {
         let work = Arc::new(Mutex::new(Work::new(limits.status_interval)));
         metrics.set_queue(name, {
@@ -472,9 +472,10 @@ impl<R: Reconcile> Runner<R> {
         let mut steps = FuturesUnordered::new();
         let limit = usize::from(self.limits.concurrency).max(1);
         loop {
+            let was_closed = self.running.is_closed();
             let mut due = None;
             while let free @ 1.. = limit - steps.len() {
-                // The shutdown closes the tracker before it waits for the tokens.
+                // The shutdown first lets no reconcile begin, and then waits for the tokens.
                 let running = self.running.token();
                 let is_closed = self.running.is_closed();
                 let next = self.work().next(Instant::now(), free, is_closed);
@@ -514,6 +515,7 @@ impl<R: Reconcile> Runner<R> {
                 },
                 Some(()) = steps.next() => {}
                 () = wait_until(due) => {}
+                () = self.running.closed(), if !was_closed => {}
                 () = &mut retries => return,
             }
         }

@@ -71,16 +71,6 @@ impl DesiredChild<ConfigMap, ()> for DesiredCopy<'_> {
 }
 
 impl DesiredCopy<'_> {
-    /// Returns the size of the content in KiB.
-    pub fn kibibytes(&self) -> u32 {
-        let text = self.source.data.iter().flatten();
-        let text = text.map(|(name, value)| name.len() + value.len());
-        let bytes = self.source.binary_data.iter().flatten();
-        let bytes = bytes.map(|(name, value)| name.len() + value.0.len());
-        let size = text.chain(bytes).sum::<usize>() / 1024;
-        u32::try_from(size).unwrap_or(u32::MAX)
-    }
-
     /// Returns the desired copy; `metadata` is that of the live one.
     fn desired(&self, mut metadata: ObjectMeta) -> ConfigMap {
         let (source, spec) = (self.source, self.spec);

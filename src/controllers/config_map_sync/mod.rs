@@ -73,9 +73,9 @@ pub(crate) const MANAGER: &str = "quartermaster/configmapsync";
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Concurrent writes of the copies of one sync.
 const MAX_CONCURRENT_WRITES: usize = 16;
-/// Maximum size of the content of copies that are written at the same time, in KiB. Memory holds each content several
-/// times: as read, as sent and as returned.
-const MAX_CONTENT_KIBIBYTES: u32 = 6 * 1024;
+/// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several times:
+/// as read, as sent and as returned. A live copy may be larger than its source.
+const MAX_COPIES_IN_MEMORY: usize = 6;
 
 pub struct ConfigMapSyncs {
     scope: WatchScope,
@@ -84,8 +84,8 @@ pub struct ConfigMapSyncs {
     no_cross_namespace_refs: bool,
     index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
-    /// Permits for the content of copies in memory, one for each KiB.
-    content_permits: Semaphore,
+    /// Permits for copies in memory.
+    copy_permits: Semaphore,
     /// Times of writes of copies that no status has yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
@@ -132,7 +132,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
             no_cross_namespace_refs: config.no_cross_namespace_refs,
             index,
             copies,
-            content_permits: Semaphore::new(MAX_CONTENT_KIBIBYTES as usize),
+            copy_permits: Semaphore::new(MAX_COPIES_IN_MEMORY),
             unrecorded: Mutex::default(),
         })
     })
@@ -310,8 +310,8 @@ impl ConfigMapSyncs {
         copies: impl IntoIterator<Item = ObjectKey>,
     ) -> Vec<(ObjectKey, Result<bool>)> {
         let removed = copies.into_iter().map(|copy| async move {
-            // The content of a copy is at most 1 MiB.
-            let _permits = self.content_permits.acquire_many(1024).await;
+            // The semaphore is never closed.
+            let _permit = self.copy_permits.acquire().await;
             let result = if cx.object.spec.orphans() {
                 self.copies.release(cx, &copy).await
             } else {
@@ -356,8 +356,7 @@ impl ConfigMapSyncs {
             return Ok(false);
         }
         // The semaphore is never closed.
-        let kibibytes = copy.kibibytes().clamp(1, MAX_CONTENT_KIBIBYTES);
-        let _permits = self.content_permits.acquire_many(kibibytes).await;
+        let _permit = self.copy_permits.acquire().await;
         let mut ensured = self.copies.ensure(cx, copy).await?;
         if let Ensured::Deleted(..) = ensured {
             // A deleted ConfigMap no longer exists, unless another client has added a finalizer, so the copy can be

@@ -156,6 +156,7 @@ impl<T: Transport> Outbox<T> {
             point = queues.forget_rejected_writes(field);
             queues.forget(field)
         });
+        self.progress.notify_waiters();
         if let Some(point) = point {
             self.point_trigger.wake(&point);
         }

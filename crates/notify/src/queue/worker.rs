@@ -61,6 +61,7 @@ async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: ObjectKey, changed: Ar
             "worker panicked; will retry"
         );
         outbox.queues().abort_request(&point);
+        outbox.progress.notify_waiters();
         tokio::time::sleep(outbox.retry_policy.stopped).await;
     }
 }

@@ -73,7 +73,7 @@ async fn status_is_written_once_in_its_interval() {
             position: position.unwrap_or_else(|| work.status_position(&"a", at, Duration::ZERO)),
             requeue: None,
             span: Span::none(),
-            running: TaskTracker::new().token(),
+            running: InFlight::default().token(),
         };
         work.objects.entry("a").or_default().update = Some(Box::new(pending));
         work.ended("a", None);
@@ -270,7 +270,7 @@ fn runner<R: Reconcile>(
         &Metrics::new(&PROGRAM),
         availability.clone(),
         Probes::new().watchdog("test", limits.sync_period),
-        TaskTracker::new(),
+        InFlight::default(),
     )
 }
 
@@ -555,7 +555,7 @@ struct Fixture<const CAN_WAIT: bool> {
     counting: Arc<Counting<CAN_WAIT>>,
     trigger: Trigger<Widget>,
     objects: Objects<Widget>,
-    running: TaskTracker,
+    running: InFlight,
 }
 
 impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
@@ -803,4 +803,18 @@ async fn shutdown_writes_waiting_statuses() {
     taken.sort();
     assert_eq!(taken, steps, "no reconcile begins");
     assert!(fixture.counting.at("write o-0 1").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_of_an_idle_controller_writes_a_waiting_status() {
+    let fixture = Fixture::<true>::start(Burst::MIN_OBJECTS, 2, STEP_TIME, 0);
+    while fixture.counting.steps().len() < Burst::MIN_OBJECTS {
+        sleep(STEP_TIME).await;
+    }
+    sleep(STEP_TIME).await;
+    let closed = Instant::now();
+    fixture.running.close();
+    fixture.running.wait().await;
+    assert!(closed.elapsed() < Burst::PAUSE / 2, "at once");
+    assert_eq!(fixture.counting.steps().len(), 2 * Burst::MIN_OBJECTS);
 }
