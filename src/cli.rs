@@ -46,7 +46,7 @@ Examples:
   # Show every resource, and what is wrong with it
   quartermaster status
 
-Give a command --help to see its flags and examples. Each flag of run also has an environment
+Run a command with --help to see its flags and examples. Each flag of run also has an environment
 variable. The flag takes precedence.
 
 Exit codes:
@@ -414,7 +414,7 @@ pub struct NotificationConfig {
     pub(crate) allow_ports: Vec<u16>,
     /// The operator's own addresses, which no webhook may go to.
     pub(crate) own_addresses: Vec<IpAddr>,
-    /// Whether messages may quote answers of private addresses.
+    /// Whether messages may quote responses of private addresses.
     pub(crate) quote_private: bool,
     /// Proxy of webhooks; its URL may contain a password.
     pub(crate) webhook_proxy: Option<SecretString>,

@@ -119,7 +119,7 @@ Examples:
   # Delete the resources only: apps keep running, copies and load balancers stay
   quartermaster uninstall --keep-children
 
-  # Free resources that stay Terminating because the operator that ran there is gone
+  # Remove the finalizers of Terminating resources whose operator no longer runs
   quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
 
 Exit codes:
@@ -368,7 +368,7 @@ pub struct AdoptArgs {
     /// Adopt only for these resources of one namespace, such as cmsync/settings, myapp/web or mying/web
     #[arg(value_name = "KIND/NAME", value_parser = parse_adopter, requires = "namespace", conflicts_with = "all_namespaces")]
     pub(crate) resources: Vec<ResourceArg>,
-    /// Allow the listed adoptions; those that may change an object need the name of its resource
+    /// Allow the listed adoptions; one that may change its object also needs KIND/NAME
     #[arg(short, long)]
     pub(crate) yes: bool,
 }

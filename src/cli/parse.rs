@@ -77,7 +77,8 @@ pub(super) fn listen(text: &str) -> Result<ListenAddresses, String> {
         text.parse().ok().map(|address| vec![address])
     };
     addresses.ok_or_else(|| {
-        "write :8080 for every address, or 127.0.0.1:8080, or [::1]:8080; 0 turns it off".to_owned()
+        "write :8080 for every address, or 127.0.0.1:8080, or [::1]:8080, or 0 to serve nothing"
+            .to_owned()
     })
 }
 
@@ -203,7 +204,7 @@ pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
         .filter(|url| url.query().is_none() && url.fragment().is_none())
         .ok_or("--telegram-api-url: write a URL such as https://api.telegram.org, without token, query and fragment")?;
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("--telegram-api-url: leave out the credentials; it is shown in logs".into());
+        return Err("--telegram-api-url: leave out the credentials; logs show the URL".into());
     }
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }

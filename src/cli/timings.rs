@@ -84,14 +84,14 @@ pub struct Timings {
     /// Wait at most this long between corrections of a contested child; without any for this time it is no longer contested
     #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub drift_backoff_max: Duration,
-    /// Space the child writes that only a restart requires by this time, after a burst of 5 s of them
+    /// Leave this time between writes of children that only a restart requires, after a burst of 5 s worth of writes
     #[arg(long, env = "QUARTERMASTER_CONFIRMATION_PERIOD", value_parser = duration, default_value = "50ms", hide = true)]
     pub confirmation_period: Duration,
     /// Report an app with an inactive autoscaler as not ready after this time; a new autoscaler has no metrics at first
     #[arg(long, env = "QUARTERMASTER_SCALING_INACTIVE_GRACE_PERIOD", value_parser = duration, default_value = "5m",
         hide = true)]
     pub scaling_inactive_grace_period: Duration,
-    /// Check each load balancer at this interval, times up to 1.2 at random; AWS reports no changes
+    /// Check each load balancer at this interval, which a random factor of up to 1.2 extends; AWS reports no changes
     #[arg(long, env = "QUARTERMASTER_AWS_SYNC_PERIOD", value_parser = duration, default_value = "10m", hide = true)]
     pub aws_sync_period: Duration,
     /// Limit one AWS call to this time
@@ -230,15 +230,15 @@ impl Timings {
         // client-go's leader election demands the same: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
         if self.leader_elect_renew_deadline >= self.leader_elect_lease_duration {
             return Err(
-                "--leader-elect-renew-deadline must be less than --leader-elect-lease-duration, such as 6s of 9s: the leader must \
-                have stopped before another may start"
+                "--leader-elect-renew-deadline must be less than --leader-elect-lease-duration, such as 6s and 9s: the \
+                leader must have stopped before another may start"
                     .into(),
             );
         }
         if self.leader_elect_retry_period.mul_f64(LEASE_JITTER) >= self.leader_elect_renew_deadline
         {
-            return Err("--leader-elect-retry-period must be less than --leader-elect-renew-deadline divided by 2.2 (its jitter), \
-                such as 500ms of 6s"
+            return Err("--leader-elect-retry-period must be less than --leader-elect-renew-deadline divided by 2.2 \
+                (its jitter), such as 500ms and 6s"
                 .into());
         }
         for (min, max, flags) in [

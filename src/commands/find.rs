@@ -68,7 +68,7 @@ where
     match here.list_metadata(&some).await {
         Ok(list) if !list.items.is_empty() => {
             let names: Vec<_> = list.items.iter().map(ResourceExt::name_any).collect();
-            missing(format!("there is {}", names.join(", ")))
+            missing(format!("the namespace has {}", names.join(", ")))
         }
         Err(error) if has_code(&error, 404) => {
             let install = cluster.command(crate::INSTALL_CRDS);

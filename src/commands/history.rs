@@ -44,7 +44,9 @@ async fn of_field(
     out: &mut Printer,
 ) -> anyhow::Result<ExitCode> {
     let field: TrackedField = find::get(client, namespace, name, &args.cluster).await?;
-    let history = field.history().context("its history cannot be read")?;
+    let history = field.history().with_context(|| {
+        format!("the history of TrackedField {namespace}/{name} cannot be read")
+    })?;
     let waiting = field.annotations().get(WAITING);
     let target = &field.spec.target;
     if args.output == Output::Json {
@@ -96,7 +98,7 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
     let mut last = None;
     let mut rows = Vec::new();
     for entry in history {
-        // An entry of the original program has no subject.
+        // An entry that Quartermaster did not write has no subject.
         if let Some(subject) = &entry.subject {
             if last.is_some_and(|last| last != subject) {
                 let dim = |text: &str| Cell::new(text, Colour::Dim);

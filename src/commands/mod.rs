@@ -82,7 +82,8 @@ async fn connect(args: &ClusterArgs) -> anyhow::Result<(Client, String)> {
                 Some(file) => {
                     Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?
                 }
-                None => cluster::kubeconfig().context("no kubeconfig")?,
+                None => cluster::kubeconfig()
+                    .context("cannot read a kubeconfig; set KUBECONFIG, or add --kubeconfig")?,
             };
             if let Some(context) = context {
                 kubeconfig.current_context = Some(context.clone());

@@ -128,7 +128,7 @@ impl LeaseVersion {
         Duration::try_from(now.duration_since(self.renewed)).unwrap_or_default()
     }
 
-    /// Returns why an expired Lease shows that the operator has stopped.
+    /// Returns why this Lease, which was released or has expired, shows that the operator has stopped.
     pub(crate) fn why_gone(&self) -> String {
         match self.holder.as_str() {
             "" => "no replica holds the Lease".into(),

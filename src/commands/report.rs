@@ -91,7 +91,7 @@ impl StatusReport {
             let explain = if snapshot.missing_crds.is_empty() && snapshot.forbidden_kinds.is_empty()
             {
                 let command = "kubectl explain trackedfield.spec";
-                format!(": {}", scope.cluster.command(command))
+                format!("; to see what to write: {}", scope.cluster.command(command))
             } else {
                 String::new()
             };
@@ -191,7 +191,7 @@ impl StatusReport {
         if let Some(policy) = of_state("Unknown").next() {
             let why = &policy.message;
             out.line(format!(
-                "Whether the admission policies are in force is not known: {why}"
+                "Cannot tell whether the admission policies are in force: {why}"
             ))?;
         }
         if unchecked.is_empty() {
@@ -218,7 +218,7 @@ impl StatusReport {
     }
 }
 
-/// Returns a line about the `TrackedField`s without a problem of each set, which may be thousands.
+/// Returns a line for each set about its `TrackedField`s that have no problem. A set may have thousands of them.
 fn healthy_children(objects: &[ObjectSummary]) -> Vec<String> {
     let mut states = BTreeMap::<_, Vec<ObjectState>>::new();
     for object in objects {

@@ -33,7 +33,7 @@ pub(crate) fn blockers(
                     "kubectl get deployments,services,pods,ingresses,hpa -n {namespace} -l {OWNER_UID}={}",
                     object.uid
                 ));
-                format!("its children are deleted first, and some remain: {command}")
+                format!("its children are deleted first, and some remain; to list them: {command}")
             }
             ORPHAN => "Kubernetes' garbage collector has not orphaned its children yet".into(),
             own if is_own_finalizer(own) && !object.reason.is_empty() => {

@@ -52,7 +52,10 @@ pub(crate) async fn run(
         Ok((point, requested_at))
     };
     let Ok(requested) = timeout_at(deadline, request).await else {
-        anyhow::bail!("the apiserver did not answer within {:?}", args.timeout);
+        anyhow::bail!(
+            "the apiserver did not answer within {:?}: run the command again, or raise --timeout",
+            args.timeout
+        );
     };
     let (mut point, requested_at) = requested?;
     let title = format!("ContactPoint {namespace}/{}", args.name);

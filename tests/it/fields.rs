@@ -783,7 +783,7 @@ async fn change_is_sent_only_when_the_expression_says_so() {
         .await;
     let message = bed.waiting("shrinks", "WhenInvalid: ").await;
     assert!(
-        message.contains("failed for the newest change: number: \"Deployment\" is no number"),
+        message.contains("failed for the newest change: number: \"Deployment\" is not a number"),
         "{message}"
     );
     scale(1).await;

@@ -44,7 +44,7 @@ pub struct SenderConfig {
     pub max_retry_after: Duration,
     /// Rate limits of each Telegram token.
     pub telegram_limits: TelegramLimits,
-    /// Is open while this process may send. Each request checks it.
+    /// Fence that is open while this process may send. Each request checks the fence.
     pub fence: Fence,
     /// Lookup of webhook names.
     pub lookup: AddressLookup,
@@ -227,7 +227,7 @@ impl HttpSender {
             return Ok(());
         }
         Err(SendError::Unsent {
-            message: "the leader lease is not held".into(),
+            message: "this replica does not hold the lease".into(),
         })
     }
 

@@ -19,7 +19,7 @@ pub struct OutgoingEntry {
     /// `spec.template`.
     pub template: Option<Arc<str>>,
     pub entry: Entry,
-    /// Entry with the previous value: the preceding one, if it has the same subject.
+    /// Entry with the previous value: the preceding one, if it has the same subject and has not failed.
     pub previous: Option<Entry>,
 }
 

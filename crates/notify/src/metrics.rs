@@ -160,7 +160,7 @@ impl DeliveryMetrics {
         );
         registry.register(
             "entries_merged",
-            "Entries that were merged into a neighbour because the outbox was full",
+            "Entries that were merged into a neighbour because too many of one TrackedField waited",
             metrics.merged.clone(),
         );
         registry.register(

@@ -84,7 +84,7 @@ impl Redactor {
     pub(super) fn quote(&self, body: &[u8]) -> String {
         if !self.quotable {
             return format!(
-                "(not shown: a secret of fewer than {MIN_SECRET} characters cannot be redacted in it)"
+                "(not shown: a response cannot be redacted if a secret has fewer than {MIN_SECRET} characters)"
             );
         }
         let text = self.redact(&String::from_utf8_lossy(body));

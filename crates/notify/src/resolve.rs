@@ -39,7 +39,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 const QUERY_REPEATS: usize = 1;
 /// Lifetime of addresses, unless a connection fails earlier.
 const CACHE_TTL: Duration = Duration::from_secs(5);
-/// Concurrent lookups per namespace.
+/// Maximum number of concurrent lookups per namespace.
 const LOOKUPS_PER_NAMESPACE: usize = 2;
 /// Maximum number of names in the cache of public names.
 const MAX_PUBLIC_NAMES: usize = 4096;

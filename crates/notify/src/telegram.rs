@@ -286,7 +286,8 @@ fn interpret(
         300..=399 => refused(
             Refusal::Redirected,
             format!(
-                "the Bot API answered with a redirect ({code}), which the operator does not follow; see --telegram-api-url"
+                "the Bot API answered with a redirect ({code}), which the operator does not follow; correct \
+                 --telegram-api-url"
             ),
         ),
         401 | 404 => refused(
@@ -328,7 +329,7 @@ fn interpret(
         410 => refused(
             Refusal::Gone,
             format!(
-                "the Bot API was removed from this URL ({code} {quote}); see --telegram-api-url"
+                "the Bot API was removed from this URL ({code} {quote}); correct --telegram-api-url"
             ),
         ),
         429 => SendMessageReply::Failed(SendError::Retry {
@@ -342,11 +343,13 @@ fn interpret(
         400..=499 if code != 408 => refused(
             Refusal::UnexpectedStatus,
             format!(
-                "the Bot API answered with an unexpected status ({code} {quote}); see --telegram-api-url"
+                "the Bot API answered with an unexpected status ({code} {quote}); check --telegram-api-url"
             ),
         ),
         200 => SendMessageReply::Failed(SendError::Retry {
-            message: format!("the response does not come from a Bot API (200 {quote})"),
+            message: format!(
+                "the response does not come from a Bot API (200 {quote}); check --telegram-api-url"
+            ),
             after: None,
         }),
         _ => SendMessageReply::Failed(SendError::Retry {

@@ -129,7 +129,8 @@ impl When {
             let regexes = Arc::clone(&self.regexes);
             let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| {
                 if text.len() > MAX_MATCHED {
-                    let problem = format!("the text is longer than {MAX_MATCHED} bytes");
+                    let problem =
+                        format!("the string is longer than {MAX_MATCHED} bytes: join fewer values");
                     return Err(ExecutionError::function_error("matches", problem));
                 }
                 Ok(regexes.get(&*pattern).is_some_and(|it| it.is_match(&text)))
@@ -167,7 +168,7 @@ fn compiled(patterns: &[String]) -> Result<HashMap<String, Regex>, String> {
     compiled.collect()
 }
 
-/// Runs a call of the library, which is young: a panic becomes an error.
+/// Runs a call of the CEL library, and turns a panic into an error: the library is not mature.
 fn without_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run))
         .map_err(|_| "the expression cannot be evaluated: simplify it".to_owned())
@@ -199,7 +200,9 @@ fn explain(error: &ExecutionError) -> String {
         ExecutionError::UnexpectedType { got, want } => {
             format!("found {got} where {want} is needed")
         }
-        _ => "its operands do not fit: compare texts with texts and numbers with numbers".into(),
+        _ => {
+            "the operands do not fit: compare strings with strings and numbers with numbers".into()
+        }
     }
 }
 
@@ -254,7 +257,7 @@ impl SyntaxCheck<'_> {
         }
         match &expression.expr {
             Expr::Literal(LiteralValue::Bytes(_)) => {
-                Err("bytes are not available: write a text".into())
+                Err("bytes are not available: write a string".into())
             }
             Expr::Literal(_) => Ok(()),
             Expr::Ident(name) => self.is_variable(name),
@@ -338,7 +341,7 @@ impl SyntaxCheck<'_> {
     fn pattern(&mut self, argument: Option<&IdedExpr>) -> Result<(), String> {
         let Some(Expr::Literal(LiteralValue::String(pattern))) = argument.map(|it| &it.expr) else {
             return Err(
-                "matches needs its regular expression as a text, such as value.matches('^v1[.]')"
+                "matches needs its regular expression as a string, such as value.matches('^v1[.]')"
                     .into(),
             );
         };

@@ -28,7 +28,7 @@ use crate::controllers::my_app::build::pod_name;
 use crate::controllers::my_ingress::build;
 use crate::controllers::my_ingress::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 
-/// Concurrent reads.
+/// Maximum number of concurrent reads.
 const CONCURRENCY: usize = 16;
 
 struct PlannedSync {

@@ -113,7 +113,7 @@ pub(super) fn print(
             Adoptability::WouldReplace(why) | Adoptability::Unknown(why)
                 if args.resources.is_empty() =>
             {
-                format!("{why}; only if you name the resource")
+                format!("{why}; adopted only if you name the resource")
             }
             Adoptability::Adoptable(note)
             | Adoptability::WouldReplace(note)

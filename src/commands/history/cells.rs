@@ -96,7 +96,7 @@ pub(super) fn delivery(entry: &Entry) -> Cell {
         Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Colour::Red),
         Some(Delivery::Delivered) => Cell::new("Delivered", Colour::Green),
         None if entry.skipped.is_some() => Cell::new("Skipped", Colour::Dim),
-        // An entry of the original program counts as delivered.
+        // An entry that Quartermaster did not write counts as delivered.
         None => Cell::new("-", Colour::Dim),
     }
 }

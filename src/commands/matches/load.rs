@@ -80,7 +80,7 @@ fn parse(text: &str) -> anyhow::Result<TrackedFieldSet> {
     ensure!(set.metadata.name.is_some(), "write metadata.name");
     set.spec.check_size().map_err(anyhow::Error::msg)?;
     if let Some(path) = unknown(&object["spec"], &serde_json::to_value(&set.spec)?) {
-        bail!("unknown field spec{path}");
+        bail!("unknown field spec{path}: correct its name, or remove it");
     }
     ensure!(
         !set.spec.fields.is_empty(),
@@ -134,11 +134,13 @@ mod tests {
     )]
     #[case::unknown(
         "spec: {target: {kind: Deployment, selecter: {matchLabels: {a: b}}}, fields: [image], template: {contactPoint: hook}}",
-        Some("unknown field spec.target.selecter")
+        Some("unknown field spec.target.selecter: correct its name, or remove it")
     )]
     #[case::deep(
         "spec: {target: {kind: Deployment, namespaces: {selector: {matchExpressions: [{key: a, operator: Exists, value: [b]}]}}}, fields: [image], template: {contactPoint: hook}}",
-        Some("unknown field spec.target.namespaces.selector.matchExpressions[0].value")
+        Some(
+            "unknown field spec.target.namespaces.selector.matchExpressions[0].value: correct its name, or remove it"
+        )
     )]
     #[case::without_fields(
         "spec: {target: {kind: Deployment}, template: {contactPoint: hook}}",

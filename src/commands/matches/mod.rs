@@ -156,7 +156,7 @@ fn print(set: &TrackedFieldSet, plan: &MatchPlan, out: &mut Printer) -> io::Resu
         out.line("")?;
     }
     if set.spec.suspend == Some(true) {
-        out.line("The set is suspended: nothing is created or deleted.")?;
+        out.line("The set is suspended: the operator creates and deletes nothing.")?;
     }
     out.line(totals(plan))
 }

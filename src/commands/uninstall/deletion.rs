@@ -24,7 +24,7 @@ use crate::commands::{FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, ha
 
 /// Time until the blockers are printed.
 const BLOCKERS_PRINTED_AFTER: Duration = Duration::from_secs(3);
-/// Concurrent deletions.
+/// Maximum number of concurrent deletions.
 const CONCURRENCY: usize = 16;
 
 /// A deletion that the user has confirmed.

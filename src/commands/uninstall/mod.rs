@@ -107,7 +107,7 @@ async fn confirm<'a>(
     if !args.yes && !is_confirmed(out).await? {
         return Ok(ControlFlow::Break(ExitCode::from(NOT_CONFIRMED)));
     }
-    // The time of the question does not count.
+    // The time that the user takes to answer does not count towards `--timeout`.
     let deadline = deadline + asked.elapsed();
     Ok(ControlFlow::Continue(Deletion {
         client,

@@ -24,7 +24,7 @@ pub(super) struct UninstallPlan {
     pub(super) crds: Vec<Crd>,
     /// Names of the CRDs of another program.
     foreign: Vec<String>,
-    /// Why there may be more CRDs, which the user may not read.
+    /// Error of the CRDs that the user may not read, whose objects may belong to another program.
     unknown: Option<String>,
 }
 
@@ -123,7 +123,8 @@ impl UninstallPlan {
     }
 }
 
-/// Describes which children of these objects, all of one kind, stay or go, or how many of their messages are lost.
+/// Describes which children of these objects, all of one kind, stay or are deleted, or how many of their messages are
+/// lost.
 fn children(kind: &KindInfo, targets: &[&UninstallTarget], args: &UninstallArgs) -> String {
     let keeps = args.keep_children;
     let stays = keeps || args.without_operator;

@@ -102,7 +102,8 @@ pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> St
     ))
 }
 
-/// Returns the names and values of the source, and those of the copy that the operator reserves for itself.
+/// Returns the labels or annotations of a copy: those of the source, except for reserved ones and the annotation of
+/// `kubectl apply`, and the reserved ones of the `live` copy.
 fn mirrored(
     source: &BTreeMap<String, String>,
     live: Option<&BTreeMap<String, String>>,

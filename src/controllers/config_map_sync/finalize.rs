@@ -1,4 +1,4 @@
-//! Deletes a `ConfigMapSync`: its copies are deleted, or orphaned, before the sync is.
+//! Finalizes a `ConfigMapSync`: deletes or orphans the copies before the apiserver deletes the sync.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use super::status::CopyProblem;
 use super::{ConfigMapSyncs, CopyTotals, blocked, with_error};
 
 impl ConfigMapSyncs {
-    /// Deletes all copies; returns `None` once none is left.
+    /// Deletes or orphans all copies. Returns `None` once the sync owns none.
     pub(super) async fn delete_copies(
         &self,
         cx: &mut Context<ConfigMapSync>,
@@ -47,9 +47,10 @@ impl ConfigMapSyncs {
         with_error(blocked(cx, reason, message), true, error).map(Some)
     }
 
-    /// Lists the copies that the sync may own from the apiserver, because a watch may be behind.
+    /// Returns the copies that the sync may own: those in the cache, and those that the apiserver lists, because a
+    /// watch may be behind.
     async fn list_copies(&self, cx: &Context<ConfigMapSync>) -> kube::Result<BTreeSet<ObjectKey>> {
-        // A copy that was restored from a backup has another label.
+        // The label of a copy that was restored from a backup may have an earlier sync's UID, so the list omits it.
         self.index.ready().await;
         let mut copies: BTreeSet<_> = self.copies.owned_keys(cx).into_iter().collect();
         // In the sync's own namespace an owner reference proves ownership too. A list by the label omits a copy without

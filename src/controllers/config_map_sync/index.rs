@@ -86,7 +86,7 @@ impl SyncIndex {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until everything has been listed that the operator may list.
+    /// Waits until the operator has listed all `ConfigMap`s and namespaces that it may list.
     pub async fn ready(&self) {
         self.maps_sync.synced().await;
         if let Some(namespaces) = &self.namespaces_sync {
@@ -142,7 +142,7 @@ impl SyncIndex {
         self.trigger.wake_all(&looping);
     }
 
-    /// Returns the namespaces that need a copy by `plan`.
+    /// Returns the namespaces that need a copy according to `plan`.
     pub fn destinations(&self, plan: &CopyPlan) -> Vec<(String, NamespacePresence)> {
         let state = self.state();
         match &plan.to {

@@ -64,14 +64,14 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
         EVENTS,
     ],
 )
-// Apps read the ConfigMaps, so those that run the apps are deleted first.
+// Apps are deleted before the ConfigMaps that they read.
 .with_uninstall_rank(60);
 
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/configmapsync";
 /// Changes to make instead of editing a copy, by field.
 const ADVICE: Advice = &[("", "change the source instead")];
-/// Concurrent writes of the copies of one sync.
+/// Maximum number of concurrent writes of the copies of one sync.
 const MAX_CONCURRENT_WRITES: usize = 16;
 /// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several times:
 /// as read, as sent and as returned. A live copy may be larger than its source.
@@ -86,7 +86,7 @@ pub struct ConfigMapSyncs {
     copies: Children<ConfigMap, ()>,
     /// Permits for copies in memory.
     copy_permits: Semaphore,
-    /// Times of writes of copies that no status has yet.
+    /// Time of each sync's last write of copies, if the sync's status does not have that time yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
 }
 

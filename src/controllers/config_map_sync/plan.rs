@@ -21,7 +21,7 @@ const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube
 /// users of an EKS cluster (<https://docs.aws.amazon.com/eks/latest/userguide/auth-configmap.html>).
 const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-service-ca.crt"];
 
-/// Why a spec has no plan, or a destination gets no copy.
+/// Reason why a spec has no plan, or a destination gets no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
     /// The spec breaks a rule of the CRD that was added after the object was stored.
@@ -152,8 +152,8 @@ impl CopyPlan {
             }
             Some(_) if only.is_some() => {
                 return Err(PlanError::OutOfScope(format!(
-                    "destinationNamespaceSelector selects other namespaces, which {NO_CROSS_NAMESPACE_REFS} forbids: write \
-                     destinationNamespace with the ConfigMapSync's own"
+                    "destinationNamespaceSelector selects other namespaces, which {NO_CROSS_NAMESPACE_REFS} forbids: \
+                     write the ConfigMapSync's own namespace as destinationNamespace"
                 )));
             }
             Some(selector) => {

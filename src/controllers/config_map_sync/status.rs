@@ -48,7 +48,7 @@ pub(crate) fn is_polled(reason: &str) -> bool {
     [FORBIDDEN, QUOTA_EXCEEDED, WRITE_REJECTED].contains(&reason)
 }
 
-/// Why one copy does not match its source, or could not be removed.
+/// Reason why one copy does not match its source, or could not be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopyProblem {
     pub namespace: String,
@@ -86,7 +86,7 @@ pub(crate) fn outcome(
     summary: &CopySummary,
     now: Time,
 ) -> Outcome {
-    // A process that was killed before it wrote the status has written the copies.
+    // If the status has no time, a process wrote the copies and was killed before it wrote the status.
     if summary.matching > 0 {
         status.last_sync_time.get_or_insert(now);
     }

@@ -364,8 +364,8 @@ impl SecretReader<'_> {
     /// Returns the value of a key, as text.
     async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, EndpointError> {
         let value = self.value(reference).await?;
-        let text =
-            std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"not UTF-8"))?;
+        let text = std::str::from_utf8(&value.0)
+            .map_err(|_| self.invalid(reference, &"not UTF-8; store UTF-8 text"))?;
         Ok(text.into())
     }
 
@@ -410,7 +410,7 @@ impl SecretReader<'_> {
             Some(secret) => LoadedSecret::new(secret, false),
             None if own == self.source.operator_namespace => return Err(self.not_found(name)),
             None => {
-                // The answer must not reveal which Secrets exist.
+                // The condition must not reveal which Secrets exist.
                 let operators = match self.get(&self.source.operator_namespace, name).await {
                     Err(EndpointError::SecretForbidden { .. }) => None,
                     other => other?,
@@ -456,8 +456,9 @@ impl SecretReader<'_> {
             }
     }
 
-    /// A Telegram token goes only to the configured Bot API. A webhook's token goes to the receiver that the contact
-    /// point names, so the Secret's owner has to agree. A list of chats excludes webhooks.
+    /// Returns whether the contact point may use this Secret of the operator's namespace. A Telegram token goes only to
+    /// the configured Bot API. A webhook's token goes to the receiver that the contact point names, so the Secret's
+    /// owner has to agree. A list of chats excludes webhooks.
     fn may_share(&self, secret: &Secret) -> bool {
         let own = self.point.namespace().unwrap_or_default();
         let namespaces = secret.annotations().get(ALLOWED_NAMESPACES);

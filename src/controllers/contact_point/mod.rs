@@ -136,8 +136,8 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes the sets of the namespace and the `TrackedField`s that `point` concerns: those that send to it, and those whose
-    /// contact point is missing, because their message suggests the nearest name.
+    /// Wakes the sets of the namespace and the `TrackedField`s that `point` concerns: those that send to it, and those
+    /// whose contact point is missing, because their message suggests the nearest name.
     fn wake_dependents(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
         for field in self.fields.all() {

@@ -44,7 +44,7 @@ fn was_ready(status: &ContactPointStatus) -> bool {
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
 pub(crate) fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
-    // The original program, which stored no test, sent a test message too.
+    // A status without a test comes from the tutorial's operator (document 000), which sent a test message too.
     was_ready(status)
         && status
             .last_test
@@ -147,7 +147,7 @@ pub fn blocked(
 /// Fills the draft of a status and returns the outcome for a suspended contact point. `spec` is the spec's [`digest`].
 pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     remember_readiness(status, spec);
-    let message = "spec.suspend is true: nothing is sent, messages wait";
+    let message = "spec.suspend is true: the operator sends nothing, and messages wait";
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 

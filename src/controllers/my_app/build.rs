@@ -19,7 +19,7 @@ use crate::controllers::pod::{restricted_container, restricted_pod};
 pub const BANNER: &str = "BANNER";
 /// Annotation of a Pod that the operator created: digest of the desired state. An adopted Pod has none.
 pub const SPEC_DIGEST: &str = "quartermaster.dev/spec-digest";
-/// Label that document 003 gives the Pod.
+/// Label that the tutorial's Kopf operator (document 003) gives the Pod.
 pub const APP: &str = "app";
 
 /// Reason of an app without an image.
@@ -35,7 +35,7 @@ trap 'kill $! 2>/dev/null; exit 0' TERM INT
 while :; do sleep 86400 & wait $! || exit; done
 ";
 
-/// Why the Pod cannot be built.
+/// Reason why the Pod cannot be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMyApp {
     /// An object that is older than the rule has no image.
@@ -147,7 +147,7 @@ pub fn pod(owner: &Owner, desired: &DesiredPod<'_>) -> Pod {
     };
     let spec = PodSpec {
         containers: vec![container],
-        // The container prints a text and needs no permissions.
+        // The container only prints the banner and needs no permissions.
         automount_service_account_token: Some(false),
         security_context: desired.restricted.then(restricted_pod),
         ..PodSpec::default()
@@ -171,8 +171,8 @@ impl DesiredPod<'_> {
         short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
-    /// Returns whether the variable's `value` represents this banner. Document 003's program, whose Pods may be
-    /// adopted, did not escape `$`.
+    /// Returns whether the variable's `value` represents this banner. The tutorial's Kopf operator (document 003),
+    /// whose Pods may be adopted, did not escape `$`.
     pub(crate) fn has_banner(&self, value: &Digested) -> bool {
         [self.banner, &unexpanded(self.banner)]
             .iter()

@@ -187,7 +187,7 @@ fn container<'a>(containers: &'a [Container], name: &str) -> Option<&'a Containe
         .or(containers.first())
 }
 
-/// Returns the banner. Document 003's program sets the variable twice, first empty.
+/// Returns the banner. The tutorial's Kopf operator (document 003) sets the variable twice, first empty.
 fn banner(container: &Container) -> Option<Digested> {
     match container
         .env
@@ -408,7 +408,7 @@ mod tests {
         restricted: true,
     };
 
-    /// Returns a Pod of document 003's program: `BANNER` twice, no annotation.
+    /// Returns a Pod of the tutorial's Kopf operator (document 003): `BANNER` twice, no annotation.
     fn adopted_pod(image: &str, banner: &str) -> PodState {
         let env = json!([{ "name": "BANNER", "value": "" }, { "name": "BANNER", "value": banner }]);
         pod(

@@ -17,7 +17,7 @@ pub(crate) const NODE_NOT_FOUND: &str = "NodeNotFound";
 /// Reason of an app whose Pod is on a node that is not ready.
 pub(crate) const NODE_NOT_READY: &str = "NodeNotReady";
 
-/// The operator's own reasons; any other comes from a container.
+/// The operator's own reasons; any other comes from the Pod's conditions or a container.
 pub const REASONS: [&str; 17] = [
     READY,
     IMAGE_MISSING,

@@ -30,7 +30,7 @@ const MAX_READABLE_LENGTH: usize = 165;
 const DIGEST_LENGTH: usize = 20;
 
 /// Time for which Pending entries keep a child that the set no longer needs. With a missing contact point the child
-/// would otherwise occupy a slot for ever.
+/// would otherwise occupy a slot forever.
 const MAX_WAIT: Duration = Duration::from_hours(24);
 
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.

@@ -351,7 +351,7 @@ impl SetIndex {
         state.identities.insert((tracking.identity, key.clone()));
         let owner = tracking.owner.clone();
         state.fields.insert(key.clone(), tracking);
-        // The owner made the change.
+        // The cache of children triggers the owner.
         let others = state.sets_in(&key.namespace);
         self.trigger
             .wake_all(others.filter(|set| Some(*set) != owner.as_ref()));

@@ -20,7 +20,7 @@ pub struct SetMetrics {
 pub(crate) struct ChildCounts {
     /// Children that the set needs.
     pub current: usize,
-    /// Children that the set deletes once their entries are sent.
+    /// Children that the set no longer needs and deletes later, such as once their entries are sent.
     pub leaving: usize,
     /// Fields that other `TrackedField`s track.
     pub covered: usize,

@@ -78,12 +78,12 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
         EVENTS,
     ],
 )
-// The sets go before the TrackedFields, which they would otherwise create again.
+// The sets are deleted before the TrackedFields, which they would otherwise recreate.
 .with_uninstall_rank(5);
 /// Field manager of the controller's writes.
 pub(crate) const MANAGER: &str = "quartermaster/trackedfieldset";
 
-/// Concurrent requests of one reconcile.
+/// Maximum number of concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);

@@ -129,7 +129,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         line("/app-pod").ends_with("keeps running unchanged"),
         "{plan}"
     );
-    let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; only if you name the resource";
+    let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; adopted only if you name the resource";
     assert!(line("/old-pod").ends_with(why), "{plan}");
     let want = format!(
         "configmapsync/one in {here} and configmapsync/other in {here} need it: name the one that adopts it"
@@ -342,7 +342,7 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
             .find(|line| line.contains(&format!("configmap {there}/settings")))
             .unwrap();
         assert!(
-            line.contains(&expected) && line.ends_with("; only if you name the resource"),
+            line.contains(&expected) && line.ends_with("; adopted only if you name the resource"),
             "{output}"
         );
         assert!(

@@ -130,7 +130,7 @@ pub struct Entry {
     /// removed. A program chooses this name itself, so the name proves nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed_by: Option<Box<ChangedBy>>,
-    /// Number of changes merged into this entry because the outbox was full. Absent for a single change.
+    /// Number of changes merged into this entry because too many entries waited. Absent for a single change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<u64>,
     /// First value of a merged entry.

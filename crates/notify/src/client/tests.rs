@@ -170,7 +170,7 @@ async fn sender_sends_nothing_without_the_lease() {
     for endpoint in [chat(7), webhook(parts(&server.uri()))] {
         let result = sender.send(&endpoint, TEST, false).await;
         let error = SendError::Unsent {
-            message: "the leader lease is not held".into(),
+            message: "this replica does not hold the lease".into(),
         };
         assert_eq!(result, Err(SendFailure { error, carried: 0 }));
     }

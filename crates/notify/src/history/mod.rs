@@ -1,8 +1,8 @@
 //! Changes of the history: pure functions without client and clock.
 //!
 //! [`next`] computes one reconcile. It appends the observed changes ([`ObservationBuffer`]) as Pending entries
-//! ([`record()`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time ([`hold`])
-//! and enforces the limits ([`apply_limits`]). The queue gets the Pending entries ([`pending`]).
+//! ([`record()`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time
+//! (`set_suspended`) and enforces the limits (`apply_limits`). The queue gets the Pending entries ([`pending`]).
 
 mod buffer;
 mod expiry;

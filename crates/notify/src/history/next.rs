@@ -346,7 +346,8 @@ fn shortened(text: &str) -> Option<String> {
     (text.chars().count() > 2 * ENDS).then(|| format!("{}…{}", &text[..head], &text[tail..]))
 }
 
-/// Returns whether an entry has the subject of the observation. Entries of the original program have no subject.
+/// Returns whether an entry has the subject of the observation. Entries that Quartermaster did not write have no
+/// subject, and match any.
 fn is_about(entry: &Entry, observation: &Entry) -> bool {
     entry.subject.is_none() || entry.subject == observation.subject
 }
@@ -375,7 +376,8 @@ fn version(entry: &Entry) -> u64 {
         .unwrap_or_default()
 }
 
-/// Returns whether the value is unknown: the original program wrote an empty value for a targetPort that is a number.
+/// Returns whether the value is unknown: the tutorial's operator (document 000) wrote an empty value for a `targetPort`
+/// that is a number.
 fn is_unknown(entry: &Entry) -> bool {
     entry.id.is_none() && entry.value.is_none() && !entry.missing
 }
@@ -384,7 +386,7 @@ fn has_same_value(a: &Entry, b: &Entry) -> bool {
     a.value == b.value && a.missing == b.missing && a.truncated == b.truncated
 }
 
-/// Completes an entry of the original program, without a message.
+/// Completes an entry that Quartermaster did not write, without a message.
 fn complete(entry: &mut Entry, observation: &Entry) {
     if entry.subject.is_none()
         || (entry.uid.is_none() && observation.uid.is_some())

@@ -30,8 +30,8 @@ pub struct FailedEntries {
     pub expired: usize,
 }
 
-/// Marks entries with their outcomes by id. Ignores ids that were merged into other entries or dropped. A Delivered
-/// entry stays Delivered; a Failed one may become Delivered. Returns the newly failed entries.
+/// Marks entries with their outcomes by id. Ignores the ids of entries that were merged or removed. A Delivered entry
+/// stays Delivered; a Failed one may become Delivered. Returns the newly failed entries.
 pub fn mark(history: &mut History, outcomes: &[(String, DeliveryOutcome)]) -> FailedEntries {
     let outcomes: HashMap<&String, &DeliveryOutcome> =
         outcomes.iter().map(|(id, outcome)| (id, outcome)).collect();

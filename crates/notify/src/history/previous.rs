@@ -19,8 +19,8 @@ pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
     Some((newest, previous(before, newest)))
 }
 
-/// Returns the entry with the previous value. Entries of the original program have no subject and belong to the subject
-/// of that time.
+/// Returns the entry with the previous value. Entries that Quartermaster did not write have no subject, and count for
+/// any.
 pub(super) fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
     before.last().filter(|before| {
         (before.subject.is_none() || before.subject == entry.subject)

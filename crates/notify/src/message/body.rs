@@ -1,4 +1,4 @@
-//! Templates of webhook bodies. The template sees a placeholder of the token, which takes its place after rendering.
+//! Templates of webhook bodies. The template gets a placeholder, which the token replaces after rendering.
 
 use std::borrow::Cow;
 use std::fmt;

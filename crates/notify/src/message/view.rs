@@ -190,8 +190,8 @@ impl View {
     }
 }
 
-/// Returns the id of an entry. Entries of the original program have no id and are never sent; they still get a stable
-/// id.
+/// Returns the id of an entry. Entries that Quartermaster did not write have no id and are never sent; they still get a
+/// stable id.
 pub(crate) fn entry_id(item: &OutgoingEntry) -> String {
     item.entry.id.clone().unwrap_or_else(|| {
         let time = item

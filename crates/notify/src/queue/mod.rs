@@ -107,7 +107,7 @@ impl<T: Transport> Outbox<T> {
         self.queues().retry_now(point, Instant::now());
     }
 
-    /// Sends one test message to `point` for this value of the annotation, now, unless that was done.
+    /// Requests a test message for `point`, now, unless the last request was for this value of the annotation.
     pub fn request_test(&self, point: &ObjectKey, requested_at: &str) {
         self.queues()
             .request_test(point, requested_at, Instant::now());

@@ -213,7 +213,7 @@ impl Queues {
         self.wake_worker_of(point);
     }
 
-    /// Sends one test message to `point` for this value of the annotation, now, unless that was done.
+    /// Requests a test message for `point`, now, unless the last request was for this value of the annotation.
     pub fn request_test(&mut self, point: &ObjectKey, requested_at: &str, now: Instant) {
         let Some(receiver) = self.receiver_mut(point) else {
             return;

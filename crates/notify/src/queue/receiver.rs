@@ -61,7 +61,7 @@ pub(super) enum QueueState {
 }
 
 impl Receiver {
-    /// Creates a receiver. One that starts stopped gets no test message before `retry_at`.
+    /// Creates a receiver. A receiver that starts stopped gets no test message before `retry_at`.
     pub(super) fn new(
         endpoint: Endpoint,
         digest_delay: Duration,
@@ -147,7 +147,7 @@ impl Receiver {
             // The status reports a pause of this length at once.
             self.failures = self.failures.max(FAILING_FROM);
             format!(
-                "{message} (not before {} s have passed)",
+                "{message} (the receiver asks for a pause of {} s)",
                 requested.as_secs()
             )
         };

@@ -40,8 +40,8 @@ struct FieldRefusals {
     refused: Option<(Arc<str>, EntryState)>,
     /// Entries of a refused digest: each goes alone.
     alone: HashSet<Arc<str>>,
-    /// Sequence number of the last refusal: the smallest is next. Zero: no refusal since the receiver last accepted a
-    /// message.
+    /// Sequence number of the last refusal; the `TrackedField` with the smallest number goes next. Zero if the receiver
+    /// has refused none since it last accepted a message.
     last_refusal: u64,
 }
 
@@ -199,7 +199,8 @@ impl Refusals {
         self.just_failed
     }
 
-    /// Returns the sequence number of that `TrackedField`'s last refused entry: the smallest goes next.
+    /// Returns the sequence number of that `TrackedField`'s last refused entry; the `TrackedField` with the smallest
+    /// number goes next.
     pub(super) fn last_refusal(&self, field: &ObjectKey) -> u64 {
         self.by_field
             .get(field)

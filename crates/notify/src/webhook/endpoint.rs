@@ -98,7 +98,7 @@ impl WebhookEndpoint {
             let value = HeaderValue::from_str(value).map_err(|_| {
                 InvalidWebhook::new(
                     "headers",
-                    format!("the value of {name} contains a control character"),
+                    format!("the value of {name} contains a control character; remove it"),
                 )
             })?;
             headers.insert(name, value);
@@ -183,8 +183,8 @@ impl WebhookEndpoint {
     }
 }
 
-/// Checks a token that goes into a body. Other characters than printable ASCII are errors of the Secret, and the redaction
-/// would not find all their encodings in a receiver's answer.
+/// Checks a token that goes into a body. Characters other than printable ASCII are mistakes in the Secret, and the
+/// redaction would not find all their encodings in a receiver's response.
 fn check_body_token(token: &str) -> Result<(), String> {
     let is_printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
     if token.is_empty() {
@@ -192,7 +192,7 @@ fn check_body_token(token: &str) -> Result<(), String> {
     }
     if token.len() > MAX_BODY_TOKEN {
         return Err(format!(
-            "the token has more than {MAX_BODY_TOKEN} bytes; is this the right key?"
+            "the token has more than {MAX_BODY_TOKEN} bytes; check the key in apiToken"
         ));
     }
     if !token.bytes().all(is_printable) {
@@ -262,7 +262,7 @@ fn header_name(name: &str) -> Result<HeaderName, String> {
         .map_err(|_| format!("{name:?} is not a header's name"))?;
     if is_reserved(name.as_str()) {
         return Err(format!(
-            "{name} is set by the request itself; use another header"
+            "the operator sets the header {name} itself; use another header"
         ));
     }
     Ok(name)

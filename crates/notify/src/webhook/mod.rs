@@ -43,7 +43,7 @@ impl Quote {
 const NO_ANSWER: &str = "no answer from the endpoint; the operator hides the cause for a private address and behind a proxy. \
     Check URL, TLS and NetworkPolicies";
 
-/// Follows the status of a response from an address that is not quoted.
+/// Text after the status code of a response from an address that is not quoted.
 const NOT_QUOTED: &str =
     "; the operator hides the response of a private address and behind a proxy";
 
@@ -163,15 +163,19 @@ fn interpret(
         ),
         401 => refused(
             Refusal::Unauthorized,
-            format!("the endpoint requires a valid token ({answer})"),
+            format!(
+                "the endpoint requires a valid token ({answer}); check apiToken, headerName and signingKey"
+            ),
         ),
         403 => refused(
             Refusal::Forbidden,
-            format!("the endpoint forbids the request ({answer})"),
+            format!(
+                "the endpoint forbids the request ({answer}); check the permissions of the token at the endpoint"
+            ),
         ),
         404 => refused(
             Refusal::NotFound,
-            format!("the URL was not found ({answer})"),
+            format!("the URL was not found ({answer}); correct the URL"),
         ),
         408 | 429 | 500.. => Err(SendError::Retry {
             message: format!("the endpoint failed ({answer})"),

@@ -29,7 +29,10 @@ impl SigningKey {
         let written = String::from_utf8_lossy(bytes);
         let key = match written.strip_prefix(PREFIX) {
             Some(encoded) => STANDARD.decode(encoded).map_err(
-                |_| "the signing key begins with whsec_ but what follows is not base64; is there a newline at the end?",
+                |_| {
+                    "the signing key begins with whsec_ but what follows is not base64; make the Secret with `printf` \
+                     or `echo -n`"
+                },
             )?,
             // Random bytes may end in whitespace; text with a final newline comes from `echo`.
             None if std::str::from_utf8(bytes).is_ok_and(|text| text.trim().len() != text.len()) => {

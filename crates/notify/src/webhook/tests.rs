@@ -34,8 +34,8 @@ fn in_body(token: &str) -> Parts {
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3\ncr3t") }, "urlFrom: the URL contains a space or a control")]
 #[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t#a") }, "urlFrom: a URL's fragment")]
 #[case(Parts { token: Some(Token::InHeader("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
-#[case(Parts { token: Some(Token::InHeader("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
-#[case(Parts { token: Some(Token::InHeader("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
+#[case(Parts { token: Some(Token::InHeader("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: the operator sets the header host")]
+#[case(Parts { token: Some(Token::InHeader("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: the operator sets the header ce-id")]
 #[case(Parts { token: Some(Token::InHeader("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token contains a newline")]
 #[case(in_body("s3cr3t\n"), "apiToken: the token contains a newline")]
 #[case(

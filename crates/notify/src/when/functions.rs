@@ -1,4 +1,4 @@
-//! Functions of `spec.when` beside those of CEL.
+//! Functions of `spec.when` in addition to those of CEL.
 
 #![allow(clippy::needless_pass_by_value)] // so that the library can call them
 
@@ -47,7 +47,7 @@ fn argument<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
         other => failed(
             function,
             format!(
-                "needs a text, and got {}: write {function}(value)",
+                "needs a string, and got {}: write {function}(value)",
                 other.type_of()
             ),
         ),
@@ -70,12 +70,12 @@ pub(super) fn number(value: Value) -> Result<f64> {
         Some(number * factor)
     });
     parsed.filter(|number| number.is_finite()).map_or_else(
-        || failed("number", format!("{:?} is no number", brief(text))),
+        || failed("number", format!("{:?} is not a number", brief(text))),
         Ok,
     )
 }
 
-/// Returns the tag of an image; empty without one, and with a digest alone.
+/// Returns the tag of an image; empty if the image has no tag, or only a digest.
 pub(super) fn tag(value: Value) -> Result<Arc<String>> {
     let image = argument("tag", &value)?;
     let named = image.split('@').next().unwrap_or_default();
@@ -90,7 +90,7 @@ pub(super) fn version(value: Value) -> Result<Value> {
     let invalid = || {
         failed(
             "version",
-            format!("{:?} is no version, such as v1.29.0-rc1", brief(whole)),
+            format!("{:?} is not a version such as v1.29.0-rc1", brief(whole)),
         )
     };
     let version = whole.strip_prefix('v').unwrap_or(whole);

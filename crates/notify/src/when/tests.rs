@@ -140,7 +140,7 @@ fn numbers_and_quantities_are_compared(
 #[case::bytes("b'a' == b'a'", "bytes are not available")]
 #[case::pattern_is_no_literal(
     "value.matches(previous)",
-    "matches needs its regular expression as a text"
+    "matches needs its regular expression as a string"
 )]
 #[case::pattern_is_invalid("value.matches('(')", "the regular expression \"(\": ")]
 #[case::pattern_is_large("value.matches('(a{1000}){1000}')", "the regular expression")]
@@ -159,9 +159,9 @@ fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected:
 #[case::other_types("size(value) > '3'", "convert the operands to one type")]
 #[case::no_number(
     "number(value) > 3.0",
-    "number: \"registry.example.com:5000/web:v1.29.0-rc1@sha256:0123\" is no number"
+    "number: \"registry.example.com:5000/web:v1.29.0-rc1@sha256:0123\" is not a number"
 )]
-#[case::no_version("version(value).major == 1", "is no version, such as v1.29.0-rc1")]
+#[case::no_version("version(value).major == 1", "is not a version such as v1.29.0-rc1")]
 #[case::no_context(
     "context.mail == ''",
     "write has(...) before it, such as has(context.mail) &&"
@@ -211,7 +211,10 @@ fn joined_values_are_too_long_for_a_regular_expression() {
     };
     assert_eq!(matches(1), Ok(true));
     let error = matches(2).unwrap_err();
-    assert_eq!(error, "matches: the text is longer than 1024 bytes");
+    assert_eq!(
+        error,
+        "matches: the string is longer than 1024 bytes: join fewer values"
+    );
 }
 
 #[test]

@@ -807,8 +807,9 @@ async fn shutdown_writes_waiting_statuses() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_of_an_idle_controller_writes_a_waiting_status() {
-    let fixture = Fixture::<true>::start(Burst::MIN_OBJECTS, 2, STEP_TIME, 0);
-    while fixture.counting.steps().len() < Burst::MIN_OBJECTS {
+    const OBJECTS: usize = Burst::MIN_OBJECTS;
+    let fixture = Fixture::<true>::start(OBJECTS + 1, 2, STEP_TIME, 0);
+    while fixture.counting.steps().len() < OBJECTS {
         sleep(STEP_TIME).await;
     }
     sleep(STEP_TIME).await;
@@ -816,5 +817,5 @@ async fn shutdown_of_an_idle_controller_writes_a_waiting_status() {
     fixture.running.close();
     fixture.running.wait().await;
     assert!(closed.elapsed() < Burst::PAUSE / 2, "at once");
-    assert_eq!(fixture.counting.steps().len(), 2 * Burst::MIN_OBJECTS);
+    assert_eq!(fixture.counting.steps().len(), 2 * OBJECTS);
 }

@@ -123,7 +123,7 @@ fn token_outside_of_a_json_string_is_an_error() {
     assert!(rendered(r#"{"k": "{{ token }}",}"#, TokenFormat::Json).is_ok());
 }
 
-/// Whoever writes a value must not place the token into the message's text.
+/// The author of a value must not be able to place the token into the message's text.
 #[test]
 fn values_cannot_contain_the_placeholder() {
     let body = Body::with_token("{{ value }} {{ token }}", TokenFormat::Other).unwrap();

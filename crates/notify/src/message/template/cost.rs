@@ -67,7 +67,9 @@ const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "numb
 /// Checks `source` with the variables in `known`.
 pub(crate) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Result<(), String> {
     if source.len() > MAX_SOURCE {
-        return Err(format!("the template is longer than {MAX_SOURCE} bytes"));
+        return Err(format!(
+            "the template is longer than {MAX_SOURCE} bytes: shorten it"
+        ));
     }
     check_depth(source)?;
     let tree = parse(source, "template", SyntaxConfig::default())
@@ -241,7 +243,7 @@ impl<'a> Checker<'a> {
             .saturating_add(size.saturating_mul(self.iterations));
         if self.spent > self.budget {
             return Err(format!(
-                "line {}: the result could exceed the limit of memory; shorten the template, or use fewer loops",
+                "line {}: the result could exceed the memory limit; shorten the template, or use fewer loops",
                 span.start_line
             ));
         }

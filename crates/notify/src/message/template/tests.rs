@@ -134,7 +134,7 @@ fn unlimited_growth_is_rejected_by_the_check() {
     ] {
         let error = message(&template, &view()).unwrap_err();
         assert!(
-            error.contains("could exceed the limit of memory")
+            error.contains("could exceed the memory limit")
                 || error.contains("longer than")
                 || error.contains("more than"),
             "{error}"

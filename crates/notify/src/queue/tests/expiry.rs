@@ -99,7 +99,7 @@ fn unsent_request_is_not_an_attempt() {
     queue.respond(
         &request,
         Err(SendError::Unsent {
-            message: "the leader lease is not held".into(),
+            message: "this replica does not hold the lease".into(),
         }),
     );
     assert!(queue.outcome("a").is_empty());

@@ -316,7 +316,7 @@ fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
     assert_eq!((affected.point, affected.fields), (true, vec![key("a")]));
     assert_eq!(
         queue.queues.failing(&key("p")).unwrap(),
-        "too many requests (not before 3600 s have passed)"
+        "too many requests (the receiver asks for a pause of 3600 s)"
     );
 
     let mut queue = TestQueue::open();

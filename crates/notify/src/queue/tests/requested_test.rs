@@ -194,7 +194,7 @@ fn unsent_message_is_no_answer() {
     queue.request_test("1");
     let request = queue.start().unwrap();
     let unsent = SendError::Unsent {
-        message: "the leader lease is not held".into(),
+        message: "this replica does not hold the lease".into(),
     };
     queue.respond(&request, Err(unsent));
     assert_eq!(queue.answered(), Some(test("1", None)));
