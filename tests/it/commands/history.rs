@@ -86,7 +86,7 @@ async fn history_draws_a_timeline() {
     let output = run.ends(1, &["history", "tf/replica", "-n", here]).await;
     assert!(
         output.contains("there is no TrackedField replica in namespace")
-            && output.contains("there is replicas"),
+            && output.contains("the namespace has replicas"),
         "{output}"
     );
     let output = run
@@ -183,7 +183,7 @@ async fn history_of_a_set_has_the_newest_entries_of_all_children() {
     let output = run.ends(1, &["history", "tfs/al", "-n", here]).await;
     assert!(
         output.contains("there is no TrackedFieldSet al in namespace")
-            && output.contains("there is all"),
+            && output.contains("the namespace has all"),
         "{output}"
     );
 }
