@@ -29,7 +29,7 @@ use super::drift::{Correction, Drift};
 use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
 use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
-use super::ownership::{Owner, Ownership};
+use super::ownership::{Owner, Ownership, proves_owner};
 use super::raw_object::BoundedObject;
 use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, finalizer, version, write};
@@ -650,7 +650,7 @@ impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
 impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
     fn apply(&self, child: &K) -> bool {
         let key = ObjectKey::of(child);
-        let is_child = child.labels().contains_key(self.names.owner_uid);
+        let is_child = proves_owner(child.meta(), self.names);
         self.wake_owner(if is_child {
             self.cache.on_applied(key, self.known(child))
         } else {

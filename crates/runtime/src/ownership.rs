@@ -4,6 +4,8 @@
 //! in the label [`MetadataNames::owner_uid`]. The annotation [`MetadataNames::owner`] alone proves nothing. The
 //! operator never changes or deletes an object that it does not own.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
@@ -336,6 +338,16 @@ impl Owner {
             && owner.name == self.reference.name
             && group(&owner.api_version) == group(&self.reference.api_version)
     }
+}
+
+/// Returns whether an object carries the UID of an owner, in its controller reference or in the ownership label.
+pub fn proves_owner(metadata: &ObjectMeta, names: &MetadataNames) -> bool {
+    let has_label = |labels: &BTreeMap<_, _>| labels.contains_key(names.owner_uid);
+    let owners = metadata.owner_references.iter().flatten();
+    metadata.labels.as_ref().is_some_and(has_label)
+        || owners
+            .into_iter()
+            .any(|owner| owner.controller == Some(true))
 }
 
 /// Returns the owner that an object names: key and UID, which is empty if the object has none.

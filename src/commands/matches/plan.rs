@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use qm_api::common::NAMES;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
-use qm_runtime::ownership::owner_of;
 use qm_runtime::watch::ResourceName;
 use serde::Serialize;
 
@@ -22,8 +20,6 @@ pub(super) struct Stored {
     target: ObjectKey,
     field: String,
     tracking: Tracking,
-    /// True if a UID proves the owner that `tracking` names.
-    is_owner_proven: bool,
 }
 
 impl Stored {
@@ -34,8 +30,6 @@ impl Stored {
             target: ObjectKey::new(&spec.target.namespace, &spec.target.name),
             field: spec.field.clone(),
             tracking: Tracking::of(field),
-            is_owner_proven: owner_of(&field.metadata, &NAMES)
-                .is_some_and(|(_, uid)| !uid.is_empty()),
         }
     }
 }
@@ -215,7 +209,7 @@ impl<'a> Known<'a> {
     }
 
     fn owns(&self, field: &Stored) -> bool {
-        field.is_owner_proven && field.tracking.owner.as_ref() == Some(&self.key)
+        field.tracking.is_owner_proven && field.tracking.owner.as_ref() == Some(&self.key)
     }
 
     fn matches(&self, target: &ObjectKey) -> Vec<MatchedField> {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
-use qm_api::common::OWNER;
+use qm_api::common::{OWNER, OWNER_UID};
 use qm_api::tracked_field::{
     BUILT_IN_KINDS, ChangeAction, Entry, Initial, NotificationSpec, TargetReference,
     TrackedFieldSpec,
@@ -94,6 +94,18 @@ pub fn name(set: &str, resource: &ResourceName, target: &ObjectKey, field: &str)
     format!("{set}-{readable}-{}", &digest[..DIGEST_LENGTH])
 }
 
+/// Returns whether [`name`] may have made this name, for any field of any target of the set.
+pub(crate) fn is_derived_name(set: &str, name: &str) -> bool {
+    let rest = name
+        .strip_prefix(set)
+        .and_then(|rest| rest.strip_prefix('-'));
+    let digest = rest
+        .and_then(|rest| rest.rsplit_once('-'))
+        .map(|(_, digest)| digest);
+    let is_base32 = |c: u8| c.is_ascii_lowercase() || (b'2'..=b'7').contains(&c);
+    digest.is_some_and(|digest| digest.len() == DIGEST_LENGTH && digest.bytes().all(is_base32))
+}
+
 /// Returns the part of the spec that all children of a set share.
 pub fn notification(spec: &TrackedFieldSetSpec) -> Arc<NotificationSpec> {
     let mut notification = spec.template.clone();
@@ -148,24 +160,39 @@ impl LiveChild {
     pub fn of(child: &TrackedField) -> Self {
         let owners = child.metadata.owner_references.iter().flatten();
         let owners: Vec<_> = owners.map(|owner| owner.uid.as_str()).collect();
+        let (owner, label) = (
+            child.annotations().get(OWNER),
+            child.labels().get(OWNER_UID),
+        );
         Self {
             initial: Initial::of(child),
-            content: content(child, child.annotations().get(OWNER), &owners),
+            content: content(
+                child,
+                owner.map(String::as_str),
+                label.map(String::as_str),
+                &owners,
+            ),
         }
     }
 }
 
 /// Returns a digest of the parts that `owner` writes. A live child with the same digest needs no read.
 pub(crate) fn content_of(child: &TrackedField, owner: &Owner) -> u64 {
-    content(child, Some(&owner.path()), &[owner.uid()])
+    let uid = owner.uid();
+    content(child, Some(&owner.path()), Some(uid), &[uid])
 }
 
-fn content(child: &TrackedField, owner: Option<&String>, owners: &[&str]) -> u64 {
+fn content(
+    child: &TrackedField,
+    owner: Option<&str>,
+    owner_label: Option<&str>,
+    owners: &[&str],
+) -> u64 {
     let labels = child.metadata.labels.as_ref();
     let set = labels.and_then(|labels| labels.get(SET));
     let spec = serde_json::to_string(&child.spec).unwrap_or_default();
     let mut hash = DefaultHasher::new();
-    (set, owner, owners, spec).hash(&mut hash);
+    (set, owner, owner_label, owners, spec).hash(&mut hash);
     hash.finish()
 }
 

@@ -118,15 +118,27 @@ pub(crate) struct SetState {
     created: usize,
     deleted: usize,
     reported: Option<Instant>,
+    /// Time since which the resources are not listed.
+    listing_since: Option<Instant>,
 }
 
 /// A target, with its children and its demand for a slot.
 struct Planned {
     target: ObjectKey,
     known: Target,
-    children: Vec<(ObjectKey, usize, Identity)>,
+    children: Vec<PlannedChild>,
     covered: usize,
     demand: Demand,
+}
+
+/// The `TrackedField` for a field of a target.
+struct PlannedChild {
+    key: ObjectKey,
+    /// Child that the set has created and that this `TrackedField`, once adopted, replaces.
+    replaces: Option<ObjectKey>,
+    /// Index in `spec.fields`.
+    field: usize,
+    identity: Identity,
 }
 
 /// Results of the writes.
@@ -217,12 +229,16 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             return Ok(status::watch_outcome(&resource, problem).requeue(Requeue::Poll));
         }
         if !self.index.is_listed(&cx.key) {
-            return Ok(status::listing(&resource));
+            return Ok(self.listing(cx, &resource));
         }
         if !self.list(&cx.key, &selection, &resolved).await? {
-            return Ok(status::listing(&resource));
+            return Ok(self.listing(cx, &resource));
         }
         self.children.synced().await;
+        self.states()
+            .entry(cx.key.clone())
+            .or_default()
+            .listing_since = None;
 
         // A reconcile that ends early stores no plan, so the next one compares everything.
         let mut plan = self.plan(cx, &resource);
@@ -348,6 +364,13 @@ impl<T: Transport> TrackedFieldSets<T> {
             waiting,
             error: Some(Box::new(error)),
         })
+    }
+
+    fn listing(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Outcome {
+        let mut states = self.states();
+        let state = states.entry(cx.key.clone()).or_default();
+        let since = *state.listing_since.get_or_insert_with(Instant::now);
+        status::listing(&cx.object, resource, since.elapsed())
     }
 
     /// Records the selection and its start. After a crash, the set must not report resources that it selected before.
@@ -476,21 +499,30 @@ impl<T: Transport> TrackedFieldSets<T> {
         let is_owned = |key: &ObjectKey| self.children.owned(cx, key).is_some();
         let reference = spec.target.reference(&target.namespace, &target.name);
         let (mut children, mut covered) = (Vec::new(), 0);
-        for (index, field) in spec.fields.iter().enumerate() {
-            let identity = child::identity_of(&cx.key.namespace, &reference, field);
-            let derived = child::name(&cx.key.name, resource, &target, field);
+        for (field, name) in spec.fields.iter().enumerate() {
+            let identity = child::identity_of(&cx.key.namespace, &reference, name);
+            let derived = child::name(&cx.key.name, resource, &target, name);
             let derived = ObjectKey::new(&cx.key.namespace, &derived);
             let candidates = self.index.tracking(identity);
             let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
-            match claimant.existing(candidates, &derived, owns, seniority_of) {
-                Existing::Covered(_) => covered += 1,
-                Existing::Own(key) | Existing::Adoptable(key) => {
-                    children.push((key, index, identity));
+            let (key, replaces) = match claimant.existing(candidates, &derived, owns, seniority_of)
+            {
+                Existing::Covered(_) => {
+                    covered += 1;
+                    continue;
                 }
-                Existing::None => children.push((derived, index, identity)),
-            }
+                Existing::Own(key) => (key, None),
+                Existing::Adoptable(key) => (key, Some(derived)),
+                Existing::None => (derived, None),
+            };
+            children.push(PlannedChild {
+                key,
+                replaces,
+                field,
+                identity,
+            });
         }
-        let demand = Demand::of(children.iter().map(|(key, ..)| is_owned(key)));
+        let demand = Demand::of(children.iter().map(|child| is_owned(&child.key)));
         Planned {
             target,
             known,
@@ -520,7 +552,13 @@ impl<T: Transport> TrackedFieldSets<T> {
                 plan.left_out.insert(target);
                 continue;
             }
-            for (at, (key, field, identity)) in planned.children.into_iter().enumerate() {
+            for (at, child) in planned.children.into_iter().enumerate() {
+                let PlannedChild {
+                    key,
+                    replaces,
+                    field,
+                    identity,
+                } = child;
                 let initial = match self.children.owned(cx, &key) {
                     // `initial` of an existing child never changes.
                     Some(child) => {
@@ -533,6 +571,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 };
                 let desired = DesiredField {
                     target: target.clone(),
+                    replaces,
                     field,
                     initial,
                     takes_slot: at == 0,

@@ -28,6 +28,8 @@ pub(super) struct Plan {
 /// A desired child.
 pub(super) struct DesiredField {
     pub(super) target: ObjectKey,
+    /// Child that the set has created and that this `TrackedField`, once adopted, replaces.
+    pub(super) replaces: Option<ObjectKey>,
     /// Index in `spec.fields`.
     pub(super) field: usize,
     pub(super) initial: Initial,

@@ -7,7 +7,7 @@ use qm_api::TrackedField;
 use qm_api::common::{ADOPT_BY, NAMES};
 use qm_core::shared;
 use qm_runtime::ObjectKey;
-use qm_runtime::ownership::owner_of;
+use qm_runtime::ownership::{owner_of, proves_owner};
 
 use super::child::{self, Identity, Seniority};
 
@@ -19,6 +19,8 @@ pub(crate) struct Tracking {
     contact_point: Arc<str>,
     /// Owner that the annotation names. Any client may write the annotation.
     pub owner: Option<ObjectKey>,
+    /// True if a UID proves the owner.
+    pub is_owner_proven: bool,
     /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
     adopt_by: Option<Arc<str>>,
 }
@@ -36,6 +38,7 @@ impl Tracking {
             contact_point: shared::text(&field.spec.notification.contact_point),
             adopt_by: adopt_by.map(|set| shared::text(set)),
             owner: owner_of(&field.metadata, &NAMES).map(|(owner, _)| owner),
+            is_owner_proven: proves_owner(&field.metadata, &NAMES),
         }
     }
 }
@@ -65,7 +68,8 @@ impl Claimant<'_> {
     /// returns whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
     ///
     /// A user's `TrackedField`, or one of an older set, covers the field. A `TrackedField` that the set may adopt
-    /// replaces the child that the set has created, so that the history stays.
+    /// replaces the child that the set has created, so that the history stays. A copy of that child does not. An owned
+    /// one with the name of a child for another field has been edited, and is changed back.
     pub fn existing(
         &self,
         candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
@@ -76,15 +80,19 @@ impl Claimant<'_> {
         let path = self.key.to_string();
         let mut existing = Existing::None;
         for (key, tracking) in candidates {
-            let is_own = owns(&key, &tracking);
-            if is_own || tracking.adopt_by.as_deref() == Some(&*path) {
-                if existing == Existing::None || key != *derived {
-                    existing = if is_own {
-                        Existing::Own(key)
-                    } else {
-                        Existing::Adoptable(key)
-                    };
+            if owns(&key, &tracking) {
+                let is_derived = key == *derived;
+                let is_edited = !is_derived && child::is_derived_name(&self.key.name, &key.name);
+                let is_better = match existing {
+                    Existing::None => !is_edited,
+                    Existing::Own(_) => is_derived,
+                    _ => false,
+                };
+                if is_better {
+                    existing = Existing::Own(key);
                 }
+            } else if tracking.adopt_by.as_deref() == Some(&*path) {
+                existing = Existing::Adoptable(key);
             } else if *tracking.contact_point == *self.contact_point
                 && tracking
                     .owner
@@ -179,6 +187,7 @@ mod tests {
             target: key("web"),
             contact_point: contact_point.into(),
             owner: owner.map(key),
+            is_owner_proven: owner.is_some(),
             adopt_by: adopt_by.map(Into::into),
         }
     }
@@ -201,9 +210,19 @@ mod tests {
         &[("derived", "hook", Some("all"), None), ("mine", "hook", None, Some("ops/all"))],
         Existing::Adoptable(key("mine"))
     )]
-    #[case::adopted_before_derived(
-        &[("adopted", "hook", Some("all"), None), ("derived", "hook", Some("all"), None)],
-        Existing::Own(key("adopted"))
+    #[case::adopted(&[("adopted", "hook", Some("all"), None)], Existing::Own(key("adopted")))]
+    #[case::copy_before_derived(
+        &[("copy", "hook", Some("all"), None), ("derived", "hook", Some("all"), None)],
+        Existing::Own(key("derived"))
+    )]
+    #[case::copy_after_derived(
+        &[("derived", "hook", Some("all"), None), ("my-copy", "hook", Some("all"), None)],
+        Existing::Own(key("derived"))
+    )]
+    #[case::edited(&[("all-web-image-abcdefghij234567abcd", "hook", Some("all"), None)], Existing::None)]
+    #[case::edited_beside_derived(
+        &[("all-web-image-abcdefghij234567abcd", "hook", Some("all"), None), ("derived", "hook", Some("all"), None)],
+        Existing::Own(key("derived"))
     )]
     #[case::adoptable_by_another(&[("mine", "chat", None, Some("ops/older"))], Existing::None)]
     fn hand_made_ones_and_the_older_set_win(

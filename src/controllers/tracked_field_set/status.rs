@@ -1,7 +1,9 @@
 //! The status of a `TrackedFieldSet`: reasons and messages. Pure.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
+use qm_api::TrackedFieldSet;
 use qm_api::tracked_field::Initial;
 use qm_api::tracked_field_set::TrackedFieldSetSpec;
 use qm_core::conditions::READY;
@@ -36,6 +38,9 @@ pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
 
 /// Reason of a set whose children are unknown.
 pub const TRACKED_FIELDS_NOT_SERVED: &str = "TrackedFieldsNotServed";
+
+/// Time for which the status of a set stays while its resources are listed.
+const LISTING_GRACE: Duration = Duration::from_secs(10);
 
 pub const REASONS: [&str; 27] = [
     READY,
@@ -101,8 +106,21 @@ pub(super) fn fields_not_served(why: &str) -> Outcome {
     Outcome::failed(TRACKED_FIELDS_NOT_SERVED, message)
 }
 
-/// Reports a set whose resources are not listed yet.
-pub(super) fn listing(resource: &ResourceName) -> Outcome {
+/// Reports a set whose resources have not been listed for `elapsed`. For a while, a status of the current spec stays: a
+/// restart or a relist makes no set unready.
+pub(super) fn listing(
+    set: &TrackedFieldSet,
+    resource: &ResourceName,
+    elapsed: Duration,
+) -> Outcome {
+    let is_current = set.status.as_ref().is_some_and(|status| {
+        status.observed_generation == set.metadata.generation && !status.conditions.is_empty()
+    });
+    if let Some(left) = LISTING_GRACE.checked_sub(elapsed)
+        && is_current
+    {
+        return Outcome::unchanged().requeue(Requeue::After(left));
+    }
     let message = format!("the operator lists {}", resource.plural);
     Outcome::unknown(PROGRESSING, message)
 }

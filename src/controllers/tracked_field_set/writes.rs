@@ -204,7 +204,11 @@ pub(super) fn choose(
             continue;
         }
         lacks_children |= is_missing;
-        if waiting.contains(key) || (is_missing && creations_wait) {
+        // An adopted TrackedField replaces the child that the set has created. The set deletes that child first:
+        // afterwards nothing tells the two apart.
+        let replaced = desired.replaces.as_ref();
+        let must_wait = replaced.is_some_and(|replaced| unchecked.contains_key(replaced));
+        if waiting.contains(key) || must_wait || (is_missing && creations_wait) {
             continue;
         }
         let writes = if desired.is_contested {

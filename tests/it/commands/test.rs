@@ -47,7 +47,8 @@ async fn test_tells_why_nothing_was_sent() {
     let output = run.ends(2, &["test", "tf/hook", "-n", here]).await;
     assert!(output.contains("such as cp/telegram-cp"), "{output}");
     let output = run.ends(1, &["test", "cp/hock", "-n", here]).await;
-    let missing = format!("there is no ContactPoint hock in namespace {here}; the namespace has hook");
+    let missing =
+        format!("there is no ContactPoint hock in namespace {here}; the namespace has hook");
     assert!(output.contains(&missing), "{output}");
 
     // No operator runs.

@@ -1,10 +1,14 @@
 //! Watches that show nothing, a kind that disappears, an operator that is down, and kills.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
+use kube::api::{ListParams, PostParams};
+use kube::core::ObjectMeta;
 use qm_api::tracked_field::Entry;
 use qm_api::{TrackedField, TrackedFieldSet};
 use quartermaster::controllers::tracked_field_set::writes::RECHECK_INTERVAL;
@@ -12,6 +16,7 @@ use serde_json::{Value, json};
 use testbed::Options;
 use testbed::proxy::{Fault, Match, Point, Proxy, Seen, Times, Verb};
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
 use super::{is_quiet, replicas};
 use crate::faults::replicas::candidate;
@@ -336,4 +341,157 @@ async fn set_waits_while_its_children_cannot_be_listed() {
     denied.take_back();
     bed.set_reads("all", "Ready").await;
     assert!(bed.children("all").await.is_empty());
+}
+
+/// Waits until a child is as the set made it, and returns it.
+async fn child_is_restored(bed: &Bed, made: &TrackedField) -> TrackedField {
+    let parts = |child: &TrackedField| {
+        let owners = child.metadata.owner_references.clone();
+        (child.spec.clone(), child.labels().clone(), owners)
+    };
+    let what = "is as the set made it";
+    let restored = |child: &TrackedField| parts(child) == parts(made);
+    bed.until(&made.name_any(), what, restored).await
+}
+
+#[tokio::test]
+async fn edited_child_replaces_no_sibling() {
+    let bed = Bed::shared("sets-edited").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    let fields = json!({ "spec": { "fields": ["replicas", "images"] } });
+    bed.patch::<TrackedFieldSet>("all", fields).await;
+    let all = async || {
+        let params = ListParams::default().labels("quartermaster.dev/set=all");
+        let children = bed.api::<TrackedField>().list(&params).await.unwrap().items;
+        let by_field =
+            |it: TrackedField| ((it.spec.target.name.clone(), it.spec.field.clone()), it);
+        children
+            .into_iter()
+            .map(by_field)
+            .collect::<BTreeMap<_, _>>()
+    };
+    until("each field of each target has a child", SOON, async || {
+        Ok((all().await.len() == 4).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.set_reads("all", "Ready").await;
+    let before = all().await;
+    let child = |target: &str, field: &str| &before[&(target.to_owned(), field.to_owned())];
+    for (edited, spec) in [
+        (child("a", "images"), json!({ "field": "replicas" })),
+        (child("b", "images"), json!({ "target": { "name": "a" } })),
+    ] {
+        let spec = json!({ "spec": spec });
+        bed.patch::<TrackedField>(&edited.name_any(), spec).await;
+        child_is_restored(&bed, edited).await;
+    }
+    bed.set_reads("all", "Ready").await;
+    let uids = |children: &BTreeMap<_, TrackedField>| {
+        let uids = children
+            .iter()
+            .map(|(key, it)| (Clone::clone(key), it.uid()));
+        uids.collect::<BTreeMap<(String, String), _>>()
+    };
+    assert_eq!(uids(&all().await), uids(&before));
+}
+
+#[tokio::test]
+async fn copy_of_a_child_does_not_replace_it() {
+    let bed = Bed::shared("sets-copied").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    let original = bed.children("all").await.remove("a").unwrap();
+    let mut copy = original.clone();
+    copy.metadata = ObjectMeta {
+        name: Some("a-copy".into()),
+        labels: original.metadata.labels.clone(),
+        annotations: original.metadata.annotations.clone(),
+        owner_references: original.metadata.owner_references.clone(),
+        ..ObjectMeta::default()
+    };
+    bed.api::<TrackedField>()
+        .create(&PostParams::default(), &copy)
+        .await
+        .unwrap();
+    let fields = bed.api::<TrackedField>();
+    until("the set deletes the copy", SOON, async || {
+        Ok(fields.get_opt("a-copy").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let child = fields.get(&original.name_any()).await.unwrap();
+    assert_eq!(child.uid(), original.uid());
+}
+
+#[tokio::test]
+async fn adopted_tracked_field_replaces_the_child() {
+    let bed = Bed::shared("sets-replaced").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    let other = Receiver::start().unwrap();
+    bed.webhook("other", &other.url()).await;
+    bed.track("mine", "Deployment", "a", "replicas", "other")
+        .await;
+    let mine = bed.delivered("mine", &[("Created", Some("1"))]).await;
+    let consent = json!({ "metadata": { "annotations": {
+        "quartermaster.dev/adopt-by": format!("{}/all", bed.namespace),
+    } } });
+    bed.patch::<TrackedField>("mine", consent).await;
+    let what = "the TrackedField is the only child of its target";
+    until(what, SOON, async || {
+        let params = ListParams::default().labels("quartermaster.dev/set=all");
+        let children = bed.api::<TrackedField>().list(&params).await?.items;
+        let of_a = children.iter().filter(|it| it.spec.target.name == "a");
+        let names: Vec<_> = of_a.map(ResourceExt::name_any).collect();
+        Ok((names == ["mine"]).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(bed.history("mine").await[0].id, mine[0].id);
+}
+
+/// The label or the controller reference alone proves the ownership.
+#[tokio::test]
+async fn child_without_a_part_of_its_ownership_gets_it_back() {
+    let bed = Bed::shared("sets-proofs").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    bed.set_reads("all", "Ready").await;
+    let child = bed.children("all").await.remove("a").unwrap();
+    for metadata in [
+        json!({ "labels": { "quartermaster.dev/owner-uid": null } }),
+        json!({ "labels": { "quartermaster.dev/set": null } }),
+        json!({ "ownerReferences": null }),
+        json!({ "annotations": { "quartermaster.dev/owner": null } }),
+    ] {
+        let edit = json!({ "metadata": metadata, "spec": { "contactPoint": "other" } });
+        bed.patch::<TrackedField>(&child.name_any(), edit).await;
+        let restored = child_is_restored(&bed, &child).await;
+        assert_eq!(restored.annotations(), child.annotations());
+    }
+    let set = bed.api::<TrackedFieldSet>().get("all").await.unwrap();
+    assert_eq!(set.status.unwrap().covered, Some(0));
+}
+
+#[tokio::test]
+async fn restart_leaves_the_status_of_a_set() {
+    let bed = Bed::shared("sets-restarted").await;
+    let (proxy, mut operator, _receiver) = with_two_children(&bed).await;
+    bed.set_reads("all", "Ready").await;
+    let before: TrackedFieldSet = bed.api().get("all").await.unwrap();
+    operator.kill();
+    let slow = proxy.freeze(Match::watch("deployments"));
+    operator.restart();
+    slow.wait_for_hits(1, SOON).await.unwrap();
+    // Transition times have seconds.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    slow.take_back();
+    // The operator follows the set again.
+    bed.deployment("c", 1).await;
+    bed.children_of("all", &["a", "b", "c"]).await;
+    bed.set_reads("all", "Ready").await;
+    let after: TrackedFieldSet = bed.api().get("all").await.unwrap();
+    let since = |set: &TrackedFieldSet| {
+        let conditions = &set.status.as_ref().unwrap().conditions;
+        conditions[0].last_transition_time.clone()
+    };
+    assert_eq!(since(&after), since(&before), "the set was always ready");
 }
