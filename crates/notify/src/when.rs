@@ -9,15 +9,18 @@ use std::sync::{Arc, LazyLock};
 
 use cel::common::ast::{Expr, IdedExpr, LiteralValue};
 use cel::extractors::This;
-use cel::parser::pratt_parser::{Lexer, TokenKind};
+use cel::parser::pratt_parser::TokenKind;
 use cel::parser::{ParseError, PrattParser};
 use cel::{Context, Env, ExecutionError, Value};
 use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
 use regex_lite::{Regex, RegexBuilder};
 
-use self::functions::{map, number, tag, text, version};
+use self::functions::{NO_VALUE, map, number, tag, text, version};
+use self::source::Source;
 
 mod functions;
+mod source;
+mod types;
 
 /// Maximum length of an expression, in characters. The CRD has the same.
 const MAX_LENGTH: usize = 512;
@@ -46,6 +49,8 @@ const VARIABLES: [&str; 10] = [
     "previous",
     "value",
 ];
+/// Variables that may be null.
+const NULLABLE: [&str; 3] = ["value", "previous", "changedBy"];
 const FUNCTIONS: [&str; 11] = [
     "contains",
     "double",
@@ -71,6 +76,8 @@ pub struct When {
     expression: IdedExpr,
     /// Regular expressions of `matches` by their text.
     regexes: Arc<HashMap<String, Regex>>,
+    /// Variables of the expression that may be null.
+    nullable: Vec<&'static str>,
 }
 
 impl When {
@@ -89,31 +96,33 @@ impl When {
             .max_expression_node_count(MAX_NODES)
             .error_reporting_limit(1)
             .enable_optional_syntax(false);
-        let expression = without_panic(|| parser.parse(source))?.map_err(|errors| {
+        let tree = without_panic(|| parser.parse(source))?;
+        let source = Source::new(source);
+        let expression = tree.map_err(|errors| {
             let is_deep = |error: &ParseError| error.msg.contains("recursion limit");
             let errors = errors.errors;
             let error = errors.iter().find(|error| error.pos.0 > 0);
             let error = error.filter(|_| !errors.iter().any(is_deep));
             error.map_or_else(too_large, |error| {
                 let (line, column) = error.pos;
-                let hint = if error.msg.ends_with(": namespace") {
-                    format!("; write {NAMESPACE}")
-                } else {
-                    String::new()
-                };
+                let hint = source.hint(&error.msg, line, column);
+                let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
                 format!("line {line}, column {column}: {}{hint}", error.msg)
             })
         })?;
         let mut check = SyntaxCheck {
             source,
             nodes: 0,
+            comparisons: 0,
             patterns: Vec::new(),
+            nullable: Vec::new(),
         };
         check.expression(&expression, 0)?;
         let regexes = compiled(&check.patterns)?;
         Ok(Self {
             expression,
             regexes: Arc::new(regexes),
+            nullable: check.nullable,
         })
     }
 
@@ -141,10 +150,12 @@ impl When {
                 .and_then(|()| context.add_function("tag", tag))
                 .and_then(|()| context.add_function("version", version))
                 .map_err(|error| error.to_string())?;
+            let mut nulls = self.nullable.clone();
             for (name, value) in variables(entry, previous) {
+                nulls.retain(|it| *it != name || matches!(value, Value::Null));
                 context.add_variable_from_value(name, value);
             }
-            Value::resolve(&self.expression, &context).map_err(|error| explain(&error))
+            Value::resolve(&self.expression, &context).map_err(|error| explain(&error, &nulls))
         })??;
         match result {
             Value::Bool(sends) => Ok(sends),
@@ -178,17 +189,34 @@ fn too_large() -> String {
     format!("the expression has more than {MAX_NODES} parts or {MAX_DEPTH} levels: simplify it")
 }
 
-/// Returns the error without the values, which can be long.
-fn explain(error: &ExecutionError) -> String {
+/// Returns the error without the values, which can be long. `nulls` are variables of the expression that are null.
+fn explain(error: &ExecutionError, nulls: &[&str]) -> String {
+    let of_null = match error {
+        _ if nulls.is_empty() => None,
+        ExecutionError::NoSuchOverload(overload) => Some(overload.to_string()),
+        ExecutionError::UnexpectedType { got, want } => {
+            Some(format!("found {got} where {want} is needed"))
+        }
+        ExecutionError::FunctionError { function, message } if message == NO_VALUE => {
+            Some(function.clone())
+        }
+        _ => None,
+    };
+    if let Some(problem) = of_null {
+        let verb = if nulls.len() == 1 { "is" } else { "are" };
+        let tests: Vec<String> = nulls.iter().map(|it| format!("{it} != null")).collect();
+        let (nulls, tests) = (nulls.join(" and "), tests.join(" && "));
+        return format!("{problem}: {nulls} {verb} null: write {tests} && ... before it");
+    }
     match error {
         ExecutionError::NoSuchKey(key) => {
             format!(
                 "there is no {key}: write has(...) before it, such as has(context.{key}) && ..."
             )
         }
-        ExecutionError::NoSuchOverload(overload) => format!(
-            "{overload}: convert the operands to one type, such as number(value) > 3.0, and test previous != null first"
-        ),
+        ExecutionError::NoSuchOverload(overload) => {
+            format!("{overload}: convert the operands to one type, such as number(value) > 3.0")
+        }
         ExecutionError::FunctionError { function, message } => format!("{function}: {message}"),
         ExecutionError::DivisionByZero(_) | ExecutionError::RemainderByZero(_) => {
             "division by zero".into()
@@ -243,10 +271,14 @@ fn variables(entry: &Entry, previous: Option<&Entry>) -> Vec<(&'static str, Valu
 
 /// Checks that an expression is in the part of CEL that is available.
 struct SyntaxCheck<'a> {
-    source: &'a str,
+    source: Source<'a>,
     nodes: usize,
+    /// Number of comparisons so far, in the order of the text.
+    comparisons: usize,
     /// Regular expressions of all calls of `matches`.
     patterns: Vec<String>,
+    /// Variables that may be null.
+    nullable: Vec<&'static str>,
 }
 
 impl SyntaxCheck<'_> {
@@ -273,7 +305,12 @@ impl SyntaxCheck<'_> {
                 if let Some(target) = &call.target {
                     self.expression(target, depth + 1)?;
                 }
-                self.all(&call.args, depth)
+                match (types::comparison(&call.func_name), &call.args[..]) {
+                    (Some(operator), [left, right]) => {
+                        self.comparison(operator, left, right, depth)
+                    }
+                    _ => self.all(&call.args, depth),
+                }
             }
             Expr::Comprehension(_) => {
                 Err("all, exists, exists_one, filter and map are not available: write in, contains or matches".into())
@@ -290,52 +327,49 @@ impl SyntaxCheck<'_> {
             .try_for_each(|expression| self.expression(expression, depth + 1))
     }
 
-    fn is_variable(&self, name: &str) -> Result<(), String> {
+    fn comparison(
+        &mut self,
+        operator: &str,
+        left: &IdedExpr,
+        right: &IdedExpr,
+        depth: u16,
+    ) -> Result<(), String> {
+        self.expression(left, depth + 1)?;
+        let index = self.comparisons;
+        self.comparisons += 1;
+        self.expression(right, depth + 1)?;
+        types::check(operator, left, right)
+            .map_err(|problem| format!("{}{problem}", self.source.of_comparison(index)))
+    }
+
+    fn is_variable(&mut self, name: &str) -> Result<(), String> {
+        let nullable = NULLABLE.into_iter().find(|it| *it == name);
+        self.nullable
+            .extend(nullable.filter(|it| !self.nullable.contains(it)));
         if VARIABLES.contains(&name) {
             return Ok(());
         }
-        let position = self.position(name, |before, _| before != TokenKind::TokDot);
-        let known = VARIABLES.join(", ");
-        Err(format!(
-            "{position}unknown variable {name}: write one of {known}"
-        ))
+        let position = self
+            .source
+            .of_word(name, |before, _| before != TokenKind::TokDot);
+        let advice = instead_of_variable(name);
+        Err(format!("{position}unknown variable {name}: {advice}"))
     }
 
     fn is_function(&self, name: &str) -> Result<(), String> {
         if FUNCTIONS.contains(&name) {
             return Ok(());
         }
-        let position = self.position(name, |_, after| after == TokenKind::TokLeftParen);
+        let position = self
+            .source
+            .of_word(name, |_, after| after == TokenKind::TokLeftParen);
         let known = FUNCTIONS.join(", ");
-        Err(format!(
-            "{position}unknown function {name}: write one of {known}"
-        ))
-    }
-
-    /// Returns the position of a word, as the beginning of a message: the tree has none. `is_it` gets the tokens before
-    /// and after the word.
-    fn position(&self, word: &str, is_it: impl Fn(TokenKind, TokenKind) -> bool) -> String {
-        let mut lexer = Lexer::new(self.source);
-        let tokens = std::iter::from_fn(|| {
-            let token = lexer.lex();
-            (!matches!(token.kind, TokenKind::TokEnd | TokenKind::TokError)).then_some(token)
-        });
-        let is_blank = |kind| matches!(kind, TokenKind::TokWhitespace | TokenKind::TokComment);
-        let tokens: Vec<_> = tokens.filter(|token| !is_blank(token.kind)).collect();
-        let kind = |at: Option<usize>| {
-            let token = at.and_then(|at| tokens.get(at));
-            token.map_or(TokenKind::TokEnd, |token| token.kind)
+        let advice = match nearest(name, &FUNCTIONS) {
+            _ if name.eq_ignore_ascii_case("not") => "write !".into(),
+            Some(nearest) => format!("write {nearest}, or another of {known}"),
+            None => format!("write one of {known}"),
         };
-        let found = tokens.iter().enumerate().find(|(at, token)| {
-            self.source.get(token.start..token.end) == Some(word)
-                && is_it(kind(at.checked_sub(1)), kind(Some(at + 1)))
-        });
-        let before = found.and_then(|(_, token)| self.source.get(..token.start));
-        before.map_or_else(String::new, |before| {
-            let line = before.rsplit('\n').next().unwrap_or_default();
-            let (lines, columns) = (before.matches('\n').count(), line.chars().count());
-            format!("line {}, column {}: ", lines + 1, columns + 1)
-        })
+        Err(format!("{position}unknown function {name}: {advice}"))
     }
 
     fn pattern(&mut self, argument: Option<&IdedExpr>) -> Result<(), String> {
@@ -348,6 +382,41 @@ impl SyntaxCheck<'_> {
         self.patterns.push(pattern.inner().to_owned());
         Ok(())
     }
+}
+
+/// Returns what to write instead of an unknown variable.
+fn instead_of_variable(name: &str) -> String {
+    let known = VARIABLES.join(", ");
+    let constant = match &*name.to_ascii_lowercase() {
+        "true" => Some("true"),
+        "false" => Some("false"),
+        "none" | "nil" | "null" => Some("null"),
+        _ => None,
+    };
+    if let Some(constant) = constant {
+        return format!("write {constant}");
+    }
+    match nearest(name, &VARIABLES) {
+        Some(nearest) if nearest.eq_ignore_ascii_case(name) => format!("write {nearest}"),
+        _ if name.starts_with(|char: char| char.is_ascii_uppercase()) => {
+            format!("quote it: '{name}'")
+        }
+        Some(nearest) => format!("write {nearest}, or another of {known}"),
+        None => format!("write one of {known}, or quote it: '{name}'"),
+    }
+}
+
+/// Returns the most similar name, if any is similar.
+fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
+    let name = name.to_ascii_lowercase();
+    let scored = names.iter().map(|other| {
+        let score = strsim::normalized_damerau_levenshtein(&name, &other.to_ascii_lowercase());
+        (score, *other)
+    });
+    scored
+        .filter(|(score, _)| *score >= 0.5)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

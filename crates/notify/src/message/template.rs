@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::LazyLock;
 
-use minijinja::value::{Serde, Value};
+use minijinja::value::{Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
 use serde::Serialize;
 
@@ -122,6 +122,7 @@ pub(super) fn environment(limits: TemplateLimits) -> Environment<'static> {
     environment.add_filter("trim", |text: &str| text.trim().to_owned());
     environment.add_filter("truncate", truncate);
     environment.add_filter("upper", filters::upper);
+    environment.add_filter("urlencode", url_encode);
     environment.add_test("defined", minijinja::tests::is_defined);
     environment.add_test("undefined", minijinja::tests::is_undefined);
     environment.add_test("none", minijinja::tests::is_none);
@@ -136,6 +137,22 @@ fn to_json(value: &Value) -> Result<Value, Error> {
     let json = serde_json::to_string(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
     Ok(Value::from_safe_string(json))
+}
+
+/// Encodes a text as a value of a form or of a URL's query; a missing value is empty.
+fn url_encode(value: &Value) -> Result<String, Error> {
+    let text = match value.kind() {
+        ValueKind::None => String::new(),
+        ValueKind::String | ValueKind::Number | ValueKind::Bool => value.to_string(),
+        ValueKind::Undefined => return Err(ErrorKind::UndefinedError.into()),
+        _ => {
+            let problem = "urlencode needs a text: write tojson before it";
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
+    };
+    let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
+    // Only a form reads `+` as a space.
+    Ok(encoded.replace('+', "%20"))
 }
 
 fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {

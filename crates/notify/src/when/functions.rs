@@ -29,6 +29,10 @@ const SUFFIXES: [(&str, f64); 16] = [
     ("", 1.0),
 ];
 
+/// Problem of a function whose argument is null.
+pub(super) const NO_VALUE: &str =
+    "the argument is null: write a test before it, such as changedBy.subresource != null && ...";
+
 fn failed<T>(function: &str, message: String) -> Result<T> {
     Err(ExecutionError::FunctionError {
         function: function.into(),
@@ -40,10 +44,7 @@ fn failed<T>(function: &str, message: String) -> Result<T> {
 fn argument<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
     match value {
         Value::String(text) => Ok(text),
-        Value::Null => failed(
-            function,
-            "there is no value: test it first, such as previous != null && ...".into(),
-        ),
+        Value::Null => failed(function, NO_VALUE.into()),
         other => failed(
             function,
             format!(

@@ -116,8 +116,16 @@ fn numbers_and_quantities_are_compared(
 #[case::two_lines("action ==\n  ==", "line 2, column")]
 #[case::unknown_variable(
     "valu == '1'",
-    "column 1: unknown variable valu: write one of __namespace__, action"
+    "line 1, column 1: unknown variable valu: write value, or another of __namespace__, action"
 )]
+#[case::other_case("Value == '1'", "unknown variable Value: write value")]
+#[case::word(
+    "action == Updated",
+    "column 11: unknown variable Updated: quote it: 'Updated'"
+)]
+#[case::lower_case_word("name == web", "or quote it: 'web'")]
+#[case::constant("missing == True", "unknown variable True: write true")]
+#[case::none("previous == None", "unknown variable None: write null")]
 #[case::unknown_later(
     "action == 'Updated' && labels.a == 'b'",
     "line 1, column 24: unknown variable labels"
@@ -127,11 +135,34 @@ fn numbers_and_quantities_are_compared(
     "line 2, column 9: unknown variable mail"
 )]
 #[case::unknown_function("now() > 1", "column 1: unknown function now: write one of contains")]
+#[case::other_case_of_a_function(
+    "value.startswith('v1')",
+    "unknown function startswith: write startsWith, or another of contains"
+)]
+#[case::not_as_a_function("not(missing)", "unknown function not: write !")]
 #[case::unknown_method(
     "context.split == '' || value.split('/')[0] == ''",
     "column 30: unknown function split"
 )]
 #[case::type_is_no_function("type(value) == string", "unknown function type")]
+#[case::one_equals_sign(
+    "action = 'Updated'",
+    "line 1, column 8: Syntax error: mismatched input '=' expecting <EOF>; write =="
+)]
+#[case::and("missing and true", "; write &&")]
+#[case::and_in_brackets("(missing AND true)", "; write &&")]
+#[case::or("'é' == value\n or missing", "; write ||")]
+#[case::one_ampersand("missing & true", "; write &&")]
+#[case::one_bar("missing | true", "; write ||")]
+#[case::not("missing || not missing", "; write !")]
+#[case::not_in(
+    "value not in ['1']",
+    "; write ! before the comparison, such as !(value in"
+)]
+#[case::has("has(previous) && true", "; write previous != null")]
+#[case::has_without_a_name("has('a')", "; write a member, such as has(context.owner)")]
+#[case::curly_quotes("action == \u{201c}Updated\u{201d}", "; write straight quotes")]
+#[case::single_curly_quotes("action == \u{2018}Updated\u{2019}", "; write straight quotes")]
 #[case::comprehension(
     "[1].all(it, it > 0)",
     "all, exists, exists_one, filter and map are not available"
@@ -155,8 +186,134 @@ fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected:
 }
 
 #[rstest]
+#[case::string("value == 0", "value is a string: write '0', or number(value) == 0")]
+#[case::unequal(
+    "previous != -1.5",
+    "previous is a string: write '-1.5', or number(previous) != -1.5"
+)]
+#[case::bool("value == true", "value is a string: write 'true'")]
+#[case::order("value > 3", "value is a string: write number(value) > 3")]
+#[case::literal_is_first("3 <= value", "value is a string: write 3 <= number(value)")]
+#[case::list_item(
+    "value in ['1', 2]",
+    "value is a string: write '2', or number(value) in [...]"
+)]
+#[case::list("value == ['1']", "value is not a list: write value in [...]")]
+#[case::unequal_list("value != ['1']", "value is not a list: write !(value in [...])")]
+#[case::in_a_string("'1' in value", "value is a string: write value.contains('1')")]
+#[case::in_a_number("'1' in 1", "1 is not a list: write ==")]
+#[case::context("context.limit == 1", "write '1', or number(context.limit) == 1")]
+#[case::member(
+    "context['limit'] == 1",
+    "context['limit'] is a string: write '1', or number(context['limit']) == 1"
+)]
+#[case::changed_by(
+    "changedBy.subresource == 1",
+    "changedBy.subresource is a string: write '1'"
+)]
+#[case::function(
+    "tag(value) == 1.28",
+    "tag(value) is a string: write '1.28', or number(tag(value)) == 1.28"
+)]
+#[case::version(
+    "version(tag(value)).major == '1'",
+    "version(tag(value)).major is a number: write 1"
+)]
+#[case::version_text("version(value).pre == 1", "version(value).pre is a string: write '1'")]
+#[case::number("number(value) == '3'", "number(value) is a number: write 3")]
+#[case::quantity(
+    "number(value) > '2Gi'",
+    "number(value) is a number: write number('2Gi')"
+)]
+#[case::size("size(value) > '3'", "size(value) is a number: write 3")]
+#[case::number_in("number(value) in [1, '2']", "number(value) is a number: write 2")]
+#[case::variables("value == number(previous)", "write number(value) == number(previous)")]
+#[case::literals(
+    "'a' == 1",
+    "'a' is a string and 1 is a number: write number('a') == 1"
+)]
+#[case::sum("value + 'Gi' == 1", "(...) is a string")]
+#[case::choice("(missing ? '' : value) == 0", "(...) is a string")]
+#[case::missing(
+    "missing == 'true'",
+    "missing is a bool: write true or false, without quotes"
+)]
+#[case::has(
+    "has(context.a) == '1'",
+    "has(context.a) is a bool: write true or false"
+)]
+#[case::control_characters("action == 'a\\n\\'b'", "action is never 'a\\n\\'b': write")]
+#[case::missing_number(
+    "missing == 1",
+    "missing is a bool and 1 is a number: compare values of one type"
+)]
+#[case::missing_value(
+    "missing == value",
+    "missing is a bool and value is a string: compare values of one type"
+)]
+#[case::map(
+    "changedBy == 'helm'",
+    "changedBy has several members: compare one, such as changedBy.manager"
+)]
+#[case::version_map("version(value) == '1'", "such as version(value).major")]
+#[case::kind_number("kind == 0", "kind is a string: write '0'")]
+#[case::namespace("__namespace__ != 1", "__namespace__ is a string: write '1'")]
+#[case::action(
+    "action == 'updated'",
+    "action is never 'updated': write 'Created', 'Updated' or 'Deleted'"
+)]
+#[case::action_is_first(
+    "'Update' != action",
+    "action is never 'Update': write 'Created', 'Updated'"
+)]
+#[case::action_in(
+    "action in ['Created', 'deleted']",
+    "action is never 'deleted': write 'Created'"
+)]
+#[case::action_number("action == 0", "action is never 0: write 'Created'")]
+#[case::kind(
+    "kind == 'deployment'",
+    "kind is never 'deployment': write 'Deployment'"
+)]
+#[case::kind_in(
+    "!(kind in ['Job', 'CronJOB'])",
+    "kind is never 'CronJOB': write 'CronJob'"
+)]
+#[case::kind_elsewhere("kind == 'configmap'", "kind is never 'configmap': write 'ConfigMap'")]
+fn comparison_that_is_never_true_says_what_to_write(#[case] source: &str, #[case] expected: &str) {
+    let error = When::parse(source).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+    assert!(error.starts_with("line 1, column "), "{error}");
+}
+
+#[rstest]
+#[case("value == null || previous != null || changedBy == null")]
+#[case("value in [null, '1'] || changedBy.subresource == null")]
+#[case("value > '3' && value != previous && name == field")]
+#[case("number(value) == 3 && number(value) in [1, 2.0] && size(value) == 1u")]
+#[case("kind == 'Rollout' || kind == 'deploymentX' || kind in ['Pod', 'certificate']")]
+#[case("context == null || 'owner' in context || [1, 'a'][0] == value")]
+#[case("missing == false && (value == '1') == (previous == '2')")]
+#[case("version(value) == version(previous) && action == previous")]
+#[case("(missing ? null : value) == '1' && value + previous == '12'")]
+fn comparison_of_one_type_or_with_null_is_accepted(#[case] source: &str) {
+    assert_eq!(When::parse(source).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn problem_of_a_comparison_has_its_position() {
+    let source =
+        "value in ['=='] && // 1 < 2\n  'é' != value &&\n 'é' < value && value == 1 && value == 2";
+    let error = When::parse(source).unwrap_err();
+    assert!(
+        error.starts_with("line 3, column 23: value is a string"),
+        "{error}"
+    );
+}
+
+#[rstest]
 #[case::no_bool("value", "the result is string, not bool")]
-#[case::other_types("size(value) > '3'", "convert the operands to one type")]
+#[case::other_types("[1, 'a'][0] > 'x'", "convert the operands to one type")]
 #[case::no_number(
     "number(value) > 3.0",
     "number: \"registry.example.com:5000/web:v1.29.0-rc1@sha256:0123\" is not a number"
@@ -195,11 +352,33 @@ fn first_and_deleted_entries_have_no_previous_or_no_value() {
     assert_eq!(evaluate(major, &deleted, Some(&created)), Ok(true));
     let decrease = "action == 'Updated' && number(value) < number(previous)";
     assert_eq!(evaluate(decrease, &created, None), Ok(false));
-    let error = evaluate("number(previous) > 1.0", &created, None).unwrap_err();
-    assert!(
-        error.contains("test it first, such as previous != null"),
-        "{error}"
-    );
+}
+
+#[rstest]
+#[case(
+    "number(previous) > 1.0",
+    "number: previous is null: write previous != null && ... before it"
+)]
+#[case(
+    "previous != null || number(value) > 1.0",
+    "previous and value are null: write previous != null && value != null &&"
+)]
+#[case("tag(value) == ''", "tag: value is null: write value != null &&")]
+#[case("value > '3'", "value is null")]
+#[case("value.contains('3')", "value is null")]
+#[case("value.matches('3')", "value is null")]
+#[case(
+    "changedBy.manager == 'helm'",
+    "changedBy is null: write changedBy != null &&"
+)]
+#[case("tag(null) == ''", "tag: the argument is null: write a test before it")]
+fn null_variable_is_named(#[case] source: &str, #[case] expected: &str) {
+    let entry = item(ChangeAction::Created, None, None).entry;
+    let error = When::parse(source)
+        .unwrap()
+        .evaluate(&entry, None)
+        .unwrap_err();
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
@@ -294,7 +473,7 @@ fn no_nesting_overflows_the_stack_or_takes_long() {
         format!("{}{inner}{}", open.repeat(30), close.repeat(30))
     };
     let deepest = [
-        deepest("1==", "1", ""),
+        deepest("true==", "true", ""),
         deepest("!(", "true", ")"),
         deepest("-(", "1", ")"),
         deepest("1+(", "1", ")"),

@@ -681,7 +681,9 @@ fn change_for_which_when_is_false_is_skipped_and_the_next_previous() {
     assert_eq!((changes.skipped, changes.when_errors), (0, 0));
 
     // An invalid expression sends every message.
-    let changes = recorded(&[], &When::parse("valu == '1'"), &observations);
-    assert!(changes.history.iter().all(Entry::is_pending));
-    assert_eq!((changes.skipped, changes.when_errors), (0, 5));
+    for invalid in ["valu == '1'", "value == 0"] {
+        let changes = recorded(&[], &When::parse(invalid), &observations);
+        assert!(changes.history.iter().all(Entry::is_pending));
+        assert_eq!((changes.skipped, changes.when_errors), (0, 5));
+    }
 }

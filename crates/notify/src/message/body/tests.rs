@@ -54,7 +54,11 @@ fn content_type_sets_the_format(#[case] content_type: Option<&str>, #[case] expe
 #[case(TokenFormat::Other, r#"{"k": "a"b\c/d&e=f g<h>'%+"}"#)]
 fn token_is_escaped_for_the_format(#[case] format: TokenFormat, #[case] expected: &str) {
     let token = r#"a"b\c/d&e=f g<h>'%+"#;
-    for source in [r#"{"k": "{{ token }}"}"#, r#"{"k": {{ token | tojson }}}"#] {
+    for source in [
+        r#"{"k": "{{ token }}"}"#,
+        r#"{"k": {{ token | tojson }}}"#,
+        r#"{"k": "{{ token | urlencode }}"}"#,
+    ] {
         assert_eq!(sent(source, format, token), Ok(expected.into()));
     }
 }
@@ -67,6 +71,7 @@ fn token_is_escaped_for_the_format(#[case] format: TokenFormat, #[case] expected
 #[case("{{ {'k': token} | tojson }}", r#"{"k":"s3cr3t"}"#)]
 #[case("{% set t = token %}{{ t }}", "s3cr3t")]
 #[case("{{ token | trim }}", "s3cr3t")]
+#[case("{{ token | urlencode }}", "s3cr3t")]
 #[case("{{ token | truncate(100) }}", "s3cr3t")]
 #[case("{% if token == 's3cr3t' %}equal {% endif %}{{ token }}", "s3cr3t")]
 fn whole_token_takes_each_place(#[case] source: &str, #[case] expected: &str) {
@@ -105,8 +110,9 @@ fn body_without_the_whole_token_is_an_error(#[case] source: &str) {
 
 #[test]
 fn filters_for_a_token_that_do_not_exist_are_rejected_by_the_check() {
-    let error = Body::with_token("{{ token | urlencode }}", TokenFormat::Form).unwrap_err();
-    assert!(error.contains("there is no filter `urlencode`"), "{error}");
+    let error = Body::with_token("{{ token | escape }}", TokenFormat::Form).unwrap_err();
+    assert!(error.contains("there is no filter `escape`"), "{error}");
+    assert!(error.ends_with("upper, urlencode"), "{error}");
 }
 
 #[test]
@@ -215,6 +221,18 @@ fn limit_counts_the_token_itself() {
 }
 
 proptest! {
+    /// Neither the token nor the text of a message adds a field to a form.
+    #[test]
+    fn receiver_reads_a_form_back(token in "[ -~]{1,60}", text in "\\PC{0,60}") {
+        let body = Body::with_token("token={{ token }}&message={{ text | urlencode }}&b=2", TokenFormat::Form);
+        let body = body.unwrap().render(&view(), &[view()], &text).unwrap();
+        let token_in_body = TokenFormat::Form.escape(&token).into();
+        let form = body.with_token(Some(&token_in_body)).unwrap();
+        let pairs: Vec<(String, String)> = form_urlencoded::parse(form.as_bytes()).into_owned().collect();
+        let expected = [("token", &*token), ("message", &*text), ("b", "2")];
+        prop_assert_eq!(pairs, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+
     /// A parser of the format reads exactly the token, whatever its characters.
     #[test]
     fn receiver_reads_the_token_back(token in "[ -~]{1,60}") {

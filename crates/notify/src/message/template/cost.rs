@@ -44,7 +44,7 @@ pub(crate) struct TemplateLimits {
 pub(super) const MAX_REPLACED: usize = 64 * 1024;
 
 /// Filters, with the maximum factor by which each lengthens its input.
-const FILTERS: [(&str, usize); 16] = [
+const FILTERS: [(&str, usize); 17] = [
     ("abs", 1),
     ("capitalize", 3),
     ("count", 1),
@@ -61,6 +61,7 @@ const FILTERS: [(&str, usize); 16] = [
     ("trim", 1),
     ("truncate", 1),
     ("upper", 3),
+    ("urlencode", 3),
 ];
 const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 

@@ -36,6 +36,8 @@ fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<Strin
 #[case("{{ name|replace('n', 'm')|truncate(3) }}", "mg…")]
 #[case("{{ ('a\"<' ~ value)|tojson }}", r#""a\"<3""#)]
 #[case("{{ (previous or 'nothing') if not missing else 'gone' }}", "1")]
+#[case("{{ 'a&b=c +\u{e9}\n' | urlencode }}", "a%26b%3Dc%20%2B%C3%A9%0A")]
+#[case("{{ firstValue | urlencode }}{{ (value | int) | urlencode }}", "3")]
 #[case("{{ name[:2] }}{{ [name, kind]|first }}", "ngnginx")]
 #[case("{% raw %}{{ x }}{% endraw %}", "{{ x }}")]
 fn template_renders(#[case] template: &str, #[case] expected: &str) {
@@ -212,6 +214,31 @@ fn body_has_the_text_and_all_entries() {
 }
 
 #[test]
+fn urlencode_needs_a_text_and_counts_threefold() {
+    for (template, problem) in [
+        (
+            "{{ entries | urlencode }}",
+            "urlencode needs a text: write tojson before it",
+        ),
+        ("{{ context.owner | urlencode }}", "undefined value"),
+    ] {
+        let error = body(template, &view(), &[view()], "text").unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
+    let text = "&".repeat(MESSAGE_LIMITS.output);
+    let encoded = body("{{ text | urlencode }}", &view(), &[], &text).unwrap();
+    assert_eq!(encoded.len(), 3 * text.len());
+    let repeated =
+        |filters: usize| check_body(&format!("{{{{ text{} }}}}", " | urlencode".repeat(filters)));
+    assert_eq!(repeated(4), Ok(()));
+    assert!(
+        repeated(6)
+            .unwrap_err()
+            .contains("could exceed the memory limit")
+    );
+}
+
+#[test]
 fn body_is_limited() {
     let text = "x".repeat(MESSAGE_LIMITS.output);
     let error = body(&"{{ text }}".repeat(9), &view(), &[view()], &text).unwrap_err();
@@ -225,7 +252,7 @@ proptest! {
         parts in prop::collection::vec(
             prop::sample::select(vec![
                 "{{ ", " }}", "{% if ", "{% endif %}", "{% for a in ", "{% endfor %}", "{% set a = ", " %}", "value", "name",
-                " ~ ", " + ", "|upper", "|tojson", "|replace('', name)", "[", "]", "a", "'x'", "3", "entries", "|length",
+                " ~ ", " + ", "|upper", "|tojson", "|urlencode", "|replace('', name)", "[", "]", "a", "'x'", "3", "entries", "|length",
                 "|truncate(2)", ".value", " is none", "{#", "#}", "|default(name)", " and ", "-", "(", ")", "é\n",
             ]),
             0..40,
