@@ -11,7 +11,7 @@ use qm_runtime::{client, cluster};
 
 use self::printer::Printer;
 pub(crate) use self::request::{
-    FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, has_code, in_namespace, message,
+    FIELD_MANAGER, FailedRequest, OutageReporter, RETRY_INTERVAL, has_code, in_namespace, message,
 };
 use crate::cli::ClusterCommand;
 use crate::cli::commands::ClusterArgs;

@@ -8,7 +8,7 @@ use qm_runtime::telemetry;
 use super::printer::Printer;
 
 /// The field manager of these commands.
-pub(crate) const MANAGER: &str = "quartermaster/cli";
+pub(crate) const FIELD_MANAGER: &str = "quartermaster/cli";
 
 /// Shortest time between two reads of a command that waits for a change.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(500);

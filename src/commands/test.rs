@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::operator_state::OperatorState;
 use super::printer::Printer;
-use super::{FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, find};
+use super::{FIELD_MANAGER, FailedRequest, OutageReporter, RETRY_INTERVAL, find};
 use crate::cli::commands::TestArgs;
 
 /// Maximum time to read the operator's Lease after `--timeout`.
@@ -104,7 +104,7 @@ pub(crate) async fn run(
 async fn request_test(api: &Api<ContactPoint>, point: &ContactPoint) -> anyhow::Result<String> {
     let requested_at = jiff::Timestamp::now().to_string();
     let params = PatchParams {
-        field_manager: Some(MANAGER.into()),
+        field_manager: Some(FIELD_MANAGER.into()),
         ..PatchParams::default()
     };
     let metadata = json!({ "uid": point.uid(), "annotations": { TEST_AT: requested_at } });

@@ -45,7 +45,7 @@ pub struct Children<K, S> {
     pub(super) client: Client,
     pub(super) names: &'static MetadataNames,
     /// Field manager of all writes.
-    pub(super) manager: &'static str,
+    pub(super) field_manager: &'static str,
     pub(super) cache: Arc<ChildCache<S>>,
     pub(super) summary: fn(&K) -> S,
     /// True if the watch shows metadata alone, because the objects may be large. Any new version may then be a change,
@@ -139,7 +139,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: K,
         quirks: Quirks<'_, K>,
     ) -> Result<Ensured<S>> {
-        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
+        let applied = Applied::new(&cx.owner, self.field_manager, &self.drift, desired, quirks)?;
         unless_terminating(&applied, self.ensure(cx, &applied).await?)
     }
 
@@ -155,7 +155,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         desired: K,
     ) -> Result<Ensured<S>> {
         let quirks = Quirks::default();
-        let applied = Applied::new(&cx.owner, self.manager, &self.drift, desired, quirks)?;
+        let applied = Applied::new(&cx.owner, self.field_manager, &self.drift, desired, quirks)?;
         self.synced().await;
         let created = if self.cache.known(&applied.key).is_some() {
             self.ensure(cx, &applied).await
@@ -214,7 +214,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let is_last = attempt == MAX_ATTEMPTS;
             let mut rejected = None;
             if !may_exist {
-                let created = write::create(&api, self.manager, desired.build()).await;
+                let created = write::create(&api, self.field_manager, desired.build()).await;
                 match classified::<K, _>(key, created) {
                     Ok(Some(created)) => {
                         self.record_created(owner, key, &created, desired);
@@ -310,12 +310,12 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 }
                 ChildAction::Replace(object) => {
                     let api = self.unbounded_api(key);
-                    let replaced = write::replace(&api, self.manager, &*object).await;
+                    let replaced = write::replace(&api, self.field_manager, &*object).await;
                     classified::<K, _>(key, replaced.map(Some))
                 }
                 ChildAction::Patch(patch) => {
                     let metadata = child.pinned(key);
-                    let patched = write::metadata(&api, self.manager, &metadata, patch).await;
+                    let patched = write::metadata(&api, self.field_manager, &metadata, patch).await;
                     classified::<K, _>(key, patched.map(Some))
                 }
                 ChildAction::Delete(reason) => {
@@ -355,7 +355,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         key: &ObjectKey,
         replacement: K,
     ) -> Result<()> {
-        let accepted = write::try_create(api, self.manager, replacement).await;
+        let accepted = write::try_create(api, self.field_manager, replacement).await;
         match classified::<K, _>(key, accepted) {
             Err(Error::Rejected { status, .. }) if rejection_reason(&status) == QUOTA_EXCEEDED => {
                 Ok(())
@@ -401,7 +401,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         if let Some((values, managed)) = before {
             changed = values.differences(&desired.values(after));
             managers.extend(
-                managed_fields::last_writer(managed, self.manager, &changed).map(str::to_owned),
+                managed_fields::last_writer(managed, self.field_manager, &changed)
+                    .map(str::to_owned),
             );
         }
         changed.extend(taken);
@@ -484,20 +485,20 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     ///
     /// # Errors
     /// The errors of [`Children::delete_owned`].
-    pub async fn release<O: ReconciledKind>(
+    pub async fn disown<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
         key: &ObjectKey,
     ) -> Result<bool> {
-        let release = |mut live: K| async move {
+        let disown = |mut live: K| async move {
             cx.owner.clear_ownership(live.meta_mut());
             // The apiserver keeps its own `managedFields`.
             live.meta_mut().managed_fields = None;
             let api = self.unbounded_api(key);
-            let replaced = write::replace(&api, self.manager, &live).await;
+            let replaced = write::replace(&api, self.field_manager, &live).await;
             classified::<K, _>(key, replaced.map(drop))
         };
-        self.write_owned(cx, key, release).await
+        self.write_owned(cx, key, disown).await
     }
 
     /// Reads the child of this name and calls `write` with it, again after a conflict; returns `false` if the context's
@@ -591,7 +592,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }
         if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
             labels.retain(|name, _| {
-                managed_fields::may_own_label(managed(object), self.manager, name)
+                managed_fields::may_own_label(managed(object), self.field_manager, name)
             });
         }
         if let Some(metadata) = content["metadata"].as_object_mut() {

@@ -347,13 +347,12 @@ impl<K: ReconciledKind> Context<K> {
             return Ok(None);
         }
         let (api, manager) = (self.api(), self.shared.field_manager);
-        let write =
-            self.shared
-                .own_writes
-                .write_status(&api, manager, self.object.as_ref(), &self.status);
-        write
-            .await
-            .map_err(Error::api("the status could not be written"))
+        let writing = write::status(&api, manager, self.object.as_ref(), &self.status);
+        match self.shared.own_writes.write(&self.key, writing).await {
+            Ok(object) => Ok(Some(object)),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            Err(error) => Err(Error::api("the status could not be written")(error)),
+        }
     }
 
     fn api(&self) -> Api<K> {

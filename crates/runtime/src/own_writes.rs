@@ -1,17 +1,12 @@
 //! The operator's own last writes, until the cache shows them.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kube::core::object::HasStatus;
-use kube::{Api, Resource, ResourceExt};
-use qm_core::kind::Kind;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Resource, ResourceExt};
 
 use super::trigger::Trigger;
-use super::{ObjectKey, is_newer, write};
+use super::{ObjectKey, is_newer};
 
 /// State of each object after the operator's last write, until the cache has caught up. A reconcile of an older state
 /// would repeat the write.
@@ -29,40 +24,6 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
             trigger,
             objects: Mutex::default(),
             in_flight: Mutex::default(),
-        }
-    }
-
-    /// Writes `status`, computed from `object`, unless the object already has it. Returns the written object; `None` if
-    /// nothing was written or the object no longer exists.
-    ///
-    /// # Errors
-    /// The apiserver's error, such as 409 when the object has changed since.
-    pub async fn write_status(
-        &self,
-        api: &Api<K>,
-        manager: &str,
-        object: &K,
-        status: &K::Status,
-    ) -> kube::Result<Option<Arc<K>>>
-    where
-        K: Kind
-            + HasStatus<Status: Serialize + DeserializeOwned + PartialEq>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        if object.status() == Some(status) {
-            return Ok(None);
-        }
-        match self
-            .write(
-                &ObjectKey::of(object),
-                write::status(api, manager, object, status),
-            )
-            .await
-        {
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            written => written.map(Some),
         }
     }
 

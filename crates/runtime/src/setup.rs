@@ -118,7 +118,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
         Children {
             client: self.manager.client.clone(),
             names: K::NAMES,
-            manager: self.field_manager,
+            field_manager: self.field_manager,
             cache,
             summary,
             watches_metadata,

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use self::candidate::{Candidate, CandidateObject, ObjectVersion};
 use super::printer::Printer;
-use super::{MANAGER, has_code, message};
+use super::{FIELD_MANAGER, has_code, message};
 use crate::cli::commands::AdoptArgs;
 
 mod candidate;
@@ -134,7 +134,7 @@ impl Adopt<'_> {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), namespace, resource);
         let params = PatchParams {
-            field_manager: Some(MANAGER.into()),
+            field_manager: Some(FIELD_MANAGER.into()),
             ..PatchParams::default()
         };
         let patch = Patch::Merge(json!({ "metadata": metadata }));

@@ -20,7 +20,9 @@ use crate::cli::commands::UninstallArgs;
 use crate::commands::objects::is_own_finalizer;
 use crate::commands::operator_state::{LeaseVersion, OperatorState};
 use crate::commands::printer::Printer;
-use crate::commands::{FailedRequest, MANAGER, OutageReporter, RETRY_INTERVAL, has_code, objects};
+use crate::commands::{
+    FIELD_MANAGER, FailedRequest, OutageReporter, RETRY_INTERVAL, has_code, objects,
+};
 
 /// Time until the blockers are printed.
 const BLOCKERS_PRINTED_AFTER: Duration = Duration::from_secs(3);
@@ -171,7 +173,7 @@ impl Deletion<'_> {
         patch["metadata"]["uid"] = target.object.uid.clone().into();
         patch["metadata"]["resourceVersion"] = target.version.clone().into();
         let params = PatchParams {
-            field_manager: Some(MANAGER.into()),
+            field_manager: Some(FIELD_MANAGER.into()),
             ..PatchParams::default()
         };
         let (api, name) = (self.api(target), &target.object.name);

@@ -72,8 +72,6 @@ pub const KIND: KindInfo = KindInfo::of::<AppService>(
 .with_uninstall_rank(40);
 /// Verbs on children that the operator creates and deletes.
 const CHILD_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/appservice";
 /// Maximum number of Pods of an app that the operator reads to find out why they do not run.
 const MAX_PODS: u32 = 200;
 
@@ -91,7 +89,7 @@ const ADVICE: Advice = &[(
      scaleTargetRef is this AppService)",
 )];
 
-pub struct AppServices {
+pub(crate) struct AppServices {
     deployments: Arc<Children<Deployment, DeploymentState>>,
     services: Arc<Children<Service, ServiceSummary>>,
     autoscalers: Arc<Children<HorizontalPodAutoscaler, Option<InactiveScaling>>>,
@@ -119,7 +117,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
 impl Controller for AppServices {
     type Kind = AppService;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/appservice";
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
         if cx.object.annotations().contains_key(OLD_SPEC) {

@@ -67,8 +67,6 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 // Apps are deleted before the ConfigMaps that they read.
 .with_uninstall_rank(60);
 
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/configmapsync";
 /// Changes to make instead of editing a copy, by field.
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Maximum number of concurrent writes of the copies of one sync.
@@ -77,7 +75,7 @@ const MAX_CONCURRENT_WRITES: usize = 16;
 /// as read, as sent and as returned. A live copy may be larger than its source.
 const MAX_COPIES_IN_MEMORY: usize = 6;
 
-pub struct ConfigMapSyncs {
+pub(crate) struct ConfigMapSyncs {
     scope: WatchScope,
     /// True if copies may go to the namespaces of Kubernetes itself.
     allow_protected: bool,
@@ -141,7 +139,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
 impl Controller for ConfigMapSyncs {
     type Kind = ConfigMapSync;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/configmapsync";
 
     async fn reconcile(&self, cx: &mut Context<ConfigMapSync>) -> Result<Outcome> {
         let plan = match self.plan(&cx.object) {
@@ -313,7 +311,7 @@ impl ConfigMapSyncs {
             // The semaphore is never closed.
             let _permit = self.copy_permits.acquire().await;
             let result = if cx.object.spec.orphans() {
-                self.copies.release(cx, &copy).await
+                self.copies.disown(cx, &copy).await
             } else {
                 self.copies.delete_owned(cx, &copy).await
             };

@@ -43,10 +43,8 @@ pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
 .with_uninstall_rank(20);
 /// Maximum of `digestSeconds`, as in the CRD.
 const MAX_DIGEST: u64 = 300;
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/contactpoint";
 
-pub struct ContactPoints<T> {
+pub(crate) struct ContactPoints<T> {
     pub(super) source: SecretSource,
     /// `--cluster-name`.
     pub(super) cluster: Option<String>,
@@ -215,7 +213,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
     type Kind = ContactPoint;
 
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/contactpoint";
     // TrackedFields and the queue wait for `ready`.
     const STATUS_CAN_WAIT: bool = false;
 

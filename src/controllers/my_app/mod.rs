@@ -27,7 +27,6 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use self::plan::PodPlan;
-pub(crate) use self::pod_state::MANAGER;
 use self::pod_state::{PodLifecycle, PodState};
 use self::status::{NODE_NOT_FOUND, NODE_NOT_READY, outcome_of};
 use crate::cli::RunConfig;
@@ -62,7 +61,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyApp>(
 )
 .with_uninstall_rank(50);
 
-pub struct MyApps {
+pub(crate) struct MyApps {
     pods: Arc<Children<Pod, PodState>>,
     /// Delays before a Pod that has ended is recreated.
     retries: Backoffs<ObjectKey>,
@@ -123,7 +122,7 @@ fn version(child: &KnownChild<PodState>) -> PodVersion {
 impl Controller for MyApps {
     type Kind = MyApp;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = pod_state::FIELD_MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
         let app = Arc::clone(&cx.object);

@@ -14,7 +14,7 @@ use super::build::{APP, BANNER, DesiredPod, Digested, SPEC_DIGEST, app_name};
 use crate::controllers::pod::{self, PodProblem};
 
 /// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/myapp";
+pub(crate) const FIELD_MANAGER: &str = "quartermaster/myapp";
 /// Reasons of a Pod that is starting.
 const STARTING: [&str; 4] = [
     PENDING,
@@ -120,7 +120,7 @@ impl PodState {
                 ];
                 managed_fields::is_owned_by_others(
                     pod.metadata.managed_fields.as_deref().unwrap_or_default(),
-                    MANAGER,
+                    FIELD_MANAGER,
                     &path,
                 )
             }),
@@ -475,7 +475,7 @@ mod tests {
         let managed = if edited {
             json!([entry("kubectl-set")])
         } else {
-            json!([entry(MANAGER)])
+            json!([entry(FIELD_MANAGER)])
         };
         let metadata = json!({ "name": "web-pod", "annotations": annotations, "managedFields": managed,
             // Fields that other clients may change.

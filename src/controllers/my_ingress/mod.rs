@@ -64,8 +64,6 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
 )
 // Load balancers are deleted before the apps, so that no load balancer sends traffic to a deleted app.
 .with_uninstall_rank(30);
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/myingress";
 
 pub(crate) struct MyIngresses<A> {
     executor: Executor<A>,
@@ -121,7 +119,7 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
 impl<A: Aws> Controller for MyIngresses<A> {
     type Kind = MyIngress;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/myingress";
     // The next reconcile reads the status as observed state.
     const STATUS_CAN_WAIT: bool = false;
 

@@ -402,8 +402,9 @@ impl<'a> Walker<'a> {
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
         self.take_step(Step::ConfirmOwner(OwnedResource::LoadBalancer))?;
         match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
+            // AWS rejects the deletion until a person changes something, such as the deletion protection.
             Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
-                return self.ensure_undeletable(found, error);
+                return self.keep_until_deletable(found, error);
             }
             deleted => deleted?,
         }
@@ -420,7 +421,11 @@ impl<'a> Walker<'a> {
 
     /// Ensures the listeners of a load balancer that AWS does not delete: until a person permits the deletion, traffic
     /// follows the nodes.
-    fn ensure_undeletable(&self, found: &'a LoadBalancer, error: AwsError) -> Walk<Converged<'a>> {
+    fn keep_until_deletable(
+        &self,
+        found: &'a LoadBalancer,
+        error: AwsError,
+    ) -> Walk<Converged<'a>> {
         let error = self.with_protection_hint(error, &found.arn);
         if self.desired.listeners.is_none() {
             return end_rejected(error);

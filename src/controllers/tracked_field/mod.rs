@@ -65,10 +65,8 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
 )
 // TrackedFields are deleted first, so that nobody is notified of the other deletions.
 .with_uninstall_rank(10);
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/trackedfield";
 
-pub struct TrackedFields<T> {
+pub(crate) struct TrackedFields<T> {
     /// Targets of all `TrackedField`s.
     pub(super) targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
@@ -507,7 +505,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     type Kind = TrackedField;
 
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/trackedfield";
     // The status has the history, which later steps rely on.
     const STATUS_CAN_WAIT: bool = false;
 

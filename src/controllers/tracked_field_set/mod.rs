@@ -80,8 +80,6 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
 )
 // The sets are deleted before the TrackedFields, which they would otherwise recreate.
 .with_uninstall_rank(5);
-/// Field manager of the controller's writes.
-pub(crate) const MANAGER: &str = "quartermaster/trackedfieldset";
 
 /// Maximum number of concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
@@ -90,7 +88,7 @@ const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 
-pub struct TrackedFieldSets<T> {
+pub(crate) struct TrackedFieldSets<T> {
     pub(super) index: Arc<SetIndex>,
     pub(super) children: Arc<Children<TrackedField, LiveChild>>,
     pub(super) sets: Objects<TrackedFieldSet>,
@@ -170,7 +168,7 @@ enum WriteResult {
 impl<T: Transport> Controller for TrackedFieldSets<T> {
     type Kind = TrackedFieldSet;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = MANAGER;
+    const FIELD_MANAGER: &'static str = "quartermaster/trackedfieldset";
 
     async fn reconcile(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Outcome> {
         let set = Arc::clone(&cx.object);

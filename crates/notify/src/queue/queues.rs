@@ -476,7 +476,7 @@ impl Queues {
     }
 
     /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message.
-    /// Returns whether the queues continue without `field` from now on.
+    /// Returns whether the queues continue without `field` from now on, or for another cause than before.
     pub fn write_rejected(
         &mut self,
         field: &ObjectKey,

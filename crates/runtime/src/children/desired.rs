@@ -153,7 +153,7 @@ impl<K> Default for Quirks<'_, K> {
 /// Desired state of a child that is applied server-side.
 pub struct Applied<'a, K> {
     owner: &'a Owner,
-    manager: &'static str,
+    field_manager: &'static str,
     drift: &'a Drift,
     quirks: Quirks<'a, K>,
     pub(super) key: ObjectKey,
@@ -171,7 +171,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     /// Creates the desired state from `object`: adds ownership and digest.
     pub(super) fn new(
         owner: &'a Owner,
-        manager: &'static str,
+        field_manager: &'static str,
         drift: &'a Drift,
         mut object: K,
         quirks: Quirks<'a, K>,
@@ -192,7 +192,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let sent = value(&object)?;
         Ok(Self {
             owner,
-            manager,
+            field_manager,
             drift,
             quirks,
             object,
@@ -236,7 +236,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     fn matches(&self, live: &K, matched: Option<&ConfirmedMatch>) -> bool {
         match matched.filter(|matched| matched.desired == self.digest) {
             Some(matched) => matched.values == self.projection(live).digest(),
-            None => fields::matches(&content(live), self.content(), managed(live), self.manager),
+            None => fields::matches(
+                &content(live),
+                self.content(),
+                managed(live),
+                self.field_manager,
+            ),
         }
     }
 
@@ -256,7 +261,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         // An object that cannot match the desired state is not adopted: it would be deleted with its owner.
         if *ownership == Ownership::Adoptable
             && let Err(kube::Error::Api(status)) =
-                write::try_apply(api, self.manager, &object).await
+                write::try_apply(api, self.field_manager, &object).await
             && write::is_immutable(&status)
         {
             let child = title::<K>(&self.key);
@@ -266,7 +271,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             .take_ownership(api, live, ownership, matched, has_drifted)
             .await?;
         let owned = owned.as_ref().unwrap_or(live);
-        let applied = write::apply(api, self.manager, &object).await;
+        let applied = write::apply(api, self.field_manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
             Ok(applied) if (self.quirks.ignored)(&self.object, &applied) => {
                 // A child that counted as applied would keep the old value until its next change.
@@ -309,7 +314,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         matched: Option<&ConfirmedMatch>,
         has_drifted: bool,
     ) -> Result<Option<K>> {
-        let (manager, released) = (self.manager, self.quirks.released);
+        let (manager, released) = (self.field_manager, self.quirks.released);
         let is_owned = *ownership == Ownership::Owned;
         let mut entries = None;
         let mut patch = json!({});
@@ -355,7 +360,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         entries: &[ManagedFieldsEntry],
     ) -> Result<K> {
         patch["managedFields"] = json!(entries);
-        let written = write::metadata(api, self.manager, live.meta(), patch).await;
+        let written = write::metadata(api, self.field_manager, live.meta(), patch).await;
         classified::<K, _>(&self.key, written)
     }
 
@@ -384,20 +389,20 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let conflicting = |field: &String| {
             managed_fields::conflicting_fields(
                 managed(live),
-                self.manager,
+                self.field_manager,
                 &object,
                 &self.sent,
                 field,
             )
         };
         let conflicting = rejected.iter().flat_map(conflicting).collect();
-        let Some(taken) = managed_fields::transfer(managed(live), self.manager, &conflicting)
+        let Some(taken) = managed_fields::transfer(managed(live), self.field_manager, &conflicting)
         else {
             return Ok(None);
         };
         let mut alone = self.object.clone();
         (self.quirks.clear_allocated)(&mut alone, live);
-        let tried = write::try_create(api, self.manager, alone).await;
+        let tried = write::try_create(api, self.field_manager, alone).await;
         match classified::<K, _>(&self.key, tried) {
             Ok(()) => Ok(Some(taken)),
             // Quota is checked after validation, so the object alone is valid.

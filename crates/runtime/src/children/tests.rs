@@ -38,7 +38,7 @@ fn children<S: ChildSummary>(
     let maps = Children {
         client,
         names: &NAMES,
-        manager: "example/test",
+        field_manager: "example/test",
         summary,
         watches_metadata: false,
         wake: Arc::new(wake),
@@ -405,7 +405,7 @@ async fn owned_child_alone_is_deleted_or_released(
     let answers = vec![live; requests.len()];
     let release = async {
         if stays {
-            maps.release(&cx, &key).await
+            maps.disown(&cx, &key).await
         } else {
             maps.delete_owned(&cx, &key).await
         }

@@ -30,7 +30,6 @@ use qm_runtime::watch::Index;
 use serde_json::{Value, from_value, json, to_value};
 use tower::{BoxError, service_fn};
 
-use super::super::MANAGER;
 use super::super::backends::Backends;
 use super::super::build::Desired;
 use super::super::execute::{Executor, StepError};
@@ -670,7 +669,7 @@ impl World {
             backends: Arc::new(backends),
         };
         let events = Events::new(client.clone(), "test", "qm-0").0;
-        let kind = KindContext::new(client, MANAGER, store, Trigger::default(), events);
+        let kind = KindContext::new(client, "test", store, Trigger::default(), events);
         (executor, kind)
     }
 }
