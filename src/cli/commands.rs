@@ -73,7 +73,8 @@ Examples:
 
 Exit codes:
   0  shown
-  1  more resources match than maxTargets allows, the set is wrong, or the cluster did not answer
+  1  a state is LeftOut or Conflict, the set is wrong or names a namespace or ContactPoint that
+     does not exist, or the cluster did not answer
   2  wrong usage";
 
 const TEST_AFTER_HELP: &str = "\

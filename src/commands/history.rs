@@ -122,8 +122,8 @@ fn rows(history: &[Entry]) -> Vec<Vec<Cell>> {
 /// Adds the column SENDS to the rows of entries. A row that names another subject is shorter.
 fn add_sends(rows: &mut [Vec<Cell>], history: &[Entry], when: &When) {
     let entries = rows.iter_mut().filter(|row| row.len() == COLUMNS.len());
-    for (row, sends) in entries.zip(sends(history, when)) {
-        row.push(sends_cell(&sends));
+    for ((row, entry), sends) in entries.zip(history).zip(sends(history, when)) {
+        row.push(sends_cell(entry, &sends));
     }
 }
 
@@ -183,6 +183,26 @@ mod tests {
             { "time": "2026-01-01T00:00:05Z", "action": "Created", "value": "0", "delivery": "Delivered", "subject": "Deployment/shop/api/replicas" },
         ]);
         insta::assert_snapshot!(drawn(all));
+    }
+
+    #[test]
+    fn quiet_first_value_is_never_sent() {
+        let history = json!([
+            { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1", "skipped": "Initial" },
+            { "time": "2026-01-01T00:00:01Z", "action": "Updated", "value": "2", "skipped": "When" },
+        ]);
+        let history: Vec<Entry> = serde_json::from_value(history).unwrap();
+        let when = When::parse("true").unwrap();
+        let shown: Vec<_> = sends(&history, &when).collect();
+        assert_eq!(shown, [Ok(false), Ok(true)]);
+        let mut rows = rows(&history);
+        add_sends(&mut rows, &history, &when);
+        let cells: Vec<_> = rows.iter().filter_map(|row| row.last()).collect();
+        let expected = [
+            Cell::new("no: initial is Quiet", Colour::Dim),
+            Cell::new("yes", Colour::Green),
+        ];
+        assert_eq!(cells, expected.iter().collect::<Vec<_>>());
     }
 
     #[test]

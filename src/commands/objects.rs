@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
 use kube::core::{DynamicObject, ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
-use qm_api::common::NAMES;
+use qm_api::common::{NAMES, WAITING};
 use qm_api::tracked_field::{Delivery, Entry, History, from_waiting, waiting};
 use qm_api::tracked_field_set::SET;
 use qm_core::conditions::READY;
@@ -83,7 +83,7 @@ pub(crate) struct ObjectSummary {
     pub(crate) kind: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Name of the set that owns a `TrackedField`.
+    /// Name of the set that owns a `TrackedField`. A report removes the name of a set that does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) set: Option<String>,
     pub(crate) state: ObjectState,
@@ -172,6 +172,7 @@ impl ObjectSummary {
         if let Some((reason, message)) = waiting {
             self.reason = reason.into();
             self.message = message.into();
+            self.since = annotated_at(&object.metadata, WAITING);
         }
         if let Some(oldest) = history.iter().find(|entry| entry.is_pending()) {
             let time = oldest.time.as_ref().map(|time| time.0);
@@ -256,6 +257,18 @@ pub(crate) fn set_of(metadata: &ObjectMeta) -> Option<String> {
     (is_here && *owner.name == **set).then(|| set.clone())
 }
 
+/// Returns when a client last wrote the annotation, by the metadata's `managedFields`.
+fn annotated_at(metadata: &ObjectMeta, annotation: &str) -> Option<jiff::Timestamp> {
+    let name = format!("f:{annotation}");
+    let mut writers = metadata.managed_fields.iter().flatten();
+    let writer = writers.find(|writer| {
+        let fields = writer.fields_v1.as_ref().map(|fields| &fields.0);
+        let annotations = fields.map(|fields| &fields["f:metadata"]["f:annotations"]);
+        annotations.is_some_and(|annotations| annotations.get(&name).is_some())
+    })?;
+    writer.time.as_ref().map(|time| time.0)
+}
+
 pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
     let mut kinds = kinds::KINDS.iter();
     kinds.any(|kind| kind.finalizer == Some(finalizer))
@@ -334,7 +347,6 @@ pub(crate) async fn ensure_kubernetes(client: &Client) -> anyhow::Result<()> {
 pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use qm_api::common::WAITING;
     use rstest::rstest;
     use serde_json::json;
 
@@ -464,6 +476,27 @@ pub(super) mod tests {
         let error = checked.err().map(|error| format!("{error:#}"));
         assert_eq!(error.is_none(), problem.is_empty(), "{error:?}");
         assert!(error.unwrap_or_default().contains(problem));
+    }
+
+    #[test]
+    fn waiting_tracked_field_has_the_time_of_its_annotation() {
+        let writer = |manager: &str, fields: Value, time: &str| {
+            json!({ "manager": manager, "operation": "Update", "fieldsType": "FieldsV1",
+                "fieldsV1": { "f:metadata": { "f:annotations": fields } }, "time": time })
+        };
+        let metadata = json!({
+            "annotations": { WAITING: "WhenInvalid: no such variable" },
+            "managedFields": [
+                writer("kubectl", json!({ ".": {} }), "2026-01-01T00:00:00Z"),
+                writer("quartermaster", json!({ format!("f:{WAITING}"): {} }), "2026-01-02T00:00:00Z"),
+            ],
+        });
+        let status = json!([{ "action": "Created", "value": "1", "delivery": "Delivered" }]);
+        let object = object(
+            "trackedfield",
+            &json!({ "metadata": metadata, "status": status }),
+        );
+        assert_eq!(object.since, "2026-01-02T00:00:00Z".parse().ok());
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The report of `status`, as JSON and as text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::{io, slice};
 
+use kube::Resource as _;
+use qm_api::TrackedFieldSet;
 use qm_runtime::outcome::SUSPENDED;
 use serde::Serialize;
 
@@ -71,6 +73,7 @@ impl StatusReport {
         snapshot.objects.sort_by(|a, b| {
             (&a.namespace, &a.kind, &a.name).cmp(&(&b.namespace, &b.kind, &b.name))
         });
+        snapshot.forget_deleted_sets();
         snapshot.unchecked = unchecked(&snapshot.admission_policies, &snapshot.objects);
         Self {
             operator,
@@ -218,6 +221,29 @@ impl StatusReport {
     }
 }
 
+impl ClusterSnapshot {
+    /// Removes the set of each `TrackedField` whose set does not exist, unless the user may not list sets.
+    fn forget_deleted_sets(&mut self) {
+        let plural = TrackedFieldSet::plural(&());
+        if self.forbidden_kinds.iter().any(|it| it.name == plural) {
+            return;
+        }
+        let kind = TrackedFieldSet::kind(&());
+        let sets: HashSet<_> = self
+            .objects
+            .iter()
+            .filter(|it| it.kind == kind)
+            .map(|it| (it.namespace.clone(), it.name.clone()))
+            .collect();
+        for object in &mut self.objects {
+            let namespace = &object.namespace;
+            object
+                .set
+                .take_if(|set| !sets.contains(&(namespace.clone(), set.clone())));
+        }
+    }
+}
+
 /// Returns a line for each set about its `TrackedField`s that have no problem. A set may have thousands of them.
 fn healthy_children(objects: &[ObjectSummary]) -> Vec<String> {
     let mut states = BTreeMap::<_, Vec<ObjectState>>::new();
@@ -314,6 +340,7 @@ fn oldest(objects: &[ObjectSummary]) -> Option<&ObjectSummary> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use qm_api::tracked_field_set::SET;
     use serde_json::{Value, json};
 
     use super::*;
@@ -349,6 +376,42 @@ mod tests {
             report.summary.text(),
             "3 objects: 1 ready, 0 not ready, 1 terminating, 1 not observed"
         );
+    }
+
+    #[test]
+    fn tracked_fields_of_a_deleted_set_are_on_their_own() {
+        let child = |name: &str, set: &str| {
+            let owner = json!([{ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet", "name": set, "uid": "1",
+                "controller": true }]);
+            let metadata = json!({ "namespace": "ops", "name": name, "labels": { SET: set }, "ownerReferences": owner });
+            object(
+                "trackedfield",
+                &metadata,
+                &json!([{ "action": "Created", "value": "1" }]),
+            )
+        };
+        let objects = || {
+            let set = json!({ "namespace": "ops", "name": "all" });
+            let set = object("trackedfieldset", &set, &json!(null));
+            vec![set, child("a", "all"), child("b", "deleted")]
+        };
+        let report = report(objects());
+        assert_eq!(
+            healthy_children(&report.snapshot.objects),
+            ["TrackedFields of the set all in ops: 1 ready"]
+        );
+
+        let forbidden = UnavailableKind {
+            name: "trackedfieldsets".into(),
+            message: "forbidden".into(),
+        };
+        let mut unknown = ClusterSnapshot {
+            objects: objects(),
+            forbidden_kinds: vec![forbidden],
+            ..ClusterSnapshot::default()
+        };
+        unknown.forget_deleted_sets();
+        assert_eq!(healthy_children(&unknown.objects).len(), 2);
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub mod config_map_sync;
 pub mod contact_point;
 pub mod my_app;
 pub mod my_ingress;
-mod nearest;
 mod notifications;
 pub mod pod;
 mod reasons;

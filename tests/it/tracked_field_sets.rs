@@ -379,7 +379,9 @@ async fn limits_and_quotas_are_reported_and_the_rest_is_served() {
     bed.children_of("few", &["a", "b"]).await;
     let message = bed.set_reads("few", "TooManyTargets").await;
     assert!(
-        message.starts_with("4 resources are selected, and 2 of them are not tracked"),
+        message.starts_with(
+            "4 resources are selected, and 2 are not tracked: raise spec.maxTargets to 4, or"
+        ),
         "{message}"
     );
     // Targets that have a child keep it.

@@ -6,6 +6,7 @@
 pub mod conditions;
 pub mod kind;
 pub mod names;
+pub mod nearest;
 pub mod readiness;
 pub mod schema;
 pub mod shared;

@@ -1,6 +1,6 @@
 //! Cells of a timeline: what each column shows of an entry.
 
-use qm_api::tracked_field::{ChangeAction, Delivery, Entry, TargetReference};
+use qm_api::tracked_field::{ChangeAction, Delivery, Entry, Skipped, TargetReference};
 use qm_notify::history;
 use qm_notify::when::When;
 
@@ -17,19 +17,26 @@ pub(super) fn target_name(target: &TargetReference) -> String {
     }
 }
 
-/// Returns for each entry whether `when` sends a message: always for a merged one.
+/// Returns for each entry whether `when` sends a message: always for a merged one, never for a quiet first value.
 pub(super) fn sends<'a>(
     history: &'a [Entry],
     when: &'a When,
 ) -> impl Iterator<Item = Result<bool, String>> + 'a {
     (0..history.len()).map(move |at| match history::newest(&history[..=at]) {
+        Some((entry, _)) if is_quiet(entry) => Ok(false),
         Some((entry, previous)) if entry.merged.is_none() => when.evaluate(entry, previous),
         _ => Ok(true),
     })
 }
 
-pub(super) fn sends_cell(sends: &Result<bool, String>) -> Cell {
+/// Returns whether the entry is a first value that `spec.initial` keeps quiet, whatever `spec.when` is.
+fn is_quiet(entry: &Entry) -> bool {
+    entry.skipped == Some(Skipped::Initial)
+}
+
+pub(super) fn sends_cell(entry: &Entry, sends: &Result<bool, String>) -> Cell {
     match sends {
+        Ok(false) if is_quiet(entry) => Cell::new("no: initial is Quiet", Colour::Dim),
         Ok(true) => Cell::new("yes", Colour::Green),
         Ok(false) => Cell::new("no", Colour::Dim),
         Err(error) => Cell::new(format!("yes: {error}"), Colour::Yellow),

@@ -229,6 +229,6 @@ fn row(recorded: &RecordedEntry, has_fields: bool) -> Vec<Cell> {
         delivery(entry),
         changed_by(entry).into(),
     ]);
-    row.extend(sends.as_ref().map(sends_cell));
+    row.extend(sends.as_ref().map(|sends| sends_cell(entry, sends)));
     row
 }

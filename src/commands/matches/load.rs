@@ -24,7 +24,9 @@ pub(super) async fn load(client: &Client, args: &MatchesArgs) -> anyhow::Result<
     let Some(file) = &args.file else {
         let namespace = args.namespace.as_deref().unwrap_or(default);
         let name = args.name.as_deref().unwrap_or_default();
-        return find::get(client, namespace, name, &args.cluster).await;
+        let set: TrackedFieldSet = find::get(client, namespace, name, &args.cluster).await?;
+        check_spec(&set).with_context(|| format!("tfs/{name} in {namespace}"))?;
+        return Ok(set);
     };
     let shown = file.display();
     let mut set = parse(&read(file)?).with_context(|| format!("{shown}"))?;
@@ -86,9 +88,17 @@ fn parse(text: &str) -> anyhow::Result<TrackedFieldSet> {
         !set.spec.fields.is_empty(),
         "write spec.fields, such as fields: [image]"
     );
-    check(&set.spec)
-        .map_err(|outcome| anyhow::anyhow!("{}: {}", outcome.reason, outcome.message))?;
+    ensure!(
+        !set.spec.template.contact_point.is_empty(),
+        "write spec.template.contactPoint, the name of a ContactPoint"
+    );
+    check_spec(&set)?;
     Ok(set)
+}
+
+/// Checks the spec as the operator does. The operator creates nothing for a set that fails.
+fn check_spec(set: &TrackedFieldSet) -> anyhow::Result<()> {
+    check(&set.spec).map_err(|outcome| anyhow::anyhow!("{}: {}", outcome.reason, outcome.message))
 }
 
 /// Returns the path of a field of `written` that the parsed set lacks, if any. A misspelt selector would select every
@@ -146,6 +156,10 @@ mod tests {
         "spec: {target: {kind: Deployment}, template: {contactPoint: hook}}",
         Some("write spec.fields, such as fields: [image]")
     )]
+    #[case::without_contact_point(
+        "spec: {target: {kind: Deployment}, fields: [image]}",
+        Some("write spec.template.contactPoint, the name of a ContactPoint")
+    )]
     #[case::two(
         "---\nkind: ConfigMap\n",
         Some("write one TrackedFieldSet: the file has 2 objects")
@@ -168,11 +182,19 @@ mod tests {
         assert_eq!(parse(text).unwrap_err().to_string(), message);
     }
 
-    #[test]
-    fn invalid_field_is_named() {
-        let spec =
-            "spec: {target: {kind: Deployment}, fields: [imag], template: {contactPoint: hook}}";
+    #[rstest]
+    #[case::field("fields: [imag], template: {contactPoint: hook}", "FieldNotFound: ")]
+    #[case::context(
+        "fields: [image], template: {contactPoint: hook, context: {owner: '{.a['}}",
+        "PathInvalid: spec.template.context.owner: \"{.a[\": "
+    )]
+    #[case::when(
+        "fields: [image], template: {contactPoint: hook, when: 'a ='}",
+        "WhenInvalid: spec.template.when: "
+    )]
+    fn invalid_spec_is_named(#[case] rest: &str, #[case] expected: &str) {
+        let spec = format!("spec: {{target: {{kind: Deployment}}, {rest}}}");
         let error = parse(&format!("{HEAD}{spec}")).unwrap_err().to_string();
-        assert!(error.starts_with("FieldNotFound: "), "{error}");
+        assert!(error.starts_with(expected), "{error}");
     }
 }

@@ -26,6 +26,7 @@ use crate::controllers::tracked_field_set::child::{Seniority, seniority};
 use crate::controllers::tracked_field_set::selection::{SelectedNamespaces, Selection};
 
 mod load;
+mod names;
 mod plan;
 
 const COLUMNS: [&str; 5] = ["NAMESPACE", "NAME", "FIELD", "STATE", "TRACKEDFIELD"];
@@ -45,19 +46,21 @@ pub(crate) async fn run(
     let targets = targets(&client, &selection, &resolved).await?;
     let fields = fields(&client, &namespace).await?;
     let seniorities = seniorities(&client, &namespace).await?;
+    let problems = names::problems(&client, &set, &targets).await?;
     let plan = plan::plan(&set, &selection.resource, targets, &fields, &seniorities);
     match args.output {
         Output::Json => {
             let summary = json!({ "targets": plan.targets, "leftOut": plan.left_out, "maxTargets": plan.max_targets });
-            let shown = json!({ "namespace": namespace, "name": set.name_any(), "matches": plan.matches, "summary": summary });
+            let shown = json!({ "namespace": namespace, "name": set.name_any(), "matches": plan.matches, "problems": problems, "summary": summary });
             out.json(&shown)?;
         }
-        Output::Table => print(&set, &plan, out)?,
+        Output::Table => print(&set, &plan, &problems, out)?,
     }
-    Ok(if plan.left_out > 0 {
-        ExitCode::FAILURE
-    } else {
+    let is_complete = plan.is_complete() && problems.is_empty();
+    Ok(if is_complete {
         ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -149,7 +152,12 @@ async fn seniorities(
     }
 }
 
-fn print(set: &TrackedFieldSet, plan: &MatchPlan, out: &mut Printer) -> io::Result<()> {
+fn print(
+    set: &TrackedFieldSet,
+    plan: &MatchPlan,
+    problems: &[String],
+    out: &mut Printer,
+) -> io::Result<()> {
     if !plan.matches.is_empty() {
         let rows: Vec<_> = plan.matches.iter().map(row).collect();
         out.table(&COLUMNS, &rows)?;
@@ -157,6 +165,9 @@ fn print(set: &TrackedFieldSet, plan: &MatchPlan, out: &mut Printer) -> io::Resu
     }
     if set.spec.suspend == Some(true) {
         out.line("The set is suspended: the operator creates and deletes nothing.")?;
+    }
+    for problem in problems {
+        out.line(problem)?;
     }
     out.line(totals(plan))
 }
@@ -183,9 +194,10 @@ fn totals(plan: &MatchPlan) -> String {
     }
     if plan.left_out > 0 {
         text = format!(
-            "{text}; {} left out: raise maxTargets ({}), or select fewer",
+            "{text}; {} left out: raise spec.maxTargets from {} to {}, or select fewer",
             count(plan.left_out, "resource is", "resources are"),
-            plan.max_targets
+            plan.max_targets,
+            plan.needed_targets
         );
     }
     text

@@ -110,9 +110,16 @@ pub(super) struct MatchPlan {
     pub(super) left_out: usize,
     /// Value of `maxTargets`.
     pub(super) max_targets: usize,
+    /// Value of `maxTargets` that leaves out no resource.
+    pub(super) needed_targets: usize,
 }
 
 impl MatchPlan {
+    /// Returns whether the set can track every selected resource.
+    pub(super) fn is_complete(&self) -> bool {
+        self.left_out == 0 && self.number(MatchState::Conflict) == 0
+    }
+
     pub(super) fn number(&self, state: MatchState) -> usize {
         self.matches.iter().filter(|it| it.state == state).count()
     }
@@ -134,6 +141,7 @@ pub(super) fn plan(
         targets: targets.len(),
         left_out: 0,
         max_targets,
+        needed_targets: 0,
     };
     let by_target: Vec<Vec<MatchedField>> = targets
         .into_iter()
@@ -144,6 +152,8 @@ pub(super) fn plan(
         Demand::of(uncovered.map(|it| it.state == MatchState::Tracked))
     };
     let demands: Vec<_> = by_target.iter().map(demand).collect();
+    let needs_slot = |demand: &&Demand| **demand != Demand::Nothing;
+    plan.needed_targets = demands.iter().filter(needs_slot).count();
     let mut needed = HashSet::new();
     for (mut matches, is_left_out) in by_target
         .into_iter()
@@ -286,6 +296,13 @@ mod tests {
         targets: &[&str],
         fields: &[Stored],
     ) -> (Vec<(String, MatchState)>, usize) {
+        let plan = whole_plan(set, targets, fields);
+        let states = plan.matches.iter();
+        let states = states.map(|it| (it.name.clone(), it.state));
+        (states.collect(), plan.left_out)
+    }
+
+    fn whole_plan(set: &TrackedFieldSet, targets: &[&str], fields: &[Stored]) -> MatchPlan {
         let resource = ResourceName {
             api_version: "apps/v1".into(),
             plural: "deployments".into(),
@@ -300,16 +317,23 @@ mod tests {
             stored("younger", "2026-01-03T00:00:00Z"),
         ];
         let targets = targets.iter().map(|name| ObjectKey::new("ops", name));
-        let plan = plan(
+        plan(
             set,
             &resource,
             targets.collect(),
             fields,
             &seniorities.into(),
-        );
-        let states = plan.matches.iter();
-        let states = states.map(|it| (it.name.clone(), it.state));
-        (states.collect(), plan.left_out)
+        )
+    }
+
+    #[test]
+    fn covered_resources_do_not_count_towards_the_sufficient_number() {
+        let fields = [field("z", "z", Some("all")), field("a", "a", None)];
+        let set = set(&json!({ "maxTargets": 2 }));
+        let plan = whole_plan(&set, &["a", "b", "c", "d", "z"], &fields);
+        assert_eq!((plan.left_out, plan.needed_targets), (2, 4));
+        assert!(!plan.is_complete());
+        assert!(whole_plan(&set, &["a", "b", "z"], &fields).is_complete());
     }
 
     #[test]
@@ -392,7 +416,8 @@ mod tests {
             plural: "deployments".into(),
         };
         let name = child::name("all", &resource, &ObjectKey::new("ops", "a"), "replicas");
-        let (states, _) = planned(&set(&json!({})), &["a"], &[field(&name, "b", None)]);
-        assert_eq!(states, [("a".to_owned(), MatchState::Conflict)]);
+        let plan = whole_plan(&set(&json!({})), &["a"], &[field(&name, "b", None)]);
+        assert_eq!(plan.matches[0].state, MatchState::Conflict);
+        assert!(!plan.is_complete());
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kube::ResourceExt as _;
 use qm_api::ContactPoint;
 use qm_core::conditions;
+use qm_core::nearest::nearest;
 use qm_notify::Transport;
 use qm_notify::queue::Outbox;
 use qm_runtime::ObjectKey;
@@ -14,7 +15,6 @@ use qm_runtime::outcome::SUSPENDED;
 
 use super::waiting::WaitingReason;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
-use crate::controllers::nearest::nearest;
 
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {

@@ -10,11 +10,10 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use qm_api::tracked_field::{
     BUILT_IN_KINDS, GROUP, OWN_KINDS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, TargetReference,
 };
+use qm_core::nearest::nearest;
 use qm_core::shared;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::watch::ResourceName;
-
-use crate::controllers::nearest::nearest;
 
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

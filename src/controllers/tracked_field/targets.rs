@@ -290,7 +290,7 @@ impl Targets {
     ) -> Result<Option<FollowedTarget>, TrackError> {
         let selectors = Selectors::compile(&object.spec).map_err(|error| WaitingReason::Field {
             reason: error.reason(),
-            message: error.to_string(),
+            message: error.message("spec.context"),
         })?;
         let Some((tracked, resolved)) = self.target(object)? else {
             return Ok(None);

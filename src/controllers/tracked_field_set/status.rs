@@ -84,8 +84,9 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
             field,
             Initial::Quiet,
         );
-        Selectors::compile(&child)
-            .map_err(|error| Outcome::failed(error.reason(), error.to_string()))?;
+        Selectors::compile(&child).map_err(|error| {
+            Outcome::failed(error.reason(), error.message("spec.template.context"))
+        })?;
     }
     if let Some(template) = &spec.template.template {
         message::check_template(template).map_err(|error| {
@@ -151,19 +152,27 @@ pub(super) fn rejected(rejections: &Rejections) -> Option<Outcome> {
     Some(Outcome::failed(first.reason.clone(), message))
 }
 
+/// Reports a set that names namespaces that do not exist.
+pub(crate) fn namespaces_not_found(missing: &[&str]) -> Outcome {
+    let message = format!(
+        "namespaces not found: {}; create them, or correct spec.target.namespaces.names",
+        missing.join(", ")
+    );
+    Outcome::failed(NAMESPACE_NOT_FOUND, message)
+}
+
 /// Reports a set of which no write failed. `missing` are namespaces that the spec names and that do not exist;
 /// `remaining` is the number of writes that a later reconcile makes.
 pub(super) fn matched(targets: usize, plan: &Plan, missing: &[&str], remaining: usize) -> Outcome {
     if !missing.is_empty() {
-        let message = format!(
-            "namespaces not found: {}; create them, or correct spec.target.namespaces.names",
-            missing.join(", ")
-        );
-        Outcome::failed(NAMESPACE_NOT_FOUND, message)
+        namespaces_not_found(missing)
     } else if !plan.left_out.is_empty() {
+        let left_out = plan.left_out.len();
+        let tracked = plan.desired.values().filter(|it| it.takes_slot).count();
+        let are = if left_out == 1 { "is" } else { "are" };
         let message = format!(
-            "{targets} resources are selected, and {} of them are not tracked: raise spec.maxTargets, or select fewer",
-            plan.left_out.len()
+            "{targets} resources are selected, and {left_out} {are} not tracked: raise spec.maxTargets to {}, or select fewer",
+            tracked + left_out
         );
         Outcome::failed(TOO_MANY_TARGETS, message)
     } else if remaining > 0 {
@@ -188,5 +197,68 @@ pub(super) fn matched(targets: usize, plan: &Plan, missing: &[&str], remaining: 
             "resources: {targets}, TrackedFields: {}{by_others}",
             plan.desired.len()
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::collections::{BTreeSet, HashMap};
+    use std::time::Instant;
+
+    use qm_runtime::Revision;
+    use rstest::rstest;
+
+    use super::super::plan::DesiredField;
+    use super::*;
+
+    /// Returns a plan with a child of two fields for each of the tracked targets.
+    fn plan(tracked: usize, left_out: usize) -> Plan {
+        let desired = (0..tracked).flat_map(|at| {
+            let target = ObjectKey::new("ops", &format!("tracked-{at}"));
+            (0..2).map(move |field| {
+                let desired = DesiredField {
+                    target: target.clone(),
+                    field,
+                    initial: Initial::Quiet,
+                    takes_slot: field == 0,
+                    checked: None,
+                    is_contested: false,
+                };
+                (ObjectKey::new("ops", &format!("{at}-{field}")), desired)
+            })
+        });
+        let left_out = (0..left_out).map(|at| ObjectKey::new("ops", &format!("left-out-{at}")));
+        Plan {
+            revision: Revision::default(),
+            compared: Instant::now(),
+            desired: desired.collect(),
+            covered: HashMap::new(),
+            left_out: left_out.collect::<BTreeSet<_>>(),
+        }
+    }
+
+    #[rstest]
+    #[case::one(
+        4,
+        1,
+        "5 resources are selected, and 1 is not tracked: raise spec.maxTargets to 5, or select fewer"
+    )]
+    #[case::several(
+        1,
+        2,
+        "3 resources are selected, and 2 are not tracked: raise spec.maxTargets to 3, or select fewer"
+    )]
+    fn sufficient_number_of_targets_is_named(
+        #[case] tracked: usize,
+        #[case] left_out: usize,
+        #[case] expected: &str,
+    ) {
+        let outcome = matched(tracked + left_out, &plan(tracked, left_out), &[], 0);
+        assert_eq!(
+            (&*outcome.reason, &*outcome.message),
+            (TOO_MANY_TARGETS, expected)
+        );
     }
 }

@@ -180,6 +180,12 @@ async fn history_of_a_set_has_the_newest_entries_of_all_children() {
         .collect();
     assert_eq!(sends, ["no", "yes", "yes"], "{text}");
 
+    let output = run.ends(1, &["history", "all", "-n", here]).await;
+    assert!(
+        output.contains("there is no TrackedField all in namespace")
+            && output.ends_with("; there is tfs/all\n"),
+        "{output}"
+    );
     let output = run.ends(1, &["history", "tfs/al", "-n", here]).await;
     assert!(
         output.contains("there is no TrackedFieldSet al in namespace")

@@ -125,7 +125,7 @@ async fn matches_agrees_with_the_operator() {
     );
     assert_eq!(
         last(&output),
-        "2 resources match: 1 tracked, 1 leaving; 1 resource is left out: raise maxTargets (1), or select fewer"
+        "2 resources match: 1 tracked, 1 leaving; 1 resource is left out: raise spec.maxTargets from 1 to 2, or select fewer"
     );
     let json: Value = serde_json::from_str(
         &run.ends(1, &[&from_file[..], &["-o", "json"]].concat())
@@ -176,6 +176,7 @@ async fn matches_follows_labels_and_needs_the_permissions_of_an_author() {
     });
     bed.create::<TrackedFieldSet>("prod", json!({ "spec": spec }))
         .await;
+    bed.webhook("hook", "http://127.0.0.1:9/").await;
     let run = Run::on(&bed);
     let named = ["matches", "prod", "-n", here];
     let output = run.ends(0, &named).await;
@@ -265,6 +266,32 @@ async fn wrong_set_is_named() {
     assert!(
         output.contains("unknown field spec.target.name"),
         "{output}"
+    );
+
+    // A stored set is checked too, and so are the names in it.
+    let spec = |namespace: &str, when: &str| {
+        json!({
+            "target": { "kind": "Deployment", "namespaces": { "names": [namespace] } },
+            "fields": ["replicas"],
+            "template": { "contactPoint": "hock", "when": when },
+        })
+    };
+    let stored = json!({ "spec": spec(here, "valu == '1'") });
+    bed.create::<TrackedFieldSet>("stored", stored).await;
+    let named = ["matches", "tfs/stored", "-n", here];
+    let output = run.ends(1, &named).await;
+    let message = format!("error: tfs/stored in {here}: WhenInvalid: spec.template.when: ");
+    assert!(output.starts_with(&message), "{output}");
+    bed.patch::<TrackedFieldSet>("stored", json!({ "spec": spec("matches-nowhere", "true") }))
+        .await;
+    let output = run.ends(1, &named).await;
+    assert_eq!(
+        output,
+        format!(
+            "NamespaceNotFound: namespaces not found: matches-nowhere; create them, or correct spec.target.namespaces.names\n\
+             ContactPointNotFound: \"hock\" not found; create the ContactPoint in namespace {here}\n\
+             0 resources match\n"
+        )
     );
 
     let output = run.ends(1, &["matches", "tfs/nowhere", "-n", here]).await;

@@ -2,8 +2,11 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use qm_core::nearest::nearest;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_ignored::Path;
 use serde_json::Value;
@@ -17,6 +20,8 @@ pub const MAX_BYTES: usize = 64 * 1024;
 pub const MAX_OBJECTS: usize = 1000;
 /// Maximum size of the message about an invalid value, which may quote that value.
 const MAX_ERROR: usize = 1024;
+/// Fields of a Pod that a `PodTemplateSpec` and a `PodSpec` lack.
+const OF_A_POD: [&str; 3] = ["apiVersion", "kind", "status"];
 /// Version of the `PodTemplateSpec`.
 const VERSION: &str = "1.33";
 
@@ -115,15 +120,75 @@ fn count_objects(value: &Value) -> usize {
 fn unknown_field(path: &Path<'_>) -> String {
     let mut text = PATH.to_owned();
     push(&mut text, path);
-    let name = text.strip_prefix(PATH).unwrap_or_default();
-    if name.matches(['.', '[']).count() == 1 {
-        format!(
-            "{text}: unknown field: a PodTemplateSpec has metadata and spec, so write it as {PATH}.spec{name}"
-        )
-    } else {
-        format!(
-            "{text}: unknown field: write a field that a PodTemplateSpec of Kubernetes {VERSION} has"
-        )
+    let unknown = format!("{text}: unknown field");
+    let Path::Map { parent, key } = path else {
+        return unknown;
+    };
+    let mut parent_text = String::new();
+    push(&mut parent_text, parent);
+    if !parent_text.is_empty() {
+        return match nearest(key, known_fields(&parent_text).iter().copied()) {
+            Some(name) => format!("{unknown}: write {name}"),
+            None => format!(
+                "{unknown}: write a field that a PodTemplateSpec of Kubernetes {VERSION} has"
+            ),
+        };
+    }
+    let own = ["metadata", "spec"];
+    let names = fields_of::<PodSpec>().iter().copied().chain(own);
+    let similar = nearest(key, names).filter(|_| !OF_A_POD.contains(&key.as_str()));
+    match similar {
+        Some(name) if own.contains(&name) => format!("{unknown}: write {name}"),
+        Some(name) => format!(
+            "{unknown}: a PodTemplateSpec has metadata and spec, so write it as {PATH}.spec.{name}"
+        ),
+        None => format!("{text}: remove it: a PodTemplateSpec has only metadata and spec"),
+    }
+}
+
+/// Returns the names of the fields at a path of a `PodTemplateSpec`; none for a path where typos are rare.
+fn known_fields(path: &str) -> &'static [&'static str] {
+    let without_indexes: String = path.split(['[', ']']).step_by(2).collect();
+    match without_indexes.trim_start_matches('.') {
+        "metadata" => fields_of::<ObjectMeta>(),
+        "spec" => fields_of::<PodSpec>(),
+        "spec.volumes" => fields_of::<Volume>(),
+        "spec.containers" | "spec.initContainers" => fields_of::<Container>(),
+        _ => &[],
+    }
+}
+
+/// Returns the names of the fields of a struct.
+fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    let mut names: &[_] = &[];
+    // The deserializer has no value, so an error is certain.
+    let _ = T::deserialize(FieldNames(&mut names));
+    names
+}
+
+/// A deserializer that only records the names of a struct's fields.
+struct FieldNames<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for FieldNames<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(serde::de::Error::custom("there is no value"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
 
@@ -194,9 +259,16 @@ mod tests {
     }
 
     #[rstest]
-    #[case::typo(json!({ "spec": { "contaienrs": [] } }), "spec.podOverrides.spec.contaienrs: unknown field: write a field")]
-    #[case::typo_in_a_list(json!({ "spec": { "containers": [{ "name": "a" }, { "name": "b", "volumeMount": 1 }] } }), "spec.podOverrides.spec.containers[1].volumeMount: unknown field")]
+    #[case::typo(json!({ "spec": { "contaienrs": [] } }), "spec.podOverrides.spec.contaienrs: unknown field: write containers")]
+    #[case::typo_in_a_list(json!({ "spec": { "containers": [{ "name": "a" }, { "name": "b", "volumeMount": 1 }] } }), "spec.podOverrides.spec.containers[1].volumeMount: unknown field: write volumeMounts")]
+    #[case::case(json!({ "spec": { "containers": [{ "name": "a", "imagePullpolicy": "Always" }] } }), "spec.podOverrides.spec.containers[0].imagePullpolicy: unknown field: write imagePullPolicy")]
+    #[case::other(json!({ "spec": { "xyz": 1 } }), "spec.podOverrides.spec.xyz: unknown field: write a field that a PodTemplateSpec of Kubernetes 1.33 has")]
+    #[case::typo_at_the_top(json!({ "container": [] }), "spec.podOverrides.container: unknown field: a PodTemplateSpec has metadata and spec, so write it as spec.podOverrides.spec.containers")]
     #[case::pod_spec(json!({ "containers": [] }), "spec.podOverrides.containers: unknown field: a PodTemplateSpec has metadata and spec, so write it as spec.podOverrides.spec.containers")]
+    #[case::metadata(json!({ "metdata": {} }), "spec.podOverrides.metdata: unknown field: write metadata")]
+    #[case::nothing_similar(json!({ "xyz": {} }), "spec.podOverrides.xyz: remove it: ")]
+    #[case::status(json!({ "status": {} }), "spec.podOverrides.status: remove it: a PodTemplateSpec has only metadata and spec")]
+    #[case::kind(json!({ "kind": "Pod", "spec": {} }), "spec.podOverrides.kind: remove it: ")]
     #[case::type_(json!({ "spec": { "containers": [{ "name": "a", "env": "B=c" }] } }), "spec.podOverrides.spec.containers[0].env: invalid type: string \"B=c\", expected")]
     #[case::number(json!({ "spec": { "terminationGracePeriodSeconds": "30" } }), "spec.podOverrides.spec.terminationGracePeriodSeconds: invalid type: string \"30\", expected i64")]
     #[case::port(json!({ "spec": { "containers": [{ "ports": [{ "containerPort": 5_000_000_000_i64 }] }] } }), "spec.podOverrides.spec.containers[0].ports[0].containerPort: invalid value")]

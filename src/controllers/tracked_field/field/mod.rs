@@ -63,13 +63,18 @@ pub struct Selectors {
 
 impl Selectors {
     /// Compiles the fields of a spec.
-    pub(crate) fn compile(spec: &TrackedFieldSpec) -> Result<Self, FieldError> {
-        let compile = |field: &str| FieldSelector::compile(&spec.target.kind, field);
+    pub(crate) fn compile(spec: &TrackedFieldSpec) -> Result<Self, SelectorError> {
+        let compile = |context: Option<&String>, field: &str| {
+            FieldSelector::compile(&spec.target.kind, field).map_err(|error| SelectorError {
+                context: context.cloned(),
+                error,
+            })
+        };
         let context = spec.notification.context.iter();
         Ok(Self {
-            field: compile(&spec.field)?,
+            field: compile(None, &spec.field)?,
             context: context
-                .map(|(name, path)| Ok((name.clone(), compile(path)?)))
+                .map(|(name, path)| Ok((name.clone(), compile(Some(name), path)?)))
                 .collect::<Result<_, _>>()?,
         })
     }
@@ -94,6 +99,29 @@ impl From<FieldSelector> for Selectors {
 impl Hash for FieldSelector {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.text.hash(state);
+    }
+}
+
+/// Field of a spec that cannot be looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SelectorError {
+    /// Name in the context; `None` for the tracked field.
+    context: Option<String>,
+    error: FieldError,
+}
+
+impl SelectorError {
+    /// Returns the reason for conditions, Events and the waiting annotation.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.error.reason()
+    }
+
+    /// Returns the message. `context` is the path of the context, such as `spec.context`.
+    pub(crate) fn message(&self, context: &str) -> String {
+        match &self.context {
+            Some(name) => format!("{context}.{name}: {}", self.error),
+            None => self.error.to_string(),
+        }
     }
 }
 

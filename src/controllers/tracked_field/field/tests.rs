@@ -378,3 +378,20 @@ fn word_compiles_for_the_kinds_that_admission_accepts(#[case] kind: &str) {
         );
     }
 }
+
+#[rstest]
+#[case::field("{.a[", json!({}), "\"{.a[\": ")]
+#[case::context("{.a}", json!({ "owner": "{.b[" }), "spec.context.owner: \"{.b[\": ")]
+fn invalid_field_of_the_context_is_named(
+    #[case] field: &str,
+    #[case] context: Value,
+    #[case] expected: &str,
+) {
+    let target = json!({ "kind": "ConfigMap", "namespace": "a", "name": "b" });
+    let spec =
+        json!({ "target": target, "field": field, "contactPoint": "hook", "context": context });
+    let error = Selectors::compile(&serde_json::from_value(spec).unwrap()).unwrap_err();
+    let message = error.message("spec.context");
+    assert_eq!(error.reason(), "PathInvalid");
+    assert!(message.starts_with(expected), "{message}");
+}

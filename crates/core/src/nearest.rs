@@ -1,7 +1,7 @@
 //! The name that a user probably meant.
 
 /// Returns the most similar name, if any is similar.
-pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
     scored
         .filter(|(score, _)| *score >= 0.5)
