@@ -2,7 +2,11 @@
 
 /// Returns the most similar name, if any is similar.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
+    let name = name.to_ascii_lowercase();
+    let scored = names.map(|other| {
+        let score = strsim::normalized_damerau_levenshtein(&name, &other.to_ascii_lowercase());
+        (score, other)
+    });
     scored
         .filter(|(score, _)| *score >= 0.5)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -13,10 +13,12 @@ use cel::parser::pratt_parser::TokenKind;
 use cel::parser::{ParseError, PrattParser};
 use cel::{Context, Env, ExecutionError, Value};
 use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
+use qm_core::nearest::nearest;
 use regex_lite::{Regex, RegexBuilder};
 
 use self::functions::{NO_VALUE, map, number, tag, text, version};
 use self::source::Source;
+use self::types::NAMESPACE;
 
 mod functions;
 mod source;
@@ -34,8 +36,6 @@ const MAX_REGEXES: usize = 64 * 1024;
 /// Maximum size of a text that a regular expression is applied to, in bytes: operators can join many values.
 const MAX_MATCHED: usize = KEPT_BYTES;
 
-/// CEL reserves the word `namespace`, which Kubernetes escapes like this.
-const NAMESPACE: &str = "__namespace__";
 /// Variables of an expression, named as in an event's data.
 const VARIABLES: [&str; 10] = [
     NAMESPACE,
@@ -364,7 +364,7 @@ impl SyntaxCheck<'_> {
             .source
             .of_word(name, |_, after| after == TokenKind::TokLeftParen);
         let known = FUNCTIONS.join(", ");
-        let advice = match nearest(name, &FUNCTIONS) {
+        let advice = match nearest(name, FUNCTIONS.into_iter()) {
             _ if name.eq_ignore_ascii_case("not") => "write !".into(),
             Some(nearest) => format!("write {nearest}, or another of {known}"),
             None => format!("write one of {known}"),
@@ -396,7 +396,7 @@ fn instead_of_variable(name: &str) -> String {
     if let Some(constant) = constant {
         return format!("write {constant}");
     }
-    match nearest(name, &VARIABLES) {
+    match nearest(name, VARIABLES.into_iter()) {
         Some(nearest) if nearest.eq_ignore_ascii_case(name) => format!("write {nearest}"),
         _ if name.starts_with(|char: char| char.is_ascii_uppercase()) => {
             format!("quote it: '{name}'")
@@ -404,19 +404,6 @@ fn instead_of_variable(name: &str) -> String {
         Some(nearest) => format!("write {nearest}, or another of {known}"),
         None => format!("write one of {known}, or quote it: '{name}'"),
     }
-}
-
-/// Returns the most similar name, if any is similar.
-fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
-    let name = name.to_ascii_lowercase();
-    let scored = names.iter().map(|other| {
-        let score = strsim::normalized_damerau_levenshtein(&name, &other.to_ascii_lowercase());
-        (score, *other)
-    });
-    scored
-        .filter(|(score, _)| *score >= 0.5)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

@@ -220,6 +220,7 @@ mod tests {
             (0..2).map(move |field| {
                 let desired = DesiredField {
                     target: target.clone(),
+                    replaces: None,
                     field,
                     initial: Initial::Quiet,
                     takes_slot: field == 0,

@@ -2,7 +2,7 @@
 
 use cel::parser::pratt_parser::{Lexer, Token, TokenKind};
 
-use super::NAMESPACE;
+use super::types::NAMESPACE;
 
 /// Text of an expression with its tokens, without those of white space and comments.
 pub(super) struct Source<'a> {

@@ -4,7 +4,8 @@
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue};
 use qm_api::tracked_field::{BUILT_IN_KINDS, ChangeAction};
 
-use super::NAMESPACE;
+/// CEL reserves the word `namespace`, which Kubernetes escapes like this.
+pub(super) const NAMESPACE: &str = "__namespace__";
 
 /// Further kinds of Kubernetes, to find a literal that has the wrong case.
 const KINDS: [&str; 15] = [
