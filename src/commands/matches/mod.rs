@@ -56,7 +56,8 @@ pub(crate) async fn run(
         }
         Output::Table => print(&set, &plan, &problems, out)?,
     }
-    let is_complete = plan.is_complete() && problems.is_empty();
+    // What the set in a file names may be created with the set.
+    let is_complete = plan.is_complete() && (problems.is_empty() || args.file.is_some());
     Ok(if is_complete {
         ExitCode::SUCCESS
     } else {

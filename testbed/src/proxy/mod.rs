@@ -191,10 +191,10 @@ impl Proxy {
     }
 
     /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running watches.
-    pub fn forbid(&self, watches_and_lists: Match) -> Order {
+    pub fn forbid(&self, watches_and_lists: &Match) -> Order {
         let forbidden = Fault::status(StatusCode::FORBIDDEN);
         let order = self.inject(watches_and_lists.clone(), Times::Always, forbidden);
-        self.end_watches(&watches_and_lists, Ending::Gone);
+        self.end_watches(watches_and_lists, Ending::Gone);
         order
     }
 

@@ -246,7 +246,7 @@ async fn new_leader_changes_nothing_for_objects_that_it_may_not_list() {
     deployment_has(1).await;
     let (proxy, file) = bed.through_proxy().await;
     let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
-    let denied = proxy.forbid(Match::watches_and_lists("appservices"));
+    let denied = proxy.forbid(&Match::watches_and_lists("appservices"));
     denied.wait_for_hits(1, SOON).await.unwrap();
     let scale = async |replicas| {
         let spec = json!({ "spec": { "size": replicas } });

@@ -124,8 +124,8 @@ impl StaleWatch {
             () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
             () = self.is(Phase::After) => return order.take_back(),
         }
-        let forbidden = (self.view == Staleness::Forbidden)
-            .then(|| self.proxy.forbid(self.watch_and_lists.clone()));
+        let forbidden =
+            (self.view == Staleness::Forbidden).then(|| self.proxy.forbid(&self.watch_and_lists));
         let lasts = self.view != Staleness::Expired;
         if lasts && self.fails_over {
             self.fail_over(replicas).await;

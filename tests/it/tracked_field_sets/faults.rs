@@ -329,7 +329,7 @@ async fn set_waits_while_its_children_cannot_be_listed() {
     leader.leads().await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
     let standby = Operator::start(&bed, candidate(1).kubeconfig(kubeconfig)).await;
-    let denied = proxy.forbid(Match::watches_and_lists("trackedfields"));
+    let denied = proxy.forbid(&Match::watches_and_lists("trackedfields"));
     leader.kill();
     standby.leads().await;
     standby.reports_denied_list(&denied).await;
