@@ -73,8 +73,7 @@ Examples:
 
 Exit codes:
   0  shown
-  1  a state is LeftOut or Conflict, the set is wrong, a stored set names a namespace or
-     ContactPoint that does not exist, or the cluster did not answer
+  1  a state is LeftOut or Conflict, the set is wrong, or the cluster did not answer
   2  wrong usage";
 
 const TEST_AFTER_HELP: &str = "\

@@ -56,9 +56,7 @@ pub(crate) async fn run(
         }
         Output::Table => print(&set, &plan, &problems, out)?,
     }
-    // What the set in a file names may be created with the set.
-    let is_complete = plan.is_complete() && (problems.is_empty() || args.file.is_some());
-    Ok(if is_complete {
+    Ok(if plan.is_complete() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

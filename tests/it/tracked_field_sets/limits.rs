@@ -98,6 +98,9 @@ async fn oldest_leaving_children_make_room_for_new_ones_and_when_max_targets_shr
     bed.patch::<TrackedFieldSet>("all", max_targets(3)).await;
     bed.deployment("d", 1).await;
     bed.children_of("all", &["a", "c", "d"]).await;
+    // A child without an entry leaves with its target.
+    bed.child_history("all", "d", |history| history.len() == 1)
+        .await;
     bed.delete::<Deployment>("d").await;
     bed.child_history("all", "d", |history| {
         history.len() == 2 && !history[1].is_pending()
