@@ -414,7 +414,7 @@ pub struct NotificationConfig {
     pub(crate) allow_ports: Vec<u16>,
     /// The operator's own addresses, which no webhook may go to.
     pub(crate) own_addresses: Vec<IpAddr>,
-    /// Whether messages may quote responses of private addresses.
+    /// True if messages may quote responses of private addresses.
     pub(crate) quote_private: bool,
     /// Proxy of webhooks; its URL may contain a password.
     pub(crate) webhook_proxy: Option<SecretString>,

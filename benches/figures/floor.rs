@@ -78,6 +78,7 @@ impl Floor {
                 "the floor lists nothing\n{}",
                 floor.child.log_tail()
             );
+            // The start is measured in milliseconds.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok((floor, began.elapsed()))

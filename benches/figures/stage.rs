@@ -27,7 +27,7 @@ pub const POINTS: usize = 5;
 pub const FIELDS: usize = 1_000;
 /// Changes per second of a paced load.
 pub const RATE: u32 = 50;
-/// Pause before memory is read.
+/// Time in which the work that a step has caused ends, before memory, requests or CPU are read.
 pub const SETTLE: Duration = Duration::from_secs(5);
 /// Timeout of every wait.
 pub const PATIENCE: Duration = Duration::from_mins(2);

@@ -2,9 +2,9 @@
 //! `MyIngress` have kill tests of their own, which cover each write.
 //!
 //! Each workload runs three times, each time with another fault: the operator is killed once the write is applied, or
-//! once it has the answer, or the answer is lost. Run 1 meets its fault at the first write and every third one after it,
-//! run 2 begins at the second write, and run 3 at the third. `make torture` adds the other faults, every combination,
-//! one fault alone in each run, Events and the status of `AppService`s.
+//! once it has the answer, or the answer is lost. Run 1 meets its fault at the first write and every third one after
+//! it, run 2 begins at the second write, and run 3 at the third. `make torture` adds the other faults, every
+//! combination, one fault alone in each run, Events and the status of `AppService`s.
 
 use futures::future::join_all;
 use testbed::proxy::ApiRequest;

@@ -73,10 +73,16 @@ impl Bed {
 
     /// Returns the children of a set by the name of their target.
     async fn children(&self, set: &str) -> BTreeMap<String, TrackedField> {
+        let by_target = |child: TrackedField| (child.spec.target.name.clone(), child);
+        let children = self.all_children(set).await.into_iter();
+        children.map(by_target).collect()
+    }
+
+    /// Returns the children of a set.
+    async fn all_children(&self, set: &str) -> Vec<TrackedField> {
         let params = ListParams::default().labels(&format!("{SET}={set}"));
         let children = self.api::<TrackedField>().list(&params).await.unwrap();
-        let by_target = |child: TrackedField| (child.spec.target.name.clone(), child);
-        children.items.into_iter().map(by_target).collect()
+        children.items
     }
 
     /// Waits until the set has children for exactly these targets.

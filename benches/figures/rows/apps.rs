@@ -232,6 +232,7 @@ impl Scene {
             let last = self.children.all("children", children + (number + 1) * 2);
             let last = last.await?;
             sample = sample.and([milliseconds(at, last.max(at))].into_iter().collect());
+            // The next app must not meet the work of this one.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(sample)
@@ -421,6 +422,7 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
             format!("every {} is well", kind.kind),
             PATIENCE,
             async || {
+                // A list of all objects is work for the apiserver, so it is not read every time.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 let all = scene
                     .api(&kind)
@@ -443,7 +445,8 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
         )
         .await?;
     }
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    // The last statuses wait up to 5 s for their write.
+    tokio::time::sleep(SETTLE * 2).await;
     let process = operator.child().id();
     let (since, before, began) = (
         scene.bed.plane.audit().mark().await?,

@@ -40,6 +40,7 @@ pub async fn expensive_paths(program: PathBuf) -> Result<Vec<Line>> {
         "the operator refuses the expensive paths",
         PATIENCE,
         async || {
+            // A list of all fields is work for the apiserver, so it is not read every time.
             tokio::time::sleep(Duration::from_millis(200)).await;
             let fields = stage
                 .bed

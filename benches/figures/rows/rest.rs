@@ -154,6 +154,7 @@ pub async fn start(program: PathBuf) -> Result<Vec<Line>> {
                 leads = Some(began.elapsed());
             }
             operator.child().check_running()?;
+            // The start is measured in milliseconds.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         both.extend(is_ready.max(leads));

@@ -25,6 +25,8 @@ const TARGETS: usize = 9_950;
 const OTHERS: usize = 50;
 /// Number of targets that are created later.
 const LATER: usize = 50;
+/// Time without changes in which nothing may be written.
+const REST: Duration = Duration::from_secs(30);
 /// Number of changes of a rollout.
 const ROLLOUT: usize = 500;
 
@@ -68,7 +70,7 @@ pub async fn sets(program: PathBuf) -> Result<Vec<Line>> {
     tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     let since = stage.bed.plane.audit().mark().await?;
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    tokio::time::sleep(REST).await;
     let writes = requests(&stage.bed, since).await?.into_iter();
     let writes = writes.filter(|it| it.subject.is_write() && it.subject.resource != "leases");
     let writes = writes.count();

@@ -126,6 +126,16 @@ impl When {
         })
     }
 
+    /// Returns the variables of the expression that are null.
+    fn nulls(&self, entry: &Entry, previous: Option<&Entry>) -> Vec<&'static str> {
+        let variables = variables(entry, previous);
+        let is_null = |name: &&str| {
+            let mut values = variables.iter().filter(|(it, _)| it == name);
+            values.all(|(_, value)| matches!(value, Value::Null))
+        };
+        self.nullable.iter().copied().filter(is_null).collect()
+    }
+
     /// Returns whether the entry is sent. `previous` is the entry with the previous value.
     ///
     /// # Errors
@@ -150,12 +160,11 @@ impl When {
                 .and_then(|()| context.add_function("tag", tag))
                 .and_then(|()| context.add_function("version", version))
                 .map_err(|error| error.to_string())?;
-            let mut nulls = self.nullable.clone();
             for (name, value) in variables(entry, previous) {
-                nulls.retain(|it| *it != name || matches!(value, Value::Null));
                 context.add_variable_from_value(name, value);
             }
-            Value::resolve(&self.expression, &context).map_err(|error| explain(&error, &nulls))
+            Value::resolve(&self.expression, &context)
+                .map_err(|error| explain(&error, &self.nulls(entry, previous)))
         })??;
         match result {
             Value::Bool(sends) => Ok(sends),

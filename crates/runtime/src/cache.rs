@@ -59,8 +59,9 @@ pub enum CacheChange<K> {
 
 impl<K: Kind + Clone + 'static> Cache<K> {
     /// Creates a cache of the kind whose controller is `name`, which fills `objects`. `on` gets each change of the
-    /// cache, and whether all objects have been listed; after the list, and after a list that was denied before, `on` gets
-    /// each object again. While the watch is stopped, the cache is empty: an older CRD may have pruned fields of the objects.
+    /// cache, and whether all objects have been listed; after the list, and after a list that was denied before, `on`
+    /// gets each object again. While the watch is stopped, the cache is empty: an older CRD may have pruned fields of
+    /// the objects.
     pub fn new(
         name: &'static str,
         objects: Objects<K>,

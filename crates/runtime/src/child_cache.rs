@@ -397,8 +397,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         state.known.remove(key)?.known.owner
     }
 
-    /// Records that the watch showed a version of an object that proves no owner. Returns the owner of the
-    /// child, if the object was a known one.
+    /// Records that the watch showed a version of an object that proves no owner. Returns the owner of the child, if
+    /// the object was a known one.
     pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
         let is_known = {
             let mut state = self.state();

@@ -237,11 +237,7 @@ impl Owner {
     /// owner's kind has that UID.
     pub fn ownership(&self, metadata: &ObjectMeta, exists: impl Fn(&str) -> bool) -> Ownership {
         let here = metadata.namespace.as_deref() == Some(&self.namespace);
-        let controller = metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .find(|owner| owner.controller == Some(true));
+        let controller = controller_of(metadata);
         let label = metadata
             .labels
             .as_ref()
@@ -343,11 +339,12 @@ impl Owner {
 /// Returns whether an object carries the UID of an owner, in its controller reference or in the ownership label.
 pub fn proves_owner(metadata: &ObjectMeta, names: &MetadataNames) -> bool {
     let has_label = |labels: &BTreeMap<_, _>| labels.contains_key(names.owner_uid);
-    let owners = metadata.owner_references.iter().flatten();
-    metadata.labels.as_ref().is_some_and(has_label)
-        || owners
-            .into_iter()
-            .any(|owner| owner.controller == Some(true))
+    metadata.labels.as_ref().is_some_and(has_label) || controller_of(metadata).is_some()
+}
+
+fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
 }
 
 /// Returns the owner that an object names: key and UID, which is empty if the object has none.
@@ -356,12 +353,7 @@ pub fn owner_of<'a>(
     names: &MetadataNames,
 ) -> Option<(ObjectKey, &'a str)> {
     // Any client may write the annotation; the controller reference takes precedence.
-    let controller = metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true));
-    if let Some(controller) = controller {
+    if let Some(controller) = controller_of(metadata) {
         let key = ObjectKey::new(metadata.namespace.as_deref()?, &controller.name);
         return Some((key, &controller.uid));
     }

@@ -71,8 +71,8 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Maximum number of concurrent writes of the copies of one sync.
 const MAX_CONCURRENT_WRITES: usize = 16;
-/// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several times:
-/// as read, as sent and as returned. A live copy may be larger than its source.
+/// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several
+/// times: as read, as sent and as returned. A live copy may be larger than its source.
 const MAX_COPIES_IN_MEMORY: usize = 6;
 
 pub(crate) struct ConfigMapSyncs {

@@ -233,10 +233,9 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             return Ok(self.listing(cx, &resource));
         }
         self.children.synced().await;
-        self.states()
-            .entry(cx.key.clone())
-            .or_default()
-            .listing_since = None;
+        if let Some(state) = self.states().get_mut(&cx.key) {
+            state.listing_since = None;
+        }
 
         // A reconcile that ends early stores no plan, so the next one compares everything.
         let mut plan = self.plan(cx, &resource);
@@ -368,7 +367,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
         let since = *state.listing_since.get_or_insert_with(Instant::now);
-        status::listing(&cx.object, resource, since.elapsed())
+        status::listing(&cx.owner, resource, since.elapsed())
     }
 
     /// Records the selection and its start. After a crash, the set must not report resources that it selected before.

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use qm_api::TrackedFieldSet;
 use qm_api::tracked_field::Initial;
 use qm_api::tracked_field_set::TrackedFieldSetSpec;
 use qm_core::conditions::READY;
@@ -16,6 +15,7 @@ use qm_runtime::error::{
     WRITE_FAILED, WRITE_REJECTED,
 };
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::ownership::Owner;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::child;
@@ -109,16 +109,9 @@ pub(super) fn fields_not_served(why: &str) -> Outcome {
 
 /// Reports a set whose resources have not been listed for `elapsed`. For a while, a status of the current spec stays: a
 /// restart or a relist makes no set unready.
-pub(super) fn listing(
-    set: &TrackedFieldSet,
-    resource: &ResourceName,
-    elapsed: Duration,
-) -> Outcome {
-    let is_current = set.status.as_ref().is_some_and(|status| {
-        status.observed_generation == set.metadata.generation && !status.conditions.is_empty()
-    });
+pub(super) fn listing(owner: &Owner, resource: &ResourceName, elapsed: Duration) -> Outcome {
     if let Some(left) = LISTING_GRACE.checked_sub(elapsed)
-        && is_current
+        && owner.is_observed()
     {
         return Outcome::unchanged().requeue(Requeue::After(left));
     }

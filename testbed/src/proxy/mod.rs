@@ -190,7 +190,8 @@ impl Proxy {
         self.shared.watches.hide(watches, hidden)
     }
 
-    /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running watches.
+    /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running
+    /// watches.
     pub fn forbid(&self, watches_and_lists: &Match) -> Order {
         let forbidden = Fault::status(StatusCode::FORBIDDEN);
         let order = self.inject(watches_and_lists.clone(), Times::Always, forbidden);

@@ -231,7 +231,7 @@ async fn new_leader_never_records_a_stale_value() {
     pair.assert_sent_in_order();
 }
 
-/// What the standby has seen is older than what the last leader has done.
+/// The standby's view is older than the last leader's writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_changes_nothing_for_objects_that_it_may_not_list() {
     let bed = Bed::without_controllers("unlisted").await;

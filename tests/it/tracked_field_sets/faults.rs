@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
-use kube::api::{ListParams, PostParams};
+use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use qm_api::tracked_field::Entry;
 use qm_api::{TrackedField, TrackedFieldSet};
@@ -361,10 +361,9 @@ async fn edited_child_replaces_no_sibling() {
     let fields = json!({ "spec": { "fields": ["replicas", "images"] } });
     bed.patch::<TrackedFieldSet>("all", fields).await;
     let all = async || {
-        let params = ListParams::default().labels("quartermaster.dev/set=all");
-        let children = bed.api::<TrackedField>().list(&params).await.unwrap().items;
         let by_field =
             |it: TrackedField| ((it.spec.target.name.clone(), it.spec.field.clone()), it);
+        let children = bed.all_children("all").await;
         children
             .into_iter()
             .map(by_field)
@@ -438,8 +437,7 @@ async fn adopted_tracked_field_replaces_the_child() {
     bed.patch::<TrackedField>("mine", consent).await;
     let what = "the TrackedField is the only child of its target";
     until(what, SOON, async || {
-        let params = ListParams::default().labels("quartermaster.dev/set=all");
-        let children = bed.api::<TrackedField>().list(&params).await?.items;
+        let children = bed.all_children("all").await;
         let of_a = children.iter().filter(|it| it.spec.target.name == "a");
         let names: Vec<_> = of_a.map(ResourceExt::name_any).collect();
         Ok((names == ["mine"]).then_some(()))

@@ -4,7 +4,8 @@
 //! sends, one request at a time for each contact point. The status of a `TrackedField` has its entries; the reconciles
 //! enqueue those whose delivery is Pending, and record the outcomes. A queue sends its next request only after every
 //! outcome of the last one is recorded, so a kill at any instant repeats at most the entries of one request. If the
-//! apiserver keeps rejecting an object's status, the queue continues without that object until its outcomes are recorded.
+//! apiserver keeps rejecting an object's status, the queue continues without that object until its outcomes are
+//! recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -22,7 +22,8 @@ impl<'a> Source<'a> {
         Self { text, tokens }
     }
 
-    /// Returns the position of a word, as the beginning of a message. `is_it` gets the tokens before and after the word.
+    /// Returns the position of a word, as the beginning of a message. `is_it` gets the tokens before and after the
+    /// word.
     pub(super) fn of_word(
         &self,
         word: &str,

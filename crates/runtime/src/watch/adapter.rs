@@ -198,6 +198,13 @@ struct ListState {
     denied: Option<String>,
 }
 
+impl ListState {
+    /// Returns why the apiserver denies the list, unless an earlier list of this relist is complete.
+    fn unlisted(&self) -> Option<&String> {
+        self.denied.as_ref().filter(|_| !self.is_listed)
+    }
+}
+
 impl Lists {
     /// Returns whether every namespace has been listed or its list was denied, which does not block the others.
     fn are_synced(&self) -> bool {
@@ -238,16 +245,21 @@ impl SyncState {
     /// Returns the namespaces that are not listed because the apiserver denies their lists, with its messages.
     pub fn unlisted(&self) -> BTreeMap<Option<String>, String> {
         let lists = self.0.borrow();
-        let unlisted = lists.namespaces.iter().filter(|(_, list)| !list.is_listed);
-        unlisted
-            .filter_map(|(namespace, list)| Some((namespace.clone(), list.denied.clone()?)))
+        let namespaces = lists.namespaces.iter();
+        namespaces
+            .filter_map(|(namespace, list)| Some((namespace.clone(), list.unlisted()?.clone())))
             .collect()
     }
 
     /// Returns whether `namespace` is not listed because the apiserver denies its list.
     pub(crate) fn is_unlisted(&self, namespace: &str) -> bool {
-        let unlisted = self.unlisted();
-        unlisted.contains_key(&None) || unlisted.contains_key(&Some(namespace.to_owned()))
+        let lists = self.0.borrow();
+        lists.namespaces.iter().any(|(watched, list)| {
+            watched
+                .as_deref()
+                .is_none_or(|watched| watched == namespace)
+                && list.unlisted().is_some()
+        })
     }
 
     /// Begins a relist of these namespaces.
