@@ -189,7 +189,7 @@ impl PolicyMetrics {
 }
 
 /// Adds the check to the manager.
-pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
+pub(crate) fn add_to(manager: &mut Manager, config: &RunConfig) {
     if let Some(prefix) = config.policy_prefix.clone() {
         let check = PolicyCheck {
             client: manager.client.clone(),
@@ -201,7 +201,6 @@ pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
         let metrics = manager.metrics.register(PolicyMetrics::register);
         manager.spawn("admission policy check", check.run(metrics));
     }
-    Ok(())
 }
 
 /// Check of the admission policies.

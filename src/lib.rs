@@ -1,6 +1,6 @@
 //! Quartermaster: one small binary for the everyday chores of a Kubernetes cluster.
 //!
-//! [`kinds`] lists the kinds, [`controllers`] reconcile them, and users run [`commands`].
+//! [`controllers`] lists and reconciles the kinds, and users run [`commands`].
 
 use qm_runtime::settings::{Hints, Program};
 
@@ -8,7 +8,6 @@ pub mod admission_policies;
 pub mod cli;
 pub mod commands;
 pub mod controllers;
-pub mod kinds;
 pub mod permissions;
 
 /// Command that installs this version's CRDs.

@@ -6,18 +6,19 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use qm_runtime::tasks::Tasks;
-use qm_runtime::{
-    BLOCKING_THREADS, cluster, health, manager, metrics, metrics_server, signals, telemetry,
-};
+use qm_runtime::{cluster, health, manager, metrics, metrics_server, signals, telemetry};
 use quartermaster::PROGRAM;
 use quartermaster::cli::{Cli, Command, RunConfig};
 use quartermaster::commands::printer::Printer;
-use quartermaster::{commands, kinds};
+use quartermaster::{commands, controllers};
 use tokio::net::TcpListener;
 use tracing::{error, info};
 
+/// Threads for blocking work, mainly DNS lookups.
+const BLOCKING_THREADS: usize = 16;
+
 /// The CRDs, after a line about their source.
-const CRDS: &str = include_str!("../deploy/crd.yaml");
+const CRD_MANIFEST: &str = include_str!("../deploy/crd.yaml");
 
 fn main() -> ExitCode {
     match execute(Cli::from_arguments().command) {
@@ -44,7 +45,10 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
-            let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
+            let kinds: Vec<_> = controllers::KINDS
+                .iter()
+                .map(|kind| kind.controller)
+                .collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             install_tls()?;
             // Two threads handle the load. Each further thread costs memory at rest: glibc gives every allocating
@@ -83,7 +87,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Crds => {
-            let crds = CRDS.split_once('\n').map_or(CRDS, |(_, crds)| crds);
+            let crds = CRD_MANIFEST
+                .split_once('\n')
+                .map_or(CRD_MANIFEST, |(_, crds)| crds);
             out.write_all(crds.as_bytes())?;
             Ok(ExitCode::SUCCESS)
         }
@@ -119,12 +125,18 @@ async fn run(config: RunConfig) -> anyhow::Result<()> {
         tokio::spawn(tasks.guard("probe server", server));
     }
     let settings = config.runtime.clone();
-    let start = move |manager: &mut manager::Manager| {
-        kinds::START
-            .iter()
-            .try_for_each(|start| start(manager, &config))
-    };
-    manager::run(start, settings, kubernetes, metrics, health, tasks, stop).await
+    let add_controllers =
+        move |manager: &mut manager::Manager| controllers::add_to(manager, &config);
+    manager::run(
+        add_controllers,
+        settings,
+        kubernetes,
+        metrics,
+        health,
+        tasks,
+        stop,
+    )
+    .await
 }
 
 async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {

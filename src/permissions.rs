@@ -1,4 +1,4 @@
-//! Permissions of the operator in addition to those of its controllers ([`KINDS`](crate::kinds::KINDS)).
+//! Permissions of the operator in addition to those of its controllers ([`KINDS`](crate::controllers::KINDS)).
 
 use qm_core::kind::Permission;
 

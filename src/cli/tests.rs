@@ -319,7 +319,7 @@ fn every_command_has_one_line_and_examples() {
 
 #[test]
 fn examples_of_the_help_parse() {
-    let kinds: Vec<_> = crate::kinds::KINDS
+    let kinds: Vec<_> = crate::controllers::KINDS
         .iter()
         .map(|kind| kind.controller)
         .collect();

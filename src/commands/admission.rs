@@ -12,7 +12,7 @@ use super::objects::ObjectSummary;
 use super::{FailedRequest, has_code, message};
 use crate::admission_policies::{self as policies, Shipped};
 use crate::admission_policies::{PolicyState, judge};
-use crate::kinds::KINDS;
+use crate::controllers::KINDS;
 
 /// Label of every object of an installation.
 const INSTALLED: &str = "app.kubernetes.io/name=quartermaster";

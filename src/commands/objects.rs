@@ -22,9 +22,9 @@ use serde_json::Value;
 
 use super::printer::Colour;
 use super::{FailedRequest, has_code};
+use crate::controllers;
 use crate::controllers::contact_point::status::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
-use crate::kinds;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) enum ObjectState {
@@ -270,7 +270,7 @@ fn annotated_at(metadata: &ObjectMeta, annotation: &str) -> Option<jiff::Timesta
 }
 
 pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
-    let mut kinds = kinds::KINDS.iter();
+    let mut kinds = controllers::KINDS.iter();
     kinds.any(|kind| kind.finalizer == Some(finalizer))
 }
 
@@ -353,7 +353,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn kind(controller: &str) -> &'static KindInfo {
-        let mut kinds = kinds::KINDS.iter();
+        let mut kinds = controllers::KINDS.iter();
         kinds.find(|kind| kind.controller == controller).unwrap()
     }
 

@@ -17,7 +17,7 @@ use super::report::{ClusterSnapshot, StatusReport, UnavailableKind};
 use super::terminating::{blockers, namespace_remedies};
 use super::{FailedRequest, OutageReporter, admission, has_code};
 use crate::cli::commands::{Output, StatusArgs};
-use crate::kinds::KINDS;
+use crate::controllers::KINDS;
 
 pub(crate) async fn run(
     client: Client,

@@ -110,8 +110,8 @@ mod tests {
 
     use super::*;
     use crate::commands::objects::tests::kind;
+    use crate::controllers;
     use crate::controllers::my_ingress;
-    use crate::kinds;
 
     fn terminating() -> ObjectSummary {
         let finalizers = [ingress::FINALIZER, "kopf.zalando.org/x", FOREGROUND];
@@ -175,7 +175,9 @@ mod tests {
             });
             declared.extend(values);
         }
-        let guarded = kinds::KINDS.iter().filter(|it| it.finalizer.is_some());
+        let guarded = controllers::KINDS
+            .iter()
+            .filter(|it| it.finalizer.is_some());
         let guarded: Vec<_> = guarded.collect();
         let mut known: Vec<_> = guarded.iter().filter_map(|kind| kind.finalizer).collect();
         known.sort_unstable();

@@ -36,7 +36,7 @@ use crate::cli::RunConfig;
 const MAX_WAIT_FOR_SETS: Duration = Duration::from_secs(10);
 
 /// Adds the controllers.
-pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
+pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let points = manager.kind::<ContactPoint>(&contact_point::KIND);
     let mut fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = config.timings.clone();

@@ -8,7 +8,7 @@ use kube::{Client, CustomResourceExt, Error};
 use qm_api::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet,
 };
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
@@ -148,7 +148,7 @@ fn every_field_has_a_case(kind: &str, kubernetes_fields: &[&str], cases: &[Case]
             }
         }
     }
-    let crd = kinds::crds()
+    let crd = controllers::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap();

@@ -13,7 +13,7 @@ use qm_api::{
 };
 use qm_core::kind::HasReadyCondition;
 use qm_core::readiness::Readiness;
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
@@ -74,7 +74,7 @@ impl Subject {
     }
 
     fn changes(&self, base: &Value) -> Vec<Change> {
-        let crds = kinds::crds();
+        let crds = controllers::crds();
         let crd = crds
             .iter()
             .find(|crd| crd.spec.names.kind == self.kind.kind);

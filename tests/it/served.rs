@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::Value;
 use testbed::receiver::Receiver;
 
@@ -19,7 +19,10 @@ fn series(metrics: &str, start: &str) -> Option<f64> {
 
 /// Returns the text of `/readyz` when everything works and the selected kinds are disabled.
 fn ready(off: impl Fn(&str) -> bool) -> String {
-    let mut kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
+    let mut kinds: Vec<_> = controllers::KINDS
+        .iter()
+        .map(|kind| kind.controller)
+        .collect();
     kinds.sort_unstable();
     let state = |kind: &str| {
         if off(kind) {

@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
-use quartermaster::kinds::{self, KINDS};
+use quartermaster::controllers::{self, KINDS};
 use serde_json::{Value, json};
 
 use super::files::{File, GenerateError, generated, read, yaml};
@@ -56,7 +56,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
             generated(&yaml(&annotations())?),
         ),
     ];
-    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
+    for (kind, crd) in KINDS.iter().zip(controllers::crds()) {
         files.push((
             format!("bundle/manifests/{}.crd.yaml", kind.controller),
             generated(&yaml(&crd)?),
@@ -137,7 +137,7 @@ fn cluster_service_version(root: &Path) -> Result<Value, GenerateError> {
         rules("ClusterRole", "-metrics-auth-role"),
     ]
     .concat();
-    let owned: Vec<_> = kinds::crds().iter().map(owned).collect();
+    let owned: Vec<_> = controllers::crds().iter().map(owned).collect();
     let icon = BASE64_STANDARD.encode(read(root, ICON)?);
     Ok(json!({
         "apiVersion": "operators.coreos.com/v1alpha1",
@@ -282,7 +282,7 @@ fn annotations() -> Value {
 pub fn chart(root: &Path) -> Result<File, GenerateError> {
     let text = read(root, CHART)?;
     let written = text.split(GENERATED).next().unwrap_or_default();
-    let crds: Vec<_> = kinds::crds()
+    let crds: Vec<_> = controllers::crds()
         .iter()
         .map(|crd| {
             json!({

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use qm_core::kind::{KindInfo, Permission};
-use quartermaster::kinds::{self, KINDS};
+use quartermaster::controllers::{self, KINDS};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
         "permissions.yaml".to_owned(),
         generated(&yaml(&permissions)?),
     )];
-    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
+    for (kind, crd) in KINDS.iter().zip(controllers::crds()) {
         files.push((
             format!("crd/{}.yaml", kind.controller),
             generated(&yaml(&crd)?),

@@ -84,14 +84,14 @@ fn whole_numbers(value: &mut Value) {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use quartermaster::kinds;
+    use quartermaster::controllers;
 
     use super::*;
 
     /// A rule's quotes and backslashes survive YAML.
     #[test]
     fn yaml_reads_back_unchanged() {
-        for crd in kinds::crds() {
+        for crd in controllers::crds() {
             let read: Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
             let mut written = serde_json::to_value(&crd).unwrap();
             whole_numbers(&mut written);

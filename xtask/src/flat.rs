@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use quartermaster::kinds::KINDS;
+use quartermaster::controllers::KINDS;
 use serde_json::Value;
 
 use super::files::{File, GenerateError, generated, read, yaml};

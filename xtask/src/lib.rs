@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-use quartermaster::kinds;
+use quartermaster::controllers;
 
 mod bundle;
 mod chart;
@@ -24,7 +24,7 @@ const CHART: &str = "charts/quartermaster/files";
 
 /// Returns all CRDs as a stream of YAML documents.
 pub fn crds_yaml() -> Result<String, GenerateError> {
-    kinds::crds().iter().map(yaml).collect()
+    controllers::crds().iter().map(yaml).collect()
 }
 
 /// Writes every generated file of the source tree `root`. `kubectl` is the program to run.
@@ -73,7 +73,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
 fn config() -> Result<Vec<File>, GenerateError> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
-    for (kind, crd) in kinds::KINDS.iter().zip(kinds::crds()) {
+    for (kind, crd) in controllers::KINDS.iter().zip(controllers::crds()) {
         let resource = kind.resource();
         let name = format!("bases/{}_{}.yaml", resource.group, resource.plural);
         files.push((format!("crd/{name}"), generated(&yaml(&crd)?)));

@@ -17,7 +17,7 @@ use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_api::tracked_field::BUILT_IN_KINDS;
 use qm_core::kind::{DelegatedAccess, KindInfo};
 use quartermaster::admission_policies::{Shipped, binding_name, policy_name};
-use quartermaster::kinds::KINDS;
+use quartermaster::controllers::KINDS;
 use serde_json::{Value, json};
 
 use super::objects::{file, meta};

@@ -12,7 +12,7 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use qm_core::kind::{KindInfo, Permission};
 use quartermaster::cli::{LEASE, POLICY_PREFIX};
-use quartermaster::kinds::{self, KINDS};
+use quartermaster::controllers::{self, KINDS};
 use quartermaster::permissions::{
     AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_PERMISSIONS, POLICY_VERBS,
     TARGET_PERMISSIONS, TRACKER_ROLE_VERBS,
@@ -253,7 +253,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
         rule(&resource.group, &[&resource.plural], verbs),
         rule(&resource.group, &[&of("status")], &["get"]),
     ];
-    let crd = kinds::crds()
+    let crd = controllers::crds()
         .into_iter()
         .find(|crd| crd.metadata.name == Some(kind.crd_name()));
     let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();

@@ -12,7 +12,7 @@ use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::Kubeconfig;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt as _};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::control_plane::kubeconfig::client;
@@ -84,7 +84,7 @@ fn resource(api_version: &str, kind: &str) -> ApiResource {
 }
 
 fn operator_kind(controller: &str) -> ApiResource {
-    kinds::KINDS
+    controllers::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
         .unwrap()

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::ObjectKey;
-use super::health::{KindState, Probes};
+use super::health::{KindReadiness, Probes};
 use super::objects::Objects;
 use super::watch::{Index, SyncState, WatchPhase};
 
@@ -21,7 +21,7 @@ const MAX_FINALIZERS: usize = 16 * 1024;
 const REMOVED_FINALIZERS: &str = "";
 
 /// Index that fills [`Objects`], and sets the kind's state for the probes.
-pub struct Cache<K: Kind + Clone + 'static> {
+pub(crate) struct Cache<K: Kind + Clone + 'static> {
     name: &'static str,
     objects: Objects<K>,
     on: Box<dyn Fn(CacheChange<K>, bool) + Send + Sync>,
@@ -30,10 +30,11 @@ pub struct Cache<K: Kind + Clone + 'static> {
     state: watch::Sender<KindCacheState>,
 }
 
-/// State of the cache of a kind.
+/// State of the cache of a kind: what the probes report, and the relist that the cache has reached. Reconciles read it
+/// through [`CacheStatus`].
 #[derive(Clone, Debug)]
-pub struct KindCacheState {
-    pub kind: KindState,
+pub(crate) struct KindCacheState {
+    pub kind: KindReadiness,
     /// Number of the last complete relist; `None` before the first, and once the watch has stopped. A list that the
     /// apiserver denies counts as complete.
     pub relist: Option<u64>,
@@ -41,16 +42,67 @@ pub struct KindCacheState {
 
 impl KindCacheState {
     /// Returns the state before the first list.
-    pub fn syncing() -> Self {
+    pub(crate) fn syncing() -> Self {
         Self {
-            kind: KindState::Syncing,
+            kind: KindReadiness::Syncing,
             relist: None,
         }
     }
 }
 
+/// View of the cache of a kind for the reconciles of this kind and of others.
+#[derive(Clone)]
+pub struct CacheStatus {
+    state: watch::Receiver<KindCacheState>,
+    /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
+    /// the changes of the previous leader: a replica that begins to lead lists every kind again.
+    required: u64,
+}
+
+impl CacheStatus {
+    /// Creates the view of `state`. With leader election, the list of a standby does not count as synced.
+    pub(super) fn new(state: &watch::Sender<KindCacheState>, leader_elect: bool) -> Self {
+        Self {
+            state: state.subscribe(),
+            required: leader_elect.into(),
+        }
+    }
+
+    /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
+    /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
+    /// is syncing. While the cache is syncing, an object that is not cached may exist.
+    pub fn unavailable(&self, namespace: &str) -> Option<String> {
+        match &self.state.borrow().kind {
+            KindReadiness::Absent(why) => Some(why.clone()),
+            KindReadiness::PartiallySynced(denied) => denied
+                .get(&None)
+                .or_else(|| denied.get(&Some(namespace.to_owned())))
+                .cloned(),
+            KindReadiness::Syncing | KindReadiness::Synced => None,
+        }
+    }
+
+    /// Returns whether objects are cached, in the namespaces that may be listed.
+    pub(super) fn is_served(&self) -> bool {
+        matches!(
+            self.state.borrow().kind,
+            KindReadiness::Synced | KindReadiness::PartiallySynced(_)
+        )
+    }
+
+    /// Waits until the cache is synced, as far as the apiserver allows lists, or the kind is known not to be served.
+    pub async fn synced(mut self) {
+        let required = Some(self.required);
+        let is_synced = |state: &KindCacheState| {
+            state.relist >= required || matches!(state.kind, KindReadiness::Absent(_))
+        };
+        // The wait fails only while the process ends.
+        let _ = self.state.wait_for(is_synced).await;
+    }
+}
+
 /// Change of the cache.
-pub enum CacheChange<K> {
+pub(crate) enum CacheChange<K> {
     /// The object exists: new, changed or unchanged.
     Present(Arc<K>),
     /// The object, as last cached, was deleted.
@@ -92,19 +144,19 @@ impl<K: Kind + Clone + 'static> Cache<K> {
         }
     }
 
-    fn set_state(&self, kind: KindState, relist: Option<u64>) {
+    fn set_state(&self, kind: KindReadiness, relist: Option<u64>) {
         if self.state.borrow().kind != kind {
             match &kind {
-                KindState::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
-                KindState::Syncing => info!(kind = self.name, "listing the kind"),
-                KindState::PartiallySynced(denied) => {
+                KindReadiness::Absent(why) => warn!(kind = self.name, why, "kind is not served"),
+                KindReadiness::Syncing => info!(kind = self.name, "listing the kind"),
+                KindReadiness::PartiallySynced(denied) => {
                     warn!(
                         kind = self.name,
                         ?denied,
                         "kind is served only in namespaces where the operator may list it"
                     );
                 }
-                KindState::Synced => info!(kind = self.name, "kind is served"),
+                KindReadiness::Synced => info!(kind = self.name, "kind is served"),
             }
             self.probes.set(self.name, kind.clone());
         }
@@ -142,20 +194,20 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
 
     fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {
         if let WatchPhase::Stopped(why) = phase {
-            return self.set_state(KindState::Absent(why.clone()), None);
+            return self.set_state(KindReadiness::Absent(why.clone()), None);
         }
         let before = self.state.borrow().clone();
         let relist = self.sync.synced_relist();
         if relist.is_none() {
             // During a relist the kind is still served.
-            if matches!(before.kind, KindState::Absent(_)) {
-                self.set_state(KindState::Syncing, before.relist);
+            if matches!(before.kind, KindReadiness::Absent(_)) {
+                self.set_state(KindReadiness::Syncing, before.relist);
             }
             return;
         }
         if before.relist != relist {
             self.notify_all(None);
-        } else if let KindState::PartiallySynced(_) = before.kind
+        } else if let KindReadiness::PartiallySynced(_) = before.kind
             && *phase == WatchPhase::Listed
         {
             // While the list was denied, no object of the namespace was reconciled.
@@ -163,9 +215,9 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
         }
         let denied = self.sync.unlisted();
         let kind = if denied.is_empty() {
-            KindState::Synced
+            KindReadiness::Synced
         } else {
-            KindState::PartiallySynced(denied)
+            KindReadiness::PartiallySynced(denied)
         };
         self.set_state(kind, relist);
     }
@@ -225,6 +277,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
+    use futures::FutureExt as _;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
     use kube::Api;
     use kube::core::{ApiResource, ObjectMeta};
@@ -259,7 +312,7 @@ mod tests {
         changes: mpsc::UnboundedReceiver<String>,
         state: watch::Receiver<KindCacheState>,
         /// State of the kind at each change.
-        kinds: Arc<Mutex<Vec<KindState>>>,
+        kinds: Arc<Mutex<Vec<KindReadiness>>>,
         commands: watch::Sender<WatchCommand>,
     }
 
@@ -314,17 +367,17 @@ mod tests {
             _ => (200, vec![json("y")]),
         });
         let mut scene = run(vec![(Some("a".into()), served), (Some("b".into()), denied)]);
-        let partly = KindState::PartiallySynced([(Some("b".into()), "no".into())].into());
+        let partly = KindReadiness::PartiallySynced([(Some("b".into()), "no".into())].into());
         let changed = scene
             .state
-            .wait_for(|state| state.kind != KindState::Syncing);
+            .wait_for(|state| state.kind != KindReadiness::Syncing);
         assert_eq!(changed.await.unwrap().kind, partly);
         for expected in ["+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
         }
         let synced = scene
             .state
-            .wait_for(|state| state.kind == KindState::Synced);
+            .wait_for(|state| state.kind == KindReadiness::Synced);
         synced.await.unwrap();
         for expected in ["+y true", "+y true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
@@ -342,14 +395,14 @@ mod tests {
         for _ in 0..2 {
             let synced = scene
                 .state
-                .wait_for(|state| state.kind == KindState::Synced);
+                .wait_for(|state| state.kind == KindReadiness::Synced);
             synced.await.unwrap();
             for expected in ["+x false", "+x true"] {
                 assert_eq!(scene.changes.recv().await.unwrap(), expected);
             }
             stop(Some("older"));
             assert_eq!(scene.changes.recv().await.unwrap(), "-x");
-            let absent = KindState::Absent("older".into());
+            let absent = KindReadiness::Absent("older".into());
             assert_eq!(scene.state.borrow().kind, absent);
             assert!(scene.cache.objects.is_empty());
             stop(None);
@@ -379,7 +432,7 @@ mod tests {
         assert_eq!(names(&mut scene.state, 1).await, (2, vec!["y".into()]));
         let kinds = scene.kinds.lock().unwrap();
         assert!(
-            !kinds.is_empty() && kinds.iter().all(|kind| *kind == KindState::Synced),
+            !kinds.is_empty() && kinds.iter().all(|kind| *kind == KindReadiness::Synced),
             "the kind is served throughout: {kinds:?}"
         );
     }
@@ -480,5 +533,46 @@ mod tests {
         let foreign = (0..1000).map(|number| format!("example.org/{number}"));
         let shortened = with_finalizers(own_repeated.chain(foreign));
         assert_eq!(shortened.finalizers(), [FINALIZER, REMOVED_FINALIZERS]);
+    }
+
+    #[test]
+    fn status_returns_why_its_kind_is_not_served() {
+        let (state, status) = status(false);
+        let becomes = |kind: KindReadiness| state.send_modify(|state| state.kind = kind);
+        assert_eq!(status.unavailable("a"), None, "that is not known yet");
+        becomes(KindReadiness::Absent("switched off".into()));
+        assert_eq!(status.unavailable("a").as_deref(), Some("switched off"));
+        becomes(KindReadiness::PartiallySynced(
+            [(Some("b".into()), "no".into())].into(),
+        ));
+        assert_eq!(
+            (status.unavailable("a"), status.unavailable("b")),
+            (None, Some("no".into()))
+        );
+        becomes(KindReadiness::PartiallySynced([(None, "no".into())].into()));
+        assert_eq!(status.unavailable("a").as_deref(), Some("no"));
+        becomes(KindReadiness::Synced);
+        assert_eq!(status.unavailable("a"), None);
+    }
+
+    #[tokio::test]
+    async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
+        let (state, status) = status(true);
+        let becomes = |kind, relist| _ = state.send_replace(KindCacheState { kind, relist });
+        let is_synced = || status.clone().synced().now_or_never().is_some();
+        becomes(KindReadiness::Synced, Some(0));
+        assert!(!is_synced(), "the list is that of the standby");
+        becomes(KindReadiness::Synced, Some(1));
+        assert!(is_synced());
+        becomes(KindReadiness::Synced, None);
+        assert!(!is_synced());
+        becomes(KindReadiness::Absent("switched off".into()), None);
+        assert!(is_synced());
+    }
+
+    fn status(leader_elect: bool) -> (watch::Sender<KindCacheState>, CacheStatus) {
+        let state = watch::Sender::new(KindCacheState::syncing());
+        let status = CacheStatus::new(&state, leader_elect);
+        (state, status)
     }
 }

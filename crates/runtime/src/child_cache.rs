@@ -399,7 +399,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
     /// Records that the watch showed a version of an object that proves no owner. Returns the owner of the child, if
     /// the object was a known one.
-    pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
+    pub(crate) fn on_disowned(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        version: u64,
+    ) -> Option<ObjectKey> {
         let is_known = {
             let mut state = self.state();
             if let Some(read) = state.reads.get_mut(key) {
@@ -467,7 +472,7 @@ impl<S> CacheState<S> {
 }
 
 /// Guard of a request in flight: [`ChildCache::begin_read`].
-pub struct ReadGuard<'a, S: Clone + PartialEq> {
+pub(crate) struct ReadGuard<'a, S: Clone + PartialEq> {
     cache: &'a ChildCache<S>,
     key: ObjectKey,
 }

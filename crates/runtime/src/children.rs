@@ -19,7 +19,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
 use tokio::sync::SetOnce;
 
-use self::desired::{Applied, classified, content, managed, title};
+use self::desired::{Applied, classified, content, managed_fields_of, title};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
 use self::rate_limit::Basis;
 pub(super) use self::rate_limit::WriteLimiter;
@@ -286,7 +286,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 ownership != Ownership::Adoptable && desired.has_drifted(object, matched)
             });
             if before.is_none() {
-                before = drifted.map(|object| (desired.values(object), managed(object).to_vec()));
+                before = drifted
+                    .map(|object| (desired.values(object), managed_fields_of(object).to_vec()));
             }
             let is_applied = matches!(action, ChildAction::Apply(_));
             let written = match action {
@@ -592,7 +593,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }
         if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
             labels.retain(|name, _| {
-                managed_fields::may_own_label(managed(object), self.field_manager, name)
+                managed_fields::may_own_label(managed_fields_of(object), self.field_manager, name)
             });
         }
         if let Some(metadata) = content["metadata"].as_object_mut() {

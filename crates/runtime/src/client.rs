@@ -37,7 +37,7 @@ const WATCH_MARGIN: Duration = Duration::from_secs(15);
 
 /// Reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestError {
+pub(crate) enum RequestError {
     /// The request is a write, and this replica does not hold the lease: the client did not send the request, or did
     /// not wait for the response.
     #[error("cancelled: this replica does not hold the lease")]

@@ -95,7 +95,7 @@ fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
 
 /// Address of an apiserver in metrics and traces, without the password that its URL may contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ApiServerAddress {
+pub(crate) struct ApiServerAddress {
     /// URL without path and credentials.
     pub url: String,
     /// Name or IP address.

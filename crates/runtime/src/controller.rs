@@ -33,9 +33,6 @@ use super::trigger::Trigger;
 use super::watch::SyncState;
 use super::{ObjectKey, Revision, finalizer, write};
 
-/// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
-const STATUS_DELAY: Duration = Duration::from_secs(5);
-
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
 
@@ -87,7 +84,7 @@ pub trait Controller: Send + Sync + 'static {
     const FIELD_MANAGER: &'static str;
     /// True if the status may wait: under load, the runtime then writes it after the children of other objects, and
     /// once for several reconciles. False if another object or process relies on the status, such as on a recorded
-    /// intent.
+    /// intent. Without effect if there is a [`status_interval`](Self::status_interval).
     const STATUS_CAN_WAIT: bool = true;
 
     /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
@@ -135,7 +132,8 @@ pub trait Controller: Send + Sync + 'static {
     /// object that is being deleted and no longer has the kind's finalizer.
     fn forget(&self, _key: &ObjectKey) {}
 
-    /// Called when this replica becomes the leader, before the first reconcile.
+    /// Called when this replica acquires the lease, before the first reconcile. Never called without leader election:
+    /// the replica then leads from its start.
     fn lead(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
@@ -380,7 +378,7 @@ impl<K: ReconciledKind> StatusUpdate<K> {
 }
 
 /// A controller and its state in the runtime.
-pub(super) struct Managed<C: Controller> {
+pub(super) struct Reconciler<C: Controller> {
     pub controller: C,
     pub shared: Arc<KindContext<C::Kind>>,
     /// State of the lists of the kind.
@@ -390,7 +388,7 @@ pub(super) struct Managed<C: Controller> {
     failing: Mutex<HashSet<ObjectKey>>,
 }
 
-impl<C: Controller> Managed<C> {
+impl<C: Controller> Reconciler<C> {
     pub fn new(controller: C, shared: Arc<KindContext<C::Kind>>, sync: SyncState) -> Self {
         Self {
             controller,
@@ -591,15 +589,9 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
         .contested(contested.map(|ready| ready.message.to_owned()))
 }
 
-impl<C: Controller> Reconcile for Managed<C> {
+impl<C: Controller> Reconcile for Reconciler<C> {
     type Object = C::Kind;
     type StatusUpdate = Box<StatusUpdate<C::Kind>>;
-
-    const MAX_STATUS_DELAY: Duration = if C::STATUS_CAN_WAIT {
-        STATUS_DELAY
-    } else {
-        Duration::ZERO
-    };
 
     async fn reconcile(
         &self,
@@ -732,7 +724,7 @@ mod tests {
 
     /// A controller of widgets, and the bodies of its writes by path.
     struct Fixture {
-        managed: Managed<Widgets>,
+        reconciler: Reconciler<Widgets>,
         writes: mpsc::UnboundedReceiver<(String, Value)>,
         update: Option<Box<StatusUpdate<Widget>>>,
     }
@@ -772,7 +764,7 @@ mod tests {
                 is_synced: true,
             };
             Self {
-                managed: Managed::new(widgets, shared, SyncState::default()),
+                reconciler: Reconciler::new(widgets, shared, SyncState::default()),
                 writes,
                 update: None,
             }
@@ -780,16 +772,24 @@ mod tests {
 
         async fn reconcile(&mut self, widget: Widget) -> Result<Requeue, Failure> {
             let (widget, update) = (Arc::new(widget), &mut self.update);
-            self.managed.reconcile(widget, update).await
+            self.reconciler.reconcile(widget, update).await
         }
 
         async fn write_status(&mut self) -> Result<Option<Duration>, Failure> {
-            self.managed.write_status(self.update.take().unwrap()).await
+            self.reconciler
+                .write_status(self.update.take().unwrap())
+                .await
         }
 
         /// Returns what the last reconcile saw.
         fn seen(&self) -> (WidgetStatus, bool) {
-            self.managed.controller.seen.lock().unwrap().pop().unwrap()
+            self.reconciler
+                .controller
+                .seen
+                .lock()
+                .unwrap()
+                .pop()
+                .unwrap()
         }
     }
 
@@ -879,10 +879,10 @@ mod tests {
     #[tokio::test]
     async fn object_waits_for_the_lists() {
         let mut fixture = Fixture::start(200, vec![Ok(outcome("A"))]);
-        fixture.managed.controller.is_synced = false;
+        fixture.reconciler.controller.is_synced = false;
         let waiting = fixture.reconcile(widget("1", "7", None)).now_or_never();
         assert!(waiting.is_none());
-        fixture.managed.controller.is_synced = true;
+        fixture.reconciler.controller.is_synced = true;
         fixture.reconcile(widget("1", "7", None)).await.unwrap();
         assert!(fixture.update.is_some());
     }

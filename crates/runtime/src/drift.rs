@@ -59,7 +59,7 @@ pub struct Drift {
 pub type Advice = &'static [(&'static str, &'static str)];
 
 /// Correction of a child's drift.
-pub struct Correction<'a> {
+pub(crate) struct Correction<'a> {
     /// Title of the child, such as `Deployment shop/web`.
     pub title: &'a str,
     /// The fields that were changed.
@@ -208,7 +208,7 @@ impl Drift {
     }
 
     /// Records a correction of a child.
-    pub fn corrected(&self, owner: &Owner, child: &ObjectKey, correction: &Correction<'_>) {
+    pub(crate) fn corrected(&self, owner: &Owner, child: &ObjectKey, correction: &Correction<'_>) {
         let Correction {
             title,
             fields,

@@ -221,7 +221,7 @@ pub fn message(error: &kube::Error) -> String {
 }
 
 /// Returns the reason of an object whose child the apiserver rejects with this status.
-pub fn rejection_reason(status: &Status) -> &'static str {
+pub(crate) fn rejection_reason(status: &Status) -> &'static str {
     if is_terminating(status) {
         NAMESPACE_TERMINATING
     } else if status.code == 403 && status.message.contains("exceeded quota") {

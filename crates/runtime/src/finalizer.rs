@@ -19,7 +19,7 @@ pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.
-pub async fn add<K>(
+pub(crate) async fn add<K>(
     own_writes: &OwnWrites<K>,
     api: &Api<K>,
     manager: &str,

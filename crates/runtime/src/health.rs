@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use crate::server::{self, Limits};
 
-/// State of a kind's caches.
+/// State of a kind's caches, as the probes report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KindState {
+pub(crate) enum KindReadiness {
     /// The CRD is missing or incompatible, or the controller is off; with the reason. Other kinds work without it.
     Absent(String),
     /// The caches are not synced yet.
@@ -39,7 +39,7 @@ pub struct Probes(Arc<Mutex<ProbeState>>);
 struct ProbeState {
     /// True once every kind is set; not ready before.
     is_started: bool,
-    kinds: BTreeMap<&'static str, KindState>,
+    kinds: BTreeMap<&'static str, KindReadiness>,
     loops: Vec<Loop>,
     /// Number of the next step of any loop: steps are numbered in the order in which they begin.
     next_step: u64,
@@ -58,12 +58,12 @@ impl Probes {
     }
 
     /// Records that the state of every kind is set. Until then, `/readyz` is not ready.
-    pub fn set_started(&self) {
+    pub(crate) fn set_started(&self) {
         self.state().is_started = true;
     }
 
     /// Sets the state of a kind.
-    pub fn set(&self, kind: &'static str, state: KindState) {
+    pub(crate) fn set(&self, kind: &'static str, state: KindReadiness) {
         self.state().kinds.insert(kind, state);
     }
 
@@ -117,9 +117,9 @@ impl Probes {
         }
         for (kind, state) in &inner.kinds {
             match state {
-                KindState::Synced => report.line(true, kind, format_args!("synced")),
-                KindState::Syncing => report.line(false, kind, format_args!("not synced")),
-                KindState::PartiallySynced(denied) => {
+                KindReadiness::Synced => report.line(true, kind, format_args!("synced")),
+                KindReadiness::Syncing => report.line(false, kind, format_args!("not synced")),
+                KindReadiness::PartiallySynced(denied) => {
                     let namespaces = denied.iter().map(|(namespace, why)| match namespace {
                         Some(namespace) => format!("in {namespace}: {why}"),
                         None => format!("in the cluster: {why}"),
@@ -131,7 +131,9 @@ impl Probes {
                         format_args!("not synced {}", namespaces.join("; ")),
                     );
                 }
-                KindState::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
+                KindReadiness::Absent(why) => {
+                    report.line(true, kind, format_args!("absent: {why}"));
+                }
             }
         }
         report.finish("ready")
@@ -241,32 +243,32 @@ mod tests {
             probes.ready(),
             (false, "[-]controllers not started\nnot ready\n".into())
         );
-        probes.set("gadget", KindState::Synced);
+        probes.set("gadget", KindReadiness::Synced);
         let body = "[-]controllers not started\n[+]gadget synced\nnot ready\n";
         assert_eq!(probes.ready(), (false, body.into()));
-        probes.set("widget", KindState::Syncing);
+        probes.set("widget", KindReadiness::Syncing);
         probes.set_started();
         probes.set(
             "thing",
-            KindState::Absent("no CRD things.example.com".into()),
+            KindReadiness::Absent("no CRD things.example.com".into()),
         );
         let body = "[+]gadget synced\n[+]thing absent: no CRD things.example.com\n\
             [-]widget not synced\nnot ready\n";
         assert_eq!(probes.ready(), (false, body.into()));
-        probes.set("widget", KindState::Synced);
+        probes.set("widget", KindReadiness::Synced);
         let (ready, body) = probes.ready();
         assert!(ready, "{body}");
         assert!(
             body.ends_with("\nready\n") && body.contains("[+]thing absent"),
             "{body}"
         );
-        probes.set("thing", KindState::Syncing);
+        probes.set("thing", KindReadiness::Syncing);
         assert!(!probes.ready().0, "a CRD that arrives later is waited for");
         let denied = [
             (Some("a".to_owned()), "no".to_owned()),
             (Some("b".to_owned()), "no permission".to_owned()),
         ];
-        probes.set("thing", KindState::PartiallySynced(denied.into()));
+        probes.set("thing", KindReadiness::PartiallySynced(denied.into()));
         let (ready, body) = probes.ready();
         assert!(
             !ready && body.contains("[-]thing not synced in a: no; in b: no permission\n"),
@@ -315,7 +317,7 @@ mod tests {
         assert_eq!(get("/livez").await, (200, "live\n".into()));
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/readyz").await.0, 503);
-        probes.set("gadget", KindState::Synced);
+        probes.set("gadget", KindReadiness::Synced);
         probes.set_started();
         assert_eq!(
             get("/readyz").await,

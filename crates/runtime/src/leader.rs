@@ -48,7 +48,7 @@ pub fn identity(pod: Option<&str>, program: &str) -> String {
 
 /// Reason why the leadership ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum LeadershipEnd<T> {
+pub(crate) enum LeadershipEnd<T> {
     /// The work has finished. The lease was released, or expires soon if the apiserver did not answer.
     Finished(T),
     /// The lease was lost and the work dropped. The process must exit: requests in flight may still arrive.
@@ -71,7 +71,7 @@ enum Attempt {
 
 /// A candidate for the lease.
 #[derive(Clone)]
-pub struct LeaderElector {
+pub(crate) struct LeaderElector {
     api: Api<Lease>,
     name: String,
     identity: String,
@@ -486,7 +486,7 @@ impl RepeatedWarning {
 /// `fence` opens with the first renewal. It is closed before this function returns, whatever the result, and before the
 /// lease is released. `work` should finish soon after `stop`; the lease is renewed until then. `work` is polled in the
 /// caller's task, between renewals, so it must not block.
-pub async fn lead<W: Future>(
+pub(crate) async fn lead<W: Future>(
     elector: &LeaderElector,
     fence: &Fence,
     stop: &CancellationToken,

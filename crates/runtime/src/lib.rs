@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 pub mod availability;
 pub mod background;
 pub mod backoff;
-mod cache;
+pub mod cache;
 pub mod child_cache;
 pub mod children;
 pub mod client;
@@ -58,9 +58,6 @@ mod testing;
 pub mod trigger;
 pub mod watch;
 pub mod write;
-
-/// Threads for blocking work, mainly DNS lookups.
-pub const BLOCKING_THREADS: usize = 16;
 
 /// Namespace and name of an object. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -148,7 +148,7 @@ pub(crate) fn may_own_label(managed: &[ManagedFieldsEntry], manager: &str, label
 
 /// Fields taken from other managers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TakenFields {
+pub(crate) struct TakenFields {
     /// The taken fields.
     pub fields: BTreeSet<Path>,
     /// Managers that owned these fields.
@@ -157,7 +157,7 @@ pub struct TakenFields {
 
 /// Transfer of fields from other managers.
 #[derive(Debug, PartialEq)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     /// The `managedFields` after the transfer.
     pub entries: Vec<ManagedFieldsEntry>,
     /// Transferred fields.
@@ -166,7 +166,7 @@ pub struct Transfer {
 
 /// Transfers these fields from all other managers to `manager`, which applied the object, so that the next apply
 /// removes those that it does not set; `None` if no other manager owns any of them.
-pub fn transfer(
+pub(crate) fn transfer(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     paths: &BTreeSet<Path>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
@@ -22,15 +22,17 @@ use tracing::warn;
 
 use super::availability::Availability;
 use super::backoff::BackoffPolicy;
-use super::cache::{Cache, CacheChange, KindCacheState};
+use super::cache::{Cache, CacheChange, CacheStatus, KindCacheState};
+use super::controller::{Controller, KindContext, Reconciler};
 use super::drain::InFlight;
 use super::events::Events;
-use super::health::{KindState, Probes, Watchdog};
+use super::health::{KindReadiness, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
 use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
 use super::objects::Objects;
-use super::runner::{Reconcile, ReconcileLimits, Runner};
+use super::runner::{ReconcileLimits, Runner};
+use super::setup::Setup;
 use super::tasks::Tasks;
 use super::trigger::Trigger;
 use super::watch::{
@@ -41,6 +43,9 @@ use crate::settings::{RuntimeTimings, Settings};
 
 /// Maximum number of concurrent reconciles of one controller.
 const MAX_CONCURRENT_RECONCILES: u16 = 16;
+
+/// Maximum time that the write of a status waits for reconciles, so that constant load starves no status.
+const MAX_STATUS_DELAY: Duration = Duration::from_secs(5);
 
 /// Namespace, of which the operator watches the metadata only.
 pub type NamespaceMeta = PartialObjectMeta<Namespace>;
@@ -100,49 +105,6 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> KindHandles<K> {
     /// Adds an observer of the kind's watch. An observer gets whole objects, whereas the cache drops metadata.
     pub fn add_observer(&mut self, observer: Arc<impl Observer<K>>) {
         self.observers.push(observer);
-    }
-}
-
-/// View of the cache of a kind for the reconciles of this kind and of others.
-#[derive(Clone)]
-pub struct CacheStatus {
-    state: watch::Receiver<KindCacheState>,
-    /// First relist that counts. A watch that stalled on a standby is stale, and a reconcile of stale state would undo
-    /// the changes of the previous leader: a replica that begins to lead lists every kind again.
-    required: u64,
-}
-
-impl CacheStatus {
-    /// Returns why objects of this kind are not served in `namespace`: the CRD is missing or incompatible, the
-    /// controller is off, or the apiserver denies the list. Returns `None` while they are served, and while the cache
-    /// is syncing. While the cache is syncing, an object that is not cached may exist.
-    pub fn unavailable(&self, namespace: &str) -> Option<String> {
-        match &self.state.borrow().kind {
-            KindState::Absent(why) => Some(why.clone()),
-            KindState::PartiallySynced(denied) => denied
-                .get(&None)
-                .or_else(|| denied.get(&Some(namespace.to_owned())))
-                .cloned(),
-            KindState::Syncing | KindState::Synced => None,
-        }
-    }
-
-    /// Returns whether objects are cached, in the namespaces that may be listed.
-    fn is_served(&self) -> bool {
-        matches!(
-            self.state.borrow().kind,
-            KindState::Synced | KindState::PartiallySynced(_)
-        )
-    }
-
-    /// Waits until the cache is synced, as far as the apiserver allows lists, or the kind is known not to be served.
-    pub async fn synced(mut self) {
-        let required = Some(self.required);
-        let is_synced = |state: &KindCacheState| {
-            state.relist >= required || matches!(state.kind, KindState::Absent(_))
-        };
-        // The wait fails only while the process ends.
-        let _ = self.state.wait_for(is_synced).await;
     }
 }
 
@@ -276,10 +238,7 @@ impl Manager {
         KindHandles {
             objects: Objects::default(),
             trigger: Trigger::default(),
-            cache: CacheStatus {
-                state: state.subscribe(),
-                required: self.settings.leader_elect.into(),
-            },
+            cache: CacheStatus::new(&state, self.settings.leader_elect),
             kind,
             state,
             sync: SyncState::default(),
@@ -298,19 +257,30 @@ impl Manager {
         events
     }
 
-    /// Watches a kind, and reconciles its objects while this replica leads and once `after` has ended. Every replica
-    /// calls `on` with each change of the cache, and with whether all objects have been listed.
-    pub(super) fn add_runner<R>(
+    /// Adds the controller that `new` builds.
+    ///
+    /// # Errors
+    /// The errors of `new`.
+    pub fn add<C: Controller>(
         &mut self,
-        handles: KindHandles<R::Object>,
-        reconciler: Arc<R>,
-        limits: ReconcileLimits,
-        after: BoxFuture<'static, ()>,
-        on: impl Fn(CacheChange<R::Object>, bool) + Send + Sync + 'static,
-    ) where
-        R: Reconcile,
-        R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Kind,
-    {
+        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
+    ) -> anyhow::Result<()> {
+        let handles = self.kind(C::KIND);
+        self.add_controller(handles, new)
+    }
+
+    /// Adds the controller that `new` builds, of a kind whose objects another controller needs as well: `handles` comes
+    /// from [`Manager::kind`]. Every replica watches the kind; the controller reconciles while this replica leads and
+    /// once [`Setup::after`] has ended.
+    ///
+    /// # Errors
+    /// The errors of `new`.
+    pub fn add_controller<C: Controller>(
+        &mut self,
+        handles: KindHandles<C::Kind>,
+        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
+    ) -> anyhow::Result<()> {
+        let name = C::KIND.controller;
         let KindHandles {
             objects,
             trigger,
@@ -320,16 +290,47 @@ impl Manager {
             sync,
             observers,
         } = handles;
-        let commands = watch::Sender::<WatchCommand>::default();
-        let name = kind.controller;
+        let watch_needed = Arc::new(SetOnce::new());
+        let events = self.events(name);
+        let shared = KindContext::new(
+            self.client.clone(),
+            C::FIELD_MANAGER,
+            objects.clone(),
+            trigger.clone(),
+            events.clone(),
+        );
+        let mut setup = Setup {
+            manager: self,
+            objects: objects.clone(),
+            trigger: trigger.clone(),
+            events,
+            watch_needed: Arc::clone(&watch_needed),
+            after: ready(()).boxed(),
+            name,
+            field_manager: C::FIELD_MANAGER,
+        };
+        let controller = new(&mut setup)?;
+        let after = setup.after;
+        let limits = self.limits(&controller);
+        let reconciler = Arc::new(Reconciler::new(controller, shared, sync.clone()));
+
         let (served, counted) = (cache.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
             served
                 .is_served()
                 .then(|| tally(counted.all().iter().map(|object| object.readiness())))
         });
+        let commands = watch::Sender::<WatchCommand>::default();
         if self.settings.runs(name) {
-            self.probes.set(name, KindState::Syncing);
+            self.probes.set(name, KindReadiness::Syncing);
+            let (observed, reconciles) = (Arc::clone(&reconciler), trigger.clone());
+            let on = move |change, is_listed| {
+                if let CacheChange::Present(_) = change {
+                    // Later calls have no effect.
+                    let _ = watch_needed.set(());
+                }
+                observed.on_change(change, is_listed, &reconciles);
+            };
             let cache = Cache::new(
                 name,
                 objects.clone(),
@@ -345,18 +346,18 @@ impl Manager {
             self.watch_kind(kind, index, sync, commands.clone());
         } else {
             let by = self.settings.program.hints.select_controllers;
-            let off = KindState::Absent(format!("disabled by {by}"));
+            let off = KindReadiness::Absent(format!("disabled by {by}"));
             self.probes.set(name, off.clone());
             state.send_modify(|state| state.kind = off);
         }
-        let watchdog = self.watchdog(name);
+
         let runner = Runner::new(
             name,
             reconciler,
             limits,
             &self.metrics,
             self.availability.clone(),
-            watchdog,
+            self.watchdog(name),
             self.reconciles.clone(),
         );
         let is_candidate = self.settings.leader_elect;
@@ -374,6 +375,7 @@ impl Manager {
                 .guard(format!("the controller of {name}s"), run)
                 .boxed(),
         );
+        Ok(())
     }
 
     /// Watches the namespaces of `apis` with `config`, once `watch_needed` is set. `index` gets the objects, and `sync`
@@ -524,8 +526,8 @@ impl Manager {
         );
     }
 
-    /// Returns the limits of the settings.
-    pub(super) fn limits(&self) -> ReconcileLimits {
+    /// Returns the limits of a controller's reconciles and status writes.
+    fn limits<C: Controller>(&self, controller: &C) -> ReconcileLimits {
         let timings = &self.settings.timings;
         ReconcileLimits {
             concurrency: MAX_CONCURRENT_RECONCILES,
@@ -542,8 +544,13 @@ impl Manager {
                 min: timings.poll_min,
                 max: timings.poll_max,
             },
-            sync_period: timings.sync_period,
-            status_interval: Duration::ZERO,
+            sync_period: controller.sync_period(timings.sync_period),
+            status_interval: controller.status_interval(),
+            max_status_delay: if C::STATUS_CAN_WAIT {
+                MAX_STATUS_DELAY
+            } else {
+                Duration::ZERO
+            },
         }
     }
 
@@ -592,51 +599,4 @@ impl Manager {
 /// Returns the duration from which a step counts as stuck: a reconcile is dropped after its timeout.
 fn max_step(timings: &RuntimeTimings) -> Duration {
     timings.reconcile_timeout * 2
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use super::*;
-
-    #[test]
-    fn status_returns_why_its_kind_is_not_served() {
-        let (state, status) = status(0);
-        let becomes = |kind: KindState| state.send_modify(|state| state.kind = kind);
-        assert_eq!(status.unavailable("a"), None, "that is not known yet");
-        becomes(KindState::Absent("switched off".into()));
-        assert_eq!(status.unavailable("a").as_deref(), Some("switched off"));
-        becomes(KindState::PartiallySynced(
-            [(Some("b".into()), "no".into())].into(),
-        ));
-        assert_eq!(
-            (status.unavailable("a"), status.unavailable("b")),
-            (None, Some("no".into()))
-        );
-        becomes(KindState::PartiallySynced([(None, "no".into())].into()));
-        assert_eq!(status.unavailable("a").as_deref(), Some("no"));
-        becomes(KindState::Synced);
-        assert_eq!(status.unavailable("a"), None);
-    }
-
-    #[tokio::test]
-    async fn leader_waits_for_a_list_of_its_own_or_for_a_kind_that_is_not_served() {
-        let (state, status) = status(1);
-        let becomes = |kind, relist| _ = state.send_replace(KindCacheState { kind, relist });
-        let is_synced = || status.clone().synced().now_or_never().is_some();
-        becomes(KindState::Synced, Some(0));
-        assert!(!is_synced(), "the list is that of the standby");
-        becomes(KindState::Synced, Some(1));
-        assert!(is_synced());
-        becomes(KindState::Synced, None);
-        assert!(!is_synced());
-        becomes(KindState::Absent("switched off".into()), None);
-        assert!(is_synced());
-    }
-
-    fn status(required: u64) -> (watch::Sender<KindCacheState>, CacheStatus) {
-        let (sender, state) = watch::channel(KindCacheState::syncing());
-        (sender, CacheStatus { state, required })
-    }
 }

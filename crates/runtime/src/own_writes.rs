@@ -10,7 +10,7 @@ use super::{ObjectKey, is_newer};
 
 /// State of each object after the operator's last write, until the cache has caught up. A reconcile of an older state
 /// would repeat the write.
-pub struct OwnWrites<K: Resource> {
+pub(crate) struct OwnWrites<K: Resource> {
     trigger: Trigger<K>,
     objects: Mutex<HashMap<ObjectKey, Arc<K>>>,
     /// States that the cache showed of objects with a write in flight.

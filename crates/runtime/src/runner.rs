@@ -39,10 +39,6 @@ pub(super) trait Reconcile: Send + Sync + 'static {
     /// Status that a reconcile has computed, with its Event.
     type StatusUpdate: Send + 'static;
 
-    /// Maximum time that the write of a status waits for reconciles. Meanwhile a newer status of the object may replace
-    /// the waiting one.
-    const MAX_STATUS_DELAY: Duration;
-
     /// Reconciles one object. The runner takes one step of an object at a time, and may drop the future at any await.
     /// `update` is the unwritten status of an earlier reconcile, if any; the reconcile replaces or keeps it.
     fn reconcile(
@@ -120,6 +116,9 @@ pub(super) struct ReconcileLimits {
     pub waiting: BackoffPolicy,
     /// Interval of reconciles that nothing triggers.
     pub sync_period: Duration,
+    /// Maximum time that the write of a status waits for reconciles. Meanwhile a newer status of the object may replace
+    /// the waiting one. Without effect if there is a `status_interval`.
+    pub max_status_delay: Duration,
     /// Minimum time between two writes of an object's status.
     pub status_interval: Duration,
 }
@@ -686,7 +685,7 @@ impl<R: Reconcile> Runner<R> {
                 update,
                 // The newest status keeps the position of the first unwritten one.
                 position: position.unwrap_or_else(|| {
-                    work.status_position(key, Instant::now(), R::MAX_STATUS_DELAY)
+                    work.status_position(key, Instant::now(), self.limits.max_status_delay)
                 }),
                 requeue,
                 span: Span::current(),

@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use futures::FutureExt as _;
-use futures::future::{BoxFuture, ready};
+use futures::future::BoxFuture;
 use qm_core::kind::Kind;
 use tokio::sync::SetOnce;
 
-use super::cache::CacheChange;
 use super::child_cache::ChildCache;
 use super::children::{ChildKind, ChildSummary, Children, WriteLimiter};
-use super::controller::{Controller, KindContext, Managed, ReconciledKind};
+use super::controller::ReconciledKind;
 use super::drift::{Advice, Drift};
 use super::events::Events;
 use super::manager::{KindHandles, Manager};
 use super::objects::Objects;
 use super::raw_object::BoundedObject;
-use super::runner::ReconcileLimits;
 use super::trigger::Trigger;
 use super::watch::SyncState;
 
@@ -33,10 +30,10 @@ pub struct Setup<'a, K: ReconciledKind> {
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub watch_needed: Arc<SetOnce<()>>,
     /// Future that must end before the first reconcile, such as
-    /// [`CacheStatus::synced`](super::manager::CacheStatus::synced) of another kind.
+    /// [`CacheStatus::synced`](super::cache::CacheStatus::synced) of another kind.
     pub after: BoxFuture<'static, ()>,
-    name: &'static str,
-    field_manager: &'static str,
+    pub(super) name: &'static str,
+    pub(super) field_manager: &'static str,
 }
 
 impl<K: ReconciledKind> Setup<'_, K> {
@@ -128,69 +125,5 @@ impl<K: ReconciledKind> Setup<'_, K> {
             drift,
             unconfirmed: WriteLimiter::new(self.manager.settings.timings.confirmation_period),
         }
-    }
-}
-
-impl Manager {
-    /// Adds the controller that `new` builds.
-    ///
-    /// # Errors
-    /// The errors of `new`.
-    pub fn add<C: Controller>(
-        &mut self,
-        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
-    ) -> anyhow::Result<()> {
-        let handles = self.kind(C::KIND);
-        self.add_controller(handles, new)
-    }
-
-    /// Adds the controller that `new` builds, of a kind whose objects another controller needs as well: `handles` comes
-    /// from [`Manager::kind`].
-    ///
-    /// # Errors
-    /// The errors of `new`.
-    pub fn add_controller<C: Controller>(
-        &mut self,
-        handles: KindHandles<C::Kind>,
-        new: impl FnOnce(&mut Setup<'_, C::Kind>) -> anyhow::Result<C>,
-    ) -> anyhow::Result<()> {
-        let (objects, trigger) = (handles.objects.clone(), handles.trigger.clone());
-        let watch_needed = Arc::new(SetOnce::new());
-        let events = self.events(C::KIND.controller);
-        let shared = KindContext::new(
-            self.client.clone(),
-            C::FIELD_MANAGER,
-            objects.clone(),
-            trigger.clone(),
-            events.clone(),
-        );
-        let mut setup = Setup {
-            manager: self,
-            objects,
-            trigger: trigger.clone(),
-            events,
-            watch_needed: Arc::clone(&watch_needed),
-            after: ready(()).boxed(),
-            name: C::KIND.controller,
-            field_manager: C::FIELD_MANAGER,
-        };
-        let controller = new(&mut setup)?;
-        let after = setup.after;
-        let limits = self.limits();
-        let limits = ReconcileLimits {
-            sync_period: controller.sync_period(limits.sync_period),
-            status_interval: controller.status_interval(),
-            ..limits
-        };
-        let managed = Arc::new(Managed::new(controller, shared, handles.sync.clone()));
-        let observed = Arc::clone(&managed);
-        self.add_runner(handles, managed, limits, after, move |change, is_listed| {
-            if let CacheChange::Present(_) = change {
-                // Later calls have no effect.
-                let _ = watch_needed.set(());
-            }
-            observed.on_change(change, is_listed, &trigger);
-        });
-        Ok(())
     }
 }

@@ -129,7 +129,7 @@ where
 
 /// Creates the span of one reconcile. Log lines of the reconcile have the span's fields at any log level: a span below
 /// level `error` would be off while the settings limit the runtime's target to errors.
-pub fn reconcile_span(
+pub(crate) fn reconcile_span(
     controller: &str,
     group: &str,
     kind: &str,

@@ -11,10 +11,9 @@ mod hub;
 mod stream;
 
 pub(crate) use adapter::ObservedIndex;
-pub use adapter::{
-    Index, Observer, ResourceName, ResourceWatch, SyncState, WatchCommand, WatchPhase, WatchProblem,
-};
+pub use adapter::{Index, Observer, ResourceName, SyncState, WatchPhase, WatchProblem};
+pub(crate) use adapter::{ResourceWatch, WatchCommand};
 pub use hub::{NewIndex, WatchHub};
 #[cfg(test)]
 pub(crate) use stream::tests;
-pub use stream::{WatchUpdate, error_status, watch_object, watch_updates};
+pub use stream::{error_status, watch_object};

@@ -8,7 +8,7 @@ use qm_api::common::SCHEMA;
 
 use crate::cli::commands::UninstallArgs;
 use crate::commands::{FailedRequest, has_code, message, objects};
-use crate::kinds;
+use crate::controllers;
 
 /// The CRD of a kind.
 pub(super) type Crd = PartialObjectMeta<CustomResourceDefinition>;
@@ -20,7 +20,7 @@ pub(super) async fn read(
     args: &UninstallArgs,
 ) -> Result<(Vec<Crd>, Option<String>), FailedRequest> {
     let (mut crds, mut unknown) = (Vec::new(), None);
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         match objects::crd(client, kind).await {
             Ok(crd) => crds.extend(crd),
             Err(error) if has_code(&error, 403) && !args.purge => unknown = Some(message(&error)),

@@ -13,8 +13,8 @@ use crate::REPLACE_CRDS;
 use crate::cli::commands::{ClusterArgs, UninstallArgs};
 use crate::commands::printer::{Cell, Printer, count};
 use crate::commands::{in_namespace, objects};
+use crate::controllers;
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
-use crate::kinds;
 
 pub(super) struct UninstallPlan {
     /// The kinds in the order of their deletion, without those whose CRD is another program's.
@@ -32,7 +32,7 @@ impl UninstallPlan {
     /// Lists everything in the cluster that belongs to Quartermaster's kinds.
     pub(super) async fn discover(client: &Client, args: &UninstallArgs) -> anyhow::Result<Self> {
         let mut targets = Vec::new();
-        for kind in kinds::uninstall_order() {
+        for kind in controllers::uninstall_order() {
             targets.extend(UninstallTarget::list(client, kind, args).await?);
         }
         let (mut crds, unknown) = crds::read(client, args).await?;
@@ -55,7 +55,7 @@ impl UninstallPlan {
         }
         targets.retain(|target| !is_foreign(target.kind));
         crds.retain(|crd| crds::is_purged(crd, args));
-        let mut kinds = kinds::uninstall_order();
+        let mut kinds = controllers::uninstall_order();
         kinds.retain(|kind| !is_foreign(kind));
         Ok(Self {
             kinds,

@@ -98,10 +98,7 @@ pub(crate) struct AppServices {
 }
 
 /// Adds the controller.
-///
-/// # Errors
-/// None.
-pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
+pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let scaling_grace_period = config.timings.scaling_inactive_grace_period;
     manager.add(|setup| {
         Ok(AppServices {

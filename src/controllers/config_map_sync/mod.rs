@@ -97,10 +97,7 @@ struct CopyTotals {
 }
 
 /// Adds the controller.
-///
-/// # Errors
-/// None.
-pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
+pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let cache = setup.child_cache();
         let index = Arc::new(SyncIndex::new(

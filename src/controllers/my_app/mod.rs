@@ -94,10 +94,7 @@ enum NodeState {
 }
 
 /// Adds the controller.
-///
-/// # Errors
-/// None.
-pub fn start(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
+pub(super) fn add_to(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()> {
     manager.add(|setup| {
         let timings = &setup.manager.settings.timings;
         let (min, max) = (timings.backoff_min, timings.backoff_max);

@@ -75,10 +75,7 @@ pub(crate) struct MyIngresses<A> {
 }
 
 /// Adds the controller.
-///
-/// # Errors
-/// None.
-pub fn start(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
+pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Result<()> {
     let timings = &config.timings;
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));

@@ -9,7 +9,7 @@ use qm_core::nearest::nearest;
 use qm_notify::Transport;
 use qm_notify::queue::Outbox;
 use qm_runtime::ObjectKey;
-use qm_runtime::manager::CacheStatus;
+use qm_runtime::cache::CacheStatus;
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::SUSPENDED;
 

@@ -1,8 +1,8 @@
 //! Alerts and dashboard query only metrics, labels and label values that `/metrics` serves.
 
 use qm_runtime::outcome::SUSPENDED;
+use quartermaster::controllers::KINDS;
 use quartermaster::controllers::{config_map_sync, my_ingress, tracked_field_set};
-use quartermaster::kinds::KINDS;
 use xtask::docs::every_metric;
 
 use super::*;

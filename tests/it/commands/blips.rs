@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use qm_api::ContactPoint;
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::json;
 use testbed::process::Folder;
 use testbed::proxy::{Fault, Match, Proxy, Refusal, Times, Verb};
@@ -131,7 +131,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     let order = proxy.inject(lists(), Times::First(2), busy());
 
     // The command reads each CRD once before it begins.
-    let kinds = u64::try_from(kinds::KINDS.len()).unwrap();
+    let kinds = u64::try_from(controllers::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
     let read = proxy.inject(
         Match::verb(Verb::Get).resource(crds),

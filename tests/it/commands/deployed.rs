@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject};
 use qm_api::{ConfigMapSync, MyIngress};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use testbed::ControlPlane;
 use testbed::wait::until;
 
@@ -27,7 +27,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
     kubectl(&["apply", "-f", folder]).await.unwrap();
     let client = plane.client().await.unwrap();
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         let served = async || Ok(Some(api.list(&Default::default()).await?));
         until(format!("{} are served", kind.crd_name()), SOON, served)
@@ -54,7 +54,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     kubectl(&set).await.unwrap();
     let mut operators = Operator::installed(&plane, SYSTEM, DEPLOYMENT).await;
     scene.all_ready().await;
-    assert_eq!(scene.remaining().await.len(), kinds::KINDS.len());
+    assert_eq!(scene.remaining().await.len(), controllers::KINDS.len());
 
     // kubectl deletes everything at once, and then waits for finalizers that nobody removes: the operators are frozen.
     for operator in &mut operators {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 use qm_api::{AppService, ConfigMapSync};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::{Value, json};
 
 use super::Run;
@@ -10,7 +10,7 @@ use crate::support::Bed;
 
 /// Returns the name of the CRD of a controller.
 fn named(controller: &str) -> String {
-    kinds::KINDS
+    controllers::KINDS
         .iter()
         .find(|kind| kind.controller == controller)
         .unwrap()

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use qm_core::kind::KindInfo;
-use quartermaster::kinds::KINDS;
+use quartermaster::controllers::KINDS;
 use testbed::aws::{Aws, FOREIGN};
 use testbed::process::Folder;
 use testbed::receiver::Receiver;

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams};
 use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress, TrackedFieldSet};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
 use testbed::receiver::Receiver;
@@ -100,7 +100,7 @@ impl Scene {
     /// Returns the remaining objects of the namespace, as `PLURAL/NAME`.
     pub(super) async fn remaining(&self) -> Vec<String> {
         let mut left = Vec::new();
-        for kind in kinds::KINDS {
+        for kind in controllers::KINDS {
             let resource = kind.resource();
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.bed.client.clone(), &self.bed.namespace, &resource);
@@ -471,7 +471,7 @@ async fn purge_leaves_nothing() {
         (vec![], vec![])
     );
     let crds = async || scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         assert!(crds().await.contains(&kind.crd_name()));
     }
 
@@ -524,7 +524,7 @@ async fn purge_leaves_nothing() {
     };
     let (purge_output, ()) = tokio::join!(purge, meanwhile);
     assert_eq!(purge_output.code, 0, "{purge_output:#?}");
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         assert!(
             !crds().await.contains(&kind.crd_name()),
             "{purge_output:#?}"

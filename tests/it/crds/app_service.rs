@@ -3,7 +3,7 @@
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{CustomResourceExt, ResourceExt};
 use qm_api::AppService;
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
@@ -368,7 +368,7 @@ async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
     let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
-    let shipped = kinds::crds()
+    let shipped = controllers::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(shipped.unwrap()).unwrap();
@@ -442,7 +442,7 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
         .unwrap();
     let client = plane.client().await.unwrap();
     let kind = AppService::api_resource();
-    let shipped = kinds::crds()
+    let shipped = controllers::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "AppService");
     let mut older = serde_json::to_value(shipped.unwrap()).unwrap();

@@ -14,7 +14,7 @@ use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::discovery::{ApiGroup, Discovery, Scope};
 use kube::{Client, Config};
-use quartermaster::{kinds, permissions};
+use quartermaster::{controllers, permissions};
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::wait_until;
@@ -211,7 +211,7 @@ async fn chart_role_matches_the_scope_of_each_resource(admin: Client) {
             )
         })
         .collect();
-    let all = kinds::KINDS.iter().flat_map(|kind| kind.permissions);
+    let all = controllers::KINDS.iter().flat_map(|kind| kind.permissions);
     for permission in all
         .chain(permissions::METRICS_PERMISSIONS)
         .chain(permissions::TARGET_PERMISSIONS)

@@ -138,7 +138,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
         output.contains("STATUS: deployed") && output.contains("rollout status deployment/"),
         "{output}"
     );
-    assert_eq!(crds().await, kinds::KINDS.len());
+    assert_eq!(crds().await, controllers::KINDS.len());
     bed.api::<ContactPoint>().get("theirs").await.unwrap();
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     assert_eq!(operators.len(), 2);
@@ -185,11 +185,11 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     second_release_installs_beside_the_first(&site).await;
 
     // Uninstall: users' objects stay, and so do the CRDs.
-    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = controllers::KINDS.iter().map(KindInfo::crd_name).collect();
     let kinds = &*kinds.join(",");
     let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
     // The cluster has a second contact point, and the set has TrackedFields.
-    let objects = kinds::KINDS.len() + 1 + SET_CHILDREN;
+    let objects = controllers::KINDS.len() + 1 + SET_CHILDREN;
     assert_eq!(before.lines().count(), objects, "{before}");
     // The permissions are deleted while the operator runs.
     bed.plane.audit().expect_refusals().unwrap();
@@ -200,7 +200,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
             crds().await,
             kubectl(&["get", kinds, "-A", "-o", "name"]).await
         ),
-        (kinds::KINDS.len(), before)
+        (controllers::KINDS.len(), before)
     );
     let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = kubectl(&["get", names, "-o", "name"]).await;
@@ -331,7 +331,7 @@ async fn second_release_installs_beside_the_first(site: &Site) {
             .collect::<Vec<_>>()
     };
     let before = ours().await;
-    assert!(before.len() > 4 * kinds::KINDS.len(), "{before:?}");
+    assert!(before.len() > 4 * controllers::KINDS.len(), "{before:?}");
     for name in ["another", "quartermaster"] {
         for more in [&[][..], &take] {
             let (succeeded, output) = site.helm(&[&install(name)[..], more].concat()).await;
@@ -757,7 +757,7 @@ async fn crds_of_the_release_are_deleted_after_their_objects() {
 /// CRDs that a later release leaves out stay with their objects, although the release would delete its CRDs; where helm
 /// would delete them, the chart fails.
 async fn leaving_crds_out_deletes_nothing(site: &Site) {
-    let kinds: Vec<_> = kinds::KINDS.iter().map(KindInfo::crd_name).collect();
+    let kinds: Vec<_> = controllers::KINDS.iter().map(KindInfo::crd_name).collect();
     let (what, uid) = (
         format!("crd,{}", kinds.join(",")),
         "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid",

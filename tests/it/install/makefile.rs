@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use quartermaster::kinds;
+use quartermaster::controllers;
 
 use super::*;
 use crate::support::{Bed, SYSTEM};
@@ -55,7 +55,7 @@ pub async fn all_targets(bed: &Bed) {
     let done = async |arguments: &[&str]| done(bed, arguments).await;
 
     done(&["install"]).await;
-    assert_eq!(crds(bed).await, kinds::KINDS.len());
+    assert_eq!(crds(bed).await, controllers::KINDS.len());
     let (is_deployed, printed) = make(&bed.plane, &["deploy"]).await;
     assert!(
         !is_deployed && printed.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"),

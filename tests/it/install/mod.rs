@@ -9,8 +9,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use qm_core::kind::KindInfo;
+use quartermaster::controllers;
 use quartermaster::controllers::tracked_field;
-use quartermaster::kinds;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
 use testbed::process::Folder;
@@ -110,7 +110,7 @@ async fn create_examples(bed: &Bed) {
     let served = served_kinds(bed).await;
     let is_served = |file: &str| {
         let of = |kind: &&KindInfo| file == format!("example_{}.yaml", kind.controller);
-        served.iter().any(of) || !kinds::KINDS.iter().any(|kind| of(&kind))
+        served.iter().any(of) || !controllers::KINDS.iter().any(|kind| of(&kind))
     };
     let mut files: Vec<_> = std::fs::read_dir(format!("{ROOT}/example"))
         .unwrap()
@@ -129,7 +129,7 @@ async fn served_kinds(bed: &Bed) -> Vec<&'static KindInfo> {
     let crds: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let crds = crds.list(&ListParams::default()).await.unwrap().items;
     let is_served = |kind: &&KindInfo| crds.iter().any(|crd| crd.name_any() == kind.crd_name());
-    kinds::KINDS.iter().filter(is_served).collect()
+    controllers::KINDS.iter().filter(is_served).collect()
 }
 
 /// Waits until the examples that have a condition are ready: all but the `TrackedField`.
@@ -137,7 +137,7 @@ async fn wait_for_conditions(bed: &Bed) {
     let mut wait: Vec<String> = ["wait", "--for=condition=Ready", "--timeout=60s"]
         .map(Into::into)
         .into();
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         if kind.controller != tracked_field::NAME {
             let example = format!("{ROOT}/example/example_{}.yaml", kind.controller);
             let example = std::fs::read_to_string(example).unwrap();

@@ -162,7 +162,7 @@ fn always() -> BTreeSet<String> {
             format!("- get validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-{name}binding"),
         ]
     });
-    let crds = kinds::KINDS.iter().flat_map(crd);
+    let crds = controllers::KINDS.iter().flat_map(crd);
     &crds.chain(policies).collect::<BTreeSet<_>>() | &listed(SYSTEM, &[LEASE])
 }
 
@@ -261,7 +261,7 @@ async fn no_role_joins_edit_without_the_policies() {
             .filter(|object| joins(object))
             .count()
     };
-    let kinds = quartermaster::kinds::KINDS.len();
+    let kinds = quartermaster::controllers::KINDS.len();
     // Besides the viewers of each kind: two for each kind whose policy compares permissions. One more policy is the operator's.
     let compared = xtask::policies::names().len() - 1;
     assert_eq!(joining(&[]).await, kinds + 2 * compared);

@@ -48,7 +48,7 @@ async fn objects_of_an_earlier_chart_stay_and_become_ready() {
     ];
     site.done(&[&install[..], &["--set", &image]].concat())
         .await;
-    assert_eq!(older_crds(bed).await.len(), kinds::KINDS.len());
+    assert_eq!(older_crds(bed).await.len(), controllers::KINDS.len());
     create_examples(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
@@ -149,7 +149,7 @@ async fn overlay_of_the_guide_names_the_given_image() {
 async fn older_crds(bed: &Bed) -> Vec<String> {
     let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
     let mut older = Vec::new();
-    for today in kinds::crds() {
+    for today in controllers::crds() {
         let Some(there) = api.get_opt(&today.name_any()).await.unwrap() else {
             older.push(today.name_any());
             continue;

@@ -206,7 +206,10 @@ fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
     else {
         return Err("it is not run".into());
     };
-    let kinds: Vec<_> = kinds::KINDS.iter().map(|kind| kind.controller).collect();
+    let kinds: Vec<_> = controllers::KINDS
+        .iter()
+        .map(|kind| kind.controller)
+        .collect();
     args.config(&kinds)
         .map(drop)
         .map_err(|error| error.to_string())

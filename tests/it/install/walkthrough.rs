@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quartermaster::kinds;
+use quartermaster::controllers;
 use testbed::Options;
 use testbed::aws::Aws;
 use testbed::wait::until;
@@ -93,7 +93,7 @@ async fn document_002_installs_as_printed() {
     }
     assert_eq!(
         kubectl(&["get", "crd", "-o", "name"]).await.lines().count(),
-        kinds::KINDS.len()
+        controllers::KINDS.len()
     );
     for operator in &mut operators {
         operator.child().check_running().unwrap();

@@ -8,7 +8,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, ClusterResourceScope, NamespaceResourceScope};
 use kube::{Client, Config, Resource};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -318,7 +318,7 @@ fn without_rules(plural: &str) -> String {
             _ => {}
         }
     }
-    let crd = kinds::crds()
+    let crd = controllers::crds()
         .into_iter()
         .find(|crd| crd.spec.names.plural == plural)
         .unwrap();

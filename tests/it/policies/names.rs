@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use kube::api::{Api, ListParams};
-use quartermaster::kinds;
+use quartermaster::controllers;
 use serde_json::Value;
 use testbed::process::Folder;
 use testbed::wait::until;
@@ -22,7 +22,7 @@ async fn every_kind_has_a_policy_without_type_errors() {
     let bed = Bed::shared("policy-names").await;
     let policies = Api::<ValidatingAdmissionPolicy>::all(bed.client.clone());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(bed.client.clone());
-    let kinds = kinds::KINDS
+    let kinds = controllers::KINDS
         .iter()
         .map(|kind| kind.controller)
         .filter(|kind| !WITHOUT.contains(kind));

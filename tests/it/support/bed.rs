@@ -19,7 +19,7 @@ use kube::core::{ClusterResourceScope, DynamicObject, NamespaceResourceScope};
 use kube::{Client, Resource, ResourceExt};
 use qm_api::tracked_field::{Delivery, Entry};
 use qm_api::{ContactPoint, TrackedField};
-use quartermaster::{kinds, permissions};
+use quartermaster::{controllers, permissions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub async fn install(plane: &ControlPlane) {
     // rejects owner references to them until then.
     apply("crd").await;
     let client = plane.client().await.unwrap();
-    for kind in kinds::KINDS {
+    for kind in controllers::KINDS {
         let established = [
             "wait",
             "--for=condition=Established",

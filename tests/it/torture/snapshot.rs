@@ -175,7 +175,7 @@ pub async fn orphans(
 }
 
 fn is_ours(kind: &str, api_version: &str) -> bool {
-    let ours = quartermaster::kinds::KINDS.iter();
+    let ours = quartermaster::controllers::KINDS.iter();
     ours.map(KindInfo::resource)
         .any(|it| it.kind == kind && it.api_version == api_version)
 }

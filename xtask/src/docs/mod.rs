@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use quartermaster::kinds::{self, KINDS};
+use quartermaster::controllers::{self, KINDS};
 
 use super::files::{File, GenerateError};
 
@@ -31,7 +31,7 @@ pub fn files(root: &Path) -> Result<Vec<File>, GenerateError> {
         ("permissions".to_owned(), permissions::page()),
         ("reasons".to_owned(), reasons::reasons()),
     ];
-    for (kind, crd) in KINDS.iter().zip(kinds::crds()) {
+    for (kind, crd) in KINDS.iter().zip(controllers::crds()) {
         let page = page_of(&kind.resource().kind);
         pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use qm_core::kind::Permission;
 use quartermaster::cli::LEASE;
-use quartermaster::kinds::KINDS;
+use quartermaster::controllers::KINDS;
 use quartermaster::permissions::{
     AGGREGATE_TO_TRACKER, CRD_VERBS, LEASE_VERBS, LEASES, METRICS_PERMISSIONS, POLICY_VERBS,
     TARGET_PERMISSIONS, TRACKER_ROLE_VERBS,

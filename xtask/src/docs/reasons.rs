@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use qm_core::conditions::{READY, RECONCILING, STALLED};
+use quartermaster::controllers::KINDS;
 use quartermaster::controllers::contact_point::status::OUTCOMES_RECORDED;
-use quartermaster::kinds::KINDS;
 
 use super::markdown::{cell, page_of};
 

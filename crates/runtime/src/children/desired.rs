@@ -209,7 +209,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
 
     /// Returns the live child's values at the desired fields.
     fn projection(&self, live: &K) -> Projection {
-        fields::project(&content(live), self.content(), managed(live))
+        fields::project(&content(live), self.content(), managed_fields_of(live))
     }
 
     /// Returns whether the live child needs no write.
@@ -239,7 +239,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             None => fields::matches(
                 &content(live),
                 self.content(),
-                managed(live),
+                managed_fields_of(live),
                 self.field_manager,
             ),
         }
@@ -323,12 +323,15 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             // otherwise have neither the label nor the consent.
             patch = self.owner.ownership_patch(live.meta());
         }
-        if !is_owned || managed_fields::needs_upgrade(managed(live), manager, released) {
-            let upgraded = managed_fields::upgraded(managed(live), manager, &self.sent, released);
+        if !is_owned || managed_fields::needs_upgrade(managed_fields_of(live), manager, released) {
+            let upgraded =
+                managed_fields::upgraded(managed_fields_of(live), manager, &self.sent, released);
             entries = Some(upgraded);
         }
         if has_drifted {
-            let now = entries.as_deref().unwrap_or_else(|| managed(live));
+            let now = entries
+                .as_deref()
+                .unwrap_or_else(|| managed_fields_of(live));
             let is_alone = matched.is_some_and(|matched| !matched.has_foreign_items);
             let renumbered = managed_fields::renumbered(
                 now,
@@ -388,7 +391,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         let object = content(live);
         let conflicting = |field: &String| {
             managed_fields::conflicting_fields(
-                managed(live),
+                managed_fields_of(live),
                 self.field_manager,
                 &object,
                 &self.sent,
@@ -396,7 +399,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             )
         };
         let conflicting = rejected.iter().flat_map(conflicting).collect();
-        let Some(taken) = managed_fields::transfer(managed(live), self.field_manager, &conflicting)
+        let Some(taken) =
+            managed_fields::transfer(managed_fields_of(live), self.field_manager, &conflicting)
         else {
             return Ok(None);
         };
@@ -461,7 +465,7 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
             desired: self.digest.clone(),
             values: values.digest(),
             has_foreign_items: managed_fields::has_foreign_items(
-                managed(live),
+                managed_fields_of(live),
                 &content(live),
                 self.content(),
                 self.quirks.renumbered,
@@ -491,7 +495,7 @@ pub(crate) fn classified<K: Resource<DynamicType = ()>, T>(
     answer.map_err(|error| Error::of_child(title::<K>(key), error))
 }
 
-pub(crate) fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
+pub(crate) fn managed_fields_of(object: &impl Resource) -> &[ManagedFieldsEntry] {
     object.meta().managed_fields.as_deref().unwrap_or_default()
 }
 

@@ -20,7 +20,7 @@ const MAX_REASON_BYTES: usize = 64;
 const OTHER: &str = "Other";
 
 /// Number of objects by status and reason of the condition `Ready`.
-pub type Tally = BTreeMap<(&'static str, String), i64>;
+pub(crate) type Tally = BTreeMap<(&'static str, String), i64>;
 
 type Count = Box<dyn Fn() -> Option<Tally> + Send + Sync>;
 

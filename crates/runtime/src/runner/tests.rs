@@ -131,7 +131,6 @@ impl Failing {
 impl Reconcile for Failing {
     type Object = Widget;
     type StatusUpdate = ();
-    const MAX_STATUS_DELAY: Duration = Duration::ZERO;
 
     async fn reconcile(&self, _: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
         self.began.lock().unwrap().push(Instant::now());
@@ -159,7 +158,6 @@ struct Busy {
 impl Reconcile for Busy {
     type Object = Widget;
     type StatusUpdate = ();
-    const MAX_STATUS_DELAY: Duration = Duration::ZERO;
 
     async fn reconcile(&self, object: Arc<Widget>, _: &mut Option<()>) -> Result<Requeue, Failure> {
         sleep(STEP_TIME).await;
@@ -219,6 +217,7 @@ fn unfinished_reconcile_does_not_reset_the_delays() {
         slow: policy,
         waiting: policy,
         sync_period: policy.max,
+        max_status_delay: Duration::ZERO,
         status_interval: Duration::ZERO,
     };
     let failing = Arc::new(Failing::default());
@@ -254,6 +253,7 @@ fn limits(concurrency: u16) -> ReconcileLimits {
         slow: policy,
         waiting: policy,
         sync_period: hour * 24,
+        max_status_delay: Duration::ZERO,
         status_interval: Duration::ZERO,
     }
 }
@@ -461,6 +461,7 @@ fn retry_after_is_kept_when_a_later_conflict_hides_it() {
             slow: policy,
             waiting: policy,
             sync_period: hour,
+            max_status_delay: Duration::ZERO,
             status_interval: Duration::ZERO,
         };
         let runner = runner(Arc::new(Failing::default()), limits, &availability);
@@ -514,10 +515,11 @@ impl<const CAN_WAIT: bool> Counting<CAN_WAIT> {
     }
 }
 
+const MAX_STATUS_DELAY: Duration = Duration::from_secs(5);
+
 impl<const CAN_WAIT: bool> Reconcile for Counting<CAN_WAIT> {
     type Object = Widget;
     type StatusUpdate = String;
-    const MAX_STATUS_DELAY: Duration = Duration::from_secs(if CAN_WAIT { 5 } else { 0 });
 
     async fn reconcile(
         &self,
@@ -573,6 +575,11 @@ impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
         };
         let limits = ReconcileLimits {
             failed: policy,
+            max_status_delay: if CAN_WAIT {
+                MAX_STATUS_DELAY
+            } else {
+                Duration::ZERO
+            },
             ..limits(concurrency)
         };
         let runner = runner(counting.clone(), limits, &Availability::default());
@@ -720,7 +727,7 @@ async fn replaced_status_does_not_wait_for_longer() {
 #[tokio::test(start_paused = true)]
 async fn constant_load_starves_no_status() {
     const OBJECTS: usize = 3000;
-    let longest = Counting::<true>::MAX_STATUS_DELAY;
+    let longest = MAX_STATUS_DELAY;
     let fixture = Fixture::<true>::start(OBJECTS, 2, STEP_TIME, 0);
     sleep(MINUTE).await;
     let steps = fixture.counting.steps.lock().unwrap();

@@ -36,7 +36,7 @@ impl Collector {
     ///
     /// # Errors
     /// The settings in the environment are invalid.
-    pub fn from_env() -> anyhow::Result<Self> {
+    pub(crate) fn from_env() -> anyhow::Result<Self> {
         let client = reqwest::Client::builder()
             .timeout(TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())

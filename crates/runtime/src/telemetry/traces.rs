@@ -174,7 +174,7 @@ pub fn failed() {
 
 /// Creates the span of a request to the apiserver; [`Span::none`] if the request has no parent span, such as that of a
 /// watch.
-pub fn request(method: &Method, path: &str, server: &ApiServerAddress) -> Span {
+pub(crate) fn request(method: &Method, path: &str, server: &ApiServerAddress) -> Span {
     if Span::current().is_none() {
         return Span::none();
     }

@@ -170,7 +170,7 @@ impl WatchProblem {
 
 /// Instructions for a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WatchCommand {
+pub(crate) struct WatchCommand {
     /// Number of relists requested. A higher number lists each watched namespace again; the index keeps its objects
     /// until that list is complete.
     pub relist: u64,
@@ -293,7 +293,7 @@ impl SyncState {
 }
 
 /// Watch of a resource, for an index of its objects.
-pub struct ResourceWatch<W, T> {
+pub(crate) struct ResourceWatch<W, T> {
     /// Name of the resource.
     pub resource: ResourceName,
     /// Watched namespaces and their APIs; `None` is all namespaces, or a cluster-scoped resource.

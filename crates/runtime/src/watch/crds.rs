@@ -19,7 +19,7 @@ use crate::metrics::{Metrics, Purpose};
 
 /// Watches the CRD of `kind`, and stops the watch of the kind while the CRD is missing or incompatible. `is_known` is
 /// set once the watch has answered. Messages about an incompatible schema contain the command `replace`.
-pub fn follow(
+pub(crate) fn follow(
     client: Client,
     kind: &KindInfo,
     replace: Option<&'static str>,

@@ -33,7 +33,7 @@ const STALL_MARGIN: Duration = Duration::from_secs(45);
 
 /// Item of the stream of a watch.
 #[derive(Debug)]
-pub enum WatchUpdate<K> {
+pub(crate) enum WatchUpdate<K> {
     /// Event of kube's watcher.
     Event(Event<K>),
     /// Both list and watch succeed: an earlier error is over.
@@ -43,7 +43,7 @@ pub enum WatchUpdate<K> {
 }
 
 /// Watches forever, and reports the health of the watch to `guard`.
-pub fn watch_updates<K>(
+pub(crate) fn watch_updates<K>(
     api: Api<K>,
     config: Config,
     guard: WatchGuard,

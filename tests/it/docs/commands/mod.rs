@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use page::{Command, Step, steps};
 use qm_core::kind::KindInfo;
-use quartermaster::kinds;
+use quartermaster::controllers;
 use rstest::rstest;
 use shell::{CommandResult, Shell};
 use stage::{Scene, Stage};
@@ -321,7 +321,7 @@ impl Walk {
               kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
             done";
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
-        let kinds = kinds::KINDS
+        let kinds = controllers::KINDS
             .iter()
             .map(KindInfo::crd_name)
             .collect::<Vec<_>>()
