@@ -114,6 +114,11 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.cache.known(key).filter(|child| is_owned(cx, child))
     }
 
+    /// Returns whether the watch has shown the child `key` with this digest of its content.
+    pub fn is_up_to_date(&self, key: &ObjectKey, digest: &str) -> bool {
+        self.cache.is_up_to_date(key, digest)
+    }
+
     /// Returns the digest of the content of a cached child.
     pub fn cached_fingerprint(&self, key: &ObjectKey) -> Option<u64> {
         self.cache.known(key).map(|known| known.fingerprint)

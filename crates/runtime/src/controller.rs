@@ -31,7 +31,7 @@ use super::ownership::{Owner, Ownership};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::watch::SyncState;
-use super::{ObjectKey, Revision, finalizer, write};
+use super::{ObjectKey, SpecRevision, finalizer, write};
 
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
@@ -307,7 +307,7 @@ impl<K: ReconciledKind> Context<K> {
         let mut newest = read.map_err(Error::api("the object could not be read again"))?;
         strip(&mut newest);
         let is_same = newest.uid() == self.object.uid()
-            && Revision::of(&newest) == Revision::of(self.object.as_ref());
+            && SpecRevision::of(&newest) == SpecRevision::of(self.object.as_ref());
         if !is_same {
             return Err(Error::Stale("the object has changed".into()));
         }

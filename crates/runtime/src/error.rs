@@ -106,6 +106,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// Creates an error with the reason and message of the condition `Ready`.
+    pub fn other(
+        class: Class,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::Other {
+            class,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
     /// Wraps the error of a request: `Error::api("the Pods could not be listed")`.
     pub fn api(problem: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let problem = problem.into();

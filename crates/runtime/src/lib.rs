@@ -103,16 +103,17 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// Version of an object's spec, and its last reconcile request.
+/// What a user asks of an object: the generation of its spec and the last reconcile request. A change of either starts
+/// the delays again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Revision {
+pub struct SpecRevision {
     /// Generation of the spec.
     pub generation: Option<i64>,
     /// Value of the `requested-at` annotation.
     pub requested_at: Option<String>,
 }
 
-impl Revision {
+impl SpecRevision {
     /// Returns the revision of `object`.
     pub fn of<K: Kind>(object: &K) -> Self {
         Self {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, ready};
+use futures::future::{BoxFuture, ready, select_all};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
@@ -390,6 +390,21 @@ impl Manager {
     ) where
         W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
+        let needed = vec![Arc::clone(watch_needed)];
+        self.watch_once_needed(apis, config, needed, index, sync);
+    }
+
+    /// Watches once one of `needed` is set.
+    fn watch_once_needed<W>(
+        &mut self,
+        apis: Vec<(Option<String>, Api<W>)>,
+        config: &watcher::Config,
+        needed: Vec<Arc<SetOnce<()>>>,
+        index: &Arc<impl Index<W>>,
+        sync: &SyncState,
+    ) where
+        W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
         let resource = ResourceName::from(&ApiResource::erase::<W>(&()));
         let watch = ResourceWatch {
             apis,
@@ -401,11 +416,7 @@ impl Manager {
             watchdog: self.watchdog(resource.full()),
             resource,
         };
-        self.spawn_watch(
-            watch,
-            watch_needed,
-            watch::channel(WatchCommand::default()).1,
-        );
+        self.spawn_watch(watch, needed, watch::channel(WatchCommand::default()).1);
     }
 
     /// Adds an observer to the watch of all namespaces, which the controllers share. The watch begins once a controller
@@ -429,36 +440,23 @@ impl Manager {
             observers,
             index: None,
         });
-        let is_needed = Arc::new(SetOnce::new());
-        let (apis, config) = (
-            vec![(None, Api::all(self.client.clone()))],
-            self.watch_config.clone(),
-        );
-        let sync = self.namespaces_sync.clone();
-        self.watch_resource::<NamespaceMeta>(apis, &config, &is_needed, &index, &sync);
-        for needed in needed {
-            let is_needed = Arc::clone(&is_needed);
-            self.spawn("the start of the watch of namespaces", async move {
-                needed.wait().await;
-                // Later calls have no effect.
-                let _ = is_needed.set(());
-                std::future::pending::<()>().await;
-            });
-        }
+        let apis = vec![(None, Api::all(self.client.clone()))];
+        let (config, sync) = (self.watch_config.clone(), self.namespaces_sync.clone());
+        self.watch_once_needed::<NamespaceMeta>(apis, &config, needed, &index, &sync);
     }
 
+    /// Runs `watch` once one of `needed` is set.
     fn spawn_watch<W>(
         &mut self,
         watch: ResourceWatch<W, W>,
-        watch_needed: &Arc<SetOnce<()>>,
+        needed: Vec<Arc<SetOnce<()>>>,
         commands: watch::Receiver<WatchCommand>,
     ) where
         W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let name = format!("the watch of {}", watch.resource.full());
-        let watch_needed = Arc::clone(watch_needed);
         self.spawn(name, async move {
-            watch_needed.wait().await;
+            select_all(needed.iter().map(|needed| needed.wait().boxed())).await;
             watch.run(commands).await;
         });
     }
@@ -509,8 +507,9 @@ impl Manager {
             purpose: Purpose::Own,
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),
         };
-        let is_crd_known = Arc::default();
-        self.spawn_watch(watch, &is_crd_known, commands.subscribe());
+        let is_crd_known = Arc::<SetOnce<()>>::default();
+        let needed = vec![Arc::clone(&is_crd_known)];
+        self.spawn_watch(watch, needed, commands.subscribe());
         let follow = crds::follow(
             self.client.clone(),
             kind,

@@ -119,7 +119,7 @@ impl MetricsInner {
     fn register_controllers(&self, registry: &mut Registry) {
         registry.register(
             "controller_runtime_reconcile",
-            "Reconciles by result",
+            "Reconciles by result; a failed write of a status counts as one more, with error",
             self.reconciles.clone(),
         );
         registry.register(

@@ -13,7 +13,7 @@ use qm_core::kind::Kind;
 use qm_core::names::MetadataNames;
 use serde_json::{Value, json};
 
-use super::{ObjectKey, Revision};
+use super::{ObjectKey, SpecRevision};
 
 /// An object with children.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Owner {
     namespace: String,
     reference: OwnerReference,
     fresh: bool,
-    revision: Revision,
+    revision: SpecRevision,
     observed_generation: Option<i64>,
     contested: Option<String>,
 }
@@ -69,7 +69,7 @@ impl Owner {
             namespace,
             reference,
             fresh: false,
-            revision: Revision::of(object),
+            revision: SpecRevision::of(object),
             observed_generation: None,
             contested: None,
         })
@@ -117,7 +117,7 @@ impl Owner {
     }
 
     /// Returns the owner's revision.
-    pub(crate) fn revision(&self) -> &Revision {
+    pub(crate) fn revision(&self) -> &SpecRevision {
         &self.revision
     }
 

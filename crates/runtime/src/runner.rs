@@ -30,7 +30,7 @@ use super::metrics::{ControllerMetrics, Metrics, ReconcileResult, WorkQueueState
 use super::objects::Objects;
 use super::outcome::Requeue;
 use super::trigger::Trigger;
-use super::{Revision, tasks, telemetry, wait_until};
+use super::{SpecRevision, tasks, telemetry, wait_until};
 
 /// Reconciles of one kind, as the runner runs them.
 pub(super) trait Reconcile: Send + Sync + 'static {
@@ -199,7 +199,7 @@ type QueuePosition = (Instant, u64);
 /// An object that was reconciled, or waits for its reconcile.
 struct QueuedObject<R> {
     /// Revision of the last reconcile: with a new one the delays start again.
-    revision: Option<Revision>,
+    revision: Option<SpecRevision>,
     /// Position of the next reconcile.
     due: Option<Due>,
     /// Status of the last reconcile, until its write begins.
@@ -601,7 +601,7 @@ impl<R: Reconcile> Runner<R> {
 
     /// Records the revision of an object. Returns whether the revision is new.
     fn record_revision(&self, key: &ObjectKey, object: &R::Object) -> bool {
-        let revision = Revision::of(object);
+        let revision = SpecRevision::of(object);
         let mut work = self.work();
         let item = work.objects.entry(key.clone()).or_default();
         item.revision.replace(revision.clone()) != Some(revision)

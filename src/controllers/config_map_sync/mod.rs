@@ -327,19 +327,16 @@ impl ConfigMapSyncs {
         copy: DesiredCopy<'_>,
         presence: NamespacePresence,
     ) -> (ObjectKey, Result<bool>) {
-        let blocked = |reason: &'static str, message: String| Error::Other {
-            class: Class::Waiting,
-            reason: reason.into(),
-            message,
-        };
         let result = match presence {
-            NamespacePresence::Missing => Err(blocked(
+            NamespacePresence::Missing => Err(Error::other(
+                Class::Waiting,
                 NAMESPACE_NOT_FOUND,
                 format!("create namespace {}", copy.key.namespace),
             )),
-            NamespacePresence::Terminating => Err(blocked(
+            NamespacePresence::Terminating => Err(Error::other(
+                Class::Waiting,
                 NAMESPACE_TERMINATING,
-                "the namespace is being deleted".into(),
+                "the namespace is being deleted",
             )),
             NamespacePresence::Exists => self.write(cx, &copy).await,
         };
@@ -347,7 +344,7 @@ impl ConfigMapSyncs {
     }
 
     async fn write(&self, cx: &Context<ConfigMapSync>, copy: &DesiredCopy<'_>) -> Result<bool> {
-        if self.index.copies.is_up_to_date(&copy.key, copy.digest) {
+        if self.copies.is_up_to_date(&copy.key, copy.digest) {
             return Ok(false);
         }
         // The semaphore is never closed.

@@ -235,11 +235,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
                 } else {
                     Outcome::unchanged()
                 };
-                let error = Error::Other {
-                    class: Class::Transient,
-                    reason: reason.into(),
-                    message,
-                };
+                let error = Error::other(Class::Transient, reason, message);
                 return Err(error.with_outcome(outcome));
             }
             Err(error) => {

@@ -123,10 +123,8 @@ impl Controller for MyApps {
 
     async fn reconcile(&self, cx: &mut Context<MyApp>) -> Result<Outcome> {
         let app = Arc::clone(&cx.object);
-        let desired = build::validate(&app).map_err(|invalid| Error::Other {
-            class: Class::Terminal,
-            reason: invalid.reason().into(),
-            message: invalid.to_string(),
+        let desired = build::validate(&app).map_err(|invalid| {
+            Error::other(Class::Terminal, invalid.reason(), invalid.to_string())
         })?;
         let plan = PodPlan {
             owner: &cx.owner,

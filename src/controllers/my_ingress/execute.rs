@@ -46,11 +46,11 @@ impl From<Error> for StepError {
 /// shows when an administrator grants it.
 pub(super) fn read_error(problem: String, error: kube::Error) -> Error {
     match error {
-        kube::Error::Api(status) if status.code == 403 => Error::Other {
-            class: Class::Slow,
-            reason: FORBIDDEN.into(),
-            message: format!("{problem}: {}", status.message),
-        },
+        kube::Error::Api(status) if status.code == 403 => Error::other(
+            Class::Slow,
+            FORBIDDEN,
+            format!("{problem}: {}", status.message),
+        ),
         source => Error::Api { problem, source },
     }
 }

@@ -199,11 +199,7 @@ impl<A: Aws> MyIngresses<A> {
                 reason,
                 message,
                 ..
-            }) => Err(Error::Other {
-                class,
-                reason: reason.into(),
-                message,
-            }),
+            }) => Err(Error::other(class, reason, message)),
         }
     }
 

@@ -22,7 +22,7 @@ use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::watch::WatchProblem;
-use qm_runtime::{ObjectKey, Revision, write};
+use qm_runtime::{ObjectKey, SpecRevision, write};
 use tracing::debug;
 use uuid::Uuid;
 
@@ -85,7 +85,7 @@ pub(crate) struct TrackedFields<T> {
 }
 
 /// Results of a reconcile that decide whether the object waits.
-struct Run<'a> {
+struct Findings<'a> {
     tracked: &'a Result<Option<FollowedTarget>, TrackError>,
     /// True if an answer about the target is awaited.
     is_requested: bool,
@@ -136,17 +136,17 @@ fn quiet<'a>(
 }
 
 fn unreadable_history(error: impl Display) -> Error {
-    Error::Other {
-        class: Class::Transient,
-        reason: WRITE_FAILED.into(),
-        message: format!("the stored history could not be read: {error}"),
-    }
+    Error::other(
+        Class::Transient,
+        WRITE_FAILED,
+        format!("the stored history could not be read: {error}"),
+    )
 }
 
 impl<T: Transport> TrackedFields<T> {
     fn circumstances(&self, object: &TrackedField) -> Circumstances {
         Circumstances {
-            revision: Revision::of(object),
+            revision: SpecRevision::of(object),
             apiserver_returns: self.availability.outages_ended(),
         }
     }
@@ -316,21 +316,21 @@ impl<T: Transport> TrackedFields<T> {
         key: &ObjectKey,
         object: &TrackedField,
         history: &[Entry],
-        run: &Run,
+        findings: &Findings,
     ) -> Obstacle {
-        let Run {
+        let Findings {
             tracked,
             is_requested,
             point,
             when,
-        } = *run;
+        } = *findings;
         let pending = history.iter().any(Entry::is_pending);
         let of_point = if object.spec.notification.suspend.unwrap_or_default() {
             Some(WaitingReason::Suspended)
         } else {
             let contact_point = &object.spec.notification.contact_point;
             self.receivers
-                .problem(&key.namespace, contact_point, pending)
+                .obstacle(&key.namespace, contact_point, pending)
         };
         if of_point.is_some() && pending {
             return Obstacle::Known(of_point);
@@ -368,12 +368,12 @@ impl<T: Transport> TrackedFields<T> {
         )
     }
 
-    fn requeue(&self, key: &ObjectKey, run: &Run) -> Requeue {
-        let Run {
+    fn requeue(&self, key: &ObjectKey, findings: &Findings) -> Requeue {
+        let Findings {
             tracked,
             is_requested,
             ..
-        } = *run;
+        } = *findings;
         let tracker = &self.targets.tracker;
         let period = self.targets.sync_period;
         let is_unserved = self.receivers.cache.unavailable(&key.namespace).is_some();
@@ -399,7 +399,7 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    async fn run(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
+    async fn reconcile_target(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
         let (key, object) = (cx.key.clone(), Arc::clone(&cx.object));
         if let Err(message) = object.spec.check_size() {
             // The history stays unchanged. The outbox forgets outcomes that the history lacks, because other entries of
@@ -467,7 +467,7 @@ impl<T: Transport> TrackedFields<T> {
         }
 
         let when = self.whens.of(&key, &object.spec);
-        let run = Run {
+        let findings = Findings {
             tracked: &tracked,
             is_requested,
             point: point.as_deref(),
@@ -484,14 +484,14 @@ impl<T: Transport> TrackedFields<T> {
                         && set.spec.template.suspend.unwrap_or_default())
             })
         };
-        let outcome = match self.obstacle(&key, &object, &history, &run) {
+        let outcome = match self.obstacle(&key, &object, &history, &findings) {
             Obstacle::Unknown => Outcome::unchanged(),
             Obstacle::Known(waiting) => {
                 let waiting = waiting.filter(|waiting| !is_reported_by_set(waiting));
                 self.outcome(waiting.as_ref(), set.as_deref())
             }
         };
-        let outcome = outcome.requeue(self.requeue(&key, &run));
+        let outcome = outcome.requeue(self.requeue(&key, &findings));
         match tracked {
             Err(TrackError {
                 error: Some(error), ..
@@ -510,7 +510,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
     const STATUS_CAN_WAIT: bool = false;
 
     async fn reconcile(&self, cx: &mut Context<TrackedField>) -> Result<Outcome> {
-        self.run(cx).await.map_err(keep_condition)
+        self.reconcile_target(cx).await.map_err(keep_condition)
     }
 
     fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {

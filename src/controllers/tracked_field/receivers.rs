@@ -32,7 +32,7 @@ impl<T: Transport> Receivers<T> {
 
     /// Returns why messages cannot be sent to a contact point now. A receiver whose requests fail counts only if a
     /// message `is_pending`.
-    pub fn problem(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
+    pub fn obstacle(&self, namespace: &str, name: &str, is_pending: bool) -> Option<WaitingReason> {
         if let Some(why) = self.cache.unavailable(namespace) {
             let because = format!("this operator does not serve contact points: {why}");
             let name = name.to_owned();

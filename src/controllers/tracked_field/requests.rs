@@ -65,11 +65,7 @@ impl From<TargetError> for TrackError {
 
 /// Returns the failure of a request about a target.
 pub(super) fn unreadable(message: impl Display) -> Error {
-    Error::Other {
-        class: Class::Transient,
-        reason: TARGET_UNREADABLE.into(),
-        message: message.to_string(),
-    }
+    Error::other(Class::Transient, TARGET_UNREADABLE, message.to_string())
 }
 
 /// Maximum number of concurrent requests of a group for discovery or reads.

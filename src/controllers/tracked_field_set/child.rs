@@ -2,21 +2,17 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::ObjectMeta;
 use qm_api::common::{OWNER, OWNER_UID};
 use qm_api::tracked_field::{
-    BUILT_IN_KINDS, ChangeAction, Entry, Initial, NotificationSpec, TargetReference,
-    TrackedFieldSpec,
+    BUILT_IN_KINDS, Initial, NotificationSpec, TargetReference, TrackedFieldSpec,
 };
 use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TargetSelector, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
-use qm_notify::history::{Now, waited};
 use qm_runtime::ObjectKey;
 use qm_runtime::ownership::Owner;
 use qm_runtime::watch::ResourceName;
@@ -28,10 +24,6 @@ const MAX_READABLE_LENGTH: usize = 165;
 
 /// Number of base32 characters of the digest in the name of a child: 100 bits.
 const DIGEST_LENGTH: usize = 20;
-
-/// Time for which Pending entries keep a child that the set no longer needs. With a missing contact point the child
-/// would otherwise occupy a slot forever.
-const MAX_WAIT: Duration = Duration::from_hours(24);
 
 /// Identity of a tracked field, the same for all `TrackedField`s of one namespace that track it.
 pub type Identity = u64;
@@ -196,81 +188,11 @@ fn content(
     hash.finish()
 }
 
-/// Reason to delete a child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeletionReason {
-    /// Another `TrackedField` tracks the field with the same contact point, or the spec no longer names the field.
-    Unneeded,
-    /// The set selects no target of that name.
-    Unselected {
-        /// True if a read has returned a target that the set does not select, false if there is no target, `None` if
-        /// unknown.
-        exists: Option<bool>,
-    },
-}
-
-/// When the set may delete a child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeletionDecision {
-    Now,
-    /// The child of a deleted target stays for this time, unless another child needs its slot.
-    Kept {
-        after: Duration,
-        /// Time of the last entry.
-        last: Option<Timestamp>,
-    },
-    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
-    Unsent {
-        after: Duration,
-    },
-    /// The newest state of the child or of its target is not known or not recorded yet.
-    Unknown,
-}
-
-/// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted
-/// target stays; `age` returns the age of a Pending entry.
-pub(crate) fn decide_deletion(
-    history: &[Entry],
-    reason: DeletionReason,
-    keep: Duration,
-    age: impl FnOnce(&Entry) -> Duration,
-    now: Now,
-) -> DeletionDecision {
-    let mut pending = history.iter().filter(|entry| entry.is_pending());
-    if let Some(oldest) = pending.next() {
-        return match MAX_WAIT.saturating_sub(age(oldest)) {
-            Duration::ZERO => DeletionDecision::Now,
-            after => DeletionDecision::Unsent { after },
-        };
-    }
-    let DeletionReason::Unselected { exists } = reason else {
-        return DeletionDecision::Now;
-    };
-    let deleted = history
-        .last()
-        .filter(|last| last.action == ChangeAction::Deleted);
-    match (deleted, exists) {
-        (Some(deleted), _) => match keep.saturating_sub(waited(deleted, now)) {
-            Duration::ZERO => DeletionDecision::Now,
-            after => DeletionDecision::Kept {
-                after,
-                last: deleted.time.as_ref().map(|time| time.0),
-            },
-        },
-        // The child must first record the deletion of its target.
-        (None, Some(false)) if !history.is_empty() => DeletionDecision::Unknown,
-        (None, Some(_)) => DeletionDecision::Now,
-        (None, None) => DeletionDecision::Unknown,
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use std::collections::HashSet;
-
-    use rstest::rstest;
 
     use super::*;
 
@@ -329,70 +251,5 @@ pub(super) mod tests {
             name("s", &beta, &target, "replicas"),
             name("s", &deployments(), &target, "replicas")
         );
-    }
-
-    fn entry(action: &str, delivery: &str, age: i64) -> Entry {
-        let time = Timestamp::from_second(1_000_000 - age).unwrap();
-        let entry = json!({ "action": action, "time": time, "value": "1", "id": "x", "delivery": delivery });
-        serde_json::from_value(entry).unwrap()
-    }
-
-    fn now() -> Now {
-        Now {
-            wall: Timestamp::from_second(1_000_000).unwrap(),
-            monotonic: std::time::Instant::now(),
-        }
-    }
-
-    const DAY: i64 = 24 * 3600;
-
-    #[rstest]
-    #[case::nothing_recorded_and_gone(&[], Some(false), DeletionDecision::Now)]
-    #[case::nothing_recorded_and_unknown(&[], None, DeletionDecision::Unknown)]
-    #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), DeletionDecision::Now)]
-    #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), DeletionDecision::Unknown)]
-    #[case::unknown(&[("Created", "Delivered", 5)], None, DeletionDecision::Unknown)]
-    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), DeletionDecision::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
-    #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), DeletionDecision::Now)]
-    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
-    #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), DeletionDecision::Now)]
-    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
-    fn child_of_an_unselected_target_leaves(
-        #[case] entries: &[(&str, &str, i64)],
-        #[case] exists: Option<bool>,
-        #[case] expected: DeletionDecision,
-    ) {
-        let history: Vec<_> = entries
-            .iter()
-            .map(|(action, delivery, age)| entry(action, delivery, *age))
-            .collect();
-        let keep = Duration::from_secs(100);
-        let reason = DeletionReason::Unselected { exists };
-        assert_eq!(
-            decide_deletion(&history, reason, keep, |entry| waited(entry, now()), now()),
-            expected
-        );
-    }
-
-    #[test]
-    fn unneeded_child_leaves_once_everything_is_sent() {
-        let keep = Duration::from_hours(1);
-        let decision = |delivery: &str, age: i64| {
-            let history = [entry("Updated", delivery, age)];
-            decide_deletion(
-                &history,
-                DeletionReason::Unneeded,
-                keep,
-                |entry| waited(entry, now()),
-                now(),
-            )
-        };
-        assert_eq!(decision("Delivered", 5), DeletionDecision::Now);
-        assert_eq!(decision("Failed", 5), DeletionDecision::Now);
-        assert_eq!(decision("Pending", DAY), DeletionDecision::Now);
-        assert!(matches!(
-            decision("Pending", 5),
-            DeletionDecision::Unsent { .. }
-        ));
     }
 }

@@ -3,23 +3,28 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use kube::Api;
 use kube::core::DynamicObject;
 use qm_api::TrackedFieldSet;
 use qm_api::tracked_field::{ChangeAction, Entry};
 use qm_api::tracked_field_set::KEEP_SECONDS;
 use qm_notify::Transport;
-use qm_notify::history::Now;
+use qm_notify::history::{Now, waited};
 use qm_runtime::ObjectKey;
 use qm_runtime::child_cache::KnownChild;
 use qm_runtime::controller::Context;
 
-use super::child::{self, DeletionDecision, DeletionReason, LiveChild};
+use super::child::LiveChild;
 use super::plan::{Deletions, OwnedChildren, Plan, PlannedDeletion};
 use super::writes::{DeletionReads, RECHECK_INTERVAL};
 use super::{MAX_CONCURRENT_REQUESTS, TrackedFieldSets};
 use crate::controllers::tracked_field::follower::FollowIdentity;
 use crate::controllers::tracked_field::resolver::Resolved;
+
+/// Time for which Pending entries keep a child that the set no longer needs. With a missing contact point the child
+/// would otherwise occupy a slot forever.
+const MAX_WAIT: Duration = Duration::from_hours(24);
 
 impl<T: Transport> TrackedFieldSets<T> {
     /// Decides which children to delete.
@@ -40,7 +45,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .collect();
         let reads = &DeletionReads::default();
         let decisions = leaving.into_iter().map(|(key, known)| async move {
-            let decision = self.decide_deletion(cx, resolved, keep, &key, &known, reads);
+            let decision = self.deletion_of(cx, resolved, keep, &key, &known, reads);
             (decision.await, PlannedDeletion { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
@@ -81,7 +86,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         deletions
     }
 
-    async fn decide_deletion(
+    async fn deletion_of(
         &self,
         cx: &Context<TrackedFieldSet>,
         resolved: &Resolved,
@@ -134,7 +139,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             let id = entry.id.as_deref().unwrap_or_default();
             self.receivers.outbox.waited(key, id)
         };
-        child::decide_deletion(&history, reason, keep, age, Now::read())
+        decide_deletion(&history, reason, keep, age, Now::read())
     }
 
     /// Reads the target, because the watch may lag or may have missed an event. Returns true if the target exists and
@@ -155,5 +160,148 @@ impl<T: Transport> TrackedFieldSets<T> {
             }
             Err(_) => None,
         }
+    }
+}
+
+/// Reason to delete a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeletionReason {
+    /// Another `TrackedField` tracks the field with the same contact point, or the spec no longer names the field.
+    Unneeded,
+    /// The set selects no target of that name.
+    Unselected {
+        /// True if a read has returned a target that the set does not select, false if there is no target, `None` if
+        /// unknown.
+        exists: Option<bool>,
+    },
+}
+
+/// When the set may delete a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeletionDecision {
+    Now,
+    /// The child of a deleted target stays for this time, unless another child needs its slot.
+    Kept {
+        after: Duration,
+        /// Time of the last entry.
+        last: Option<Timestamp>,
+    },
+    /// The child has Pending entries: the operator deletes it once they are sent, or after this time.
+    Unsent {
+        after: Duration,
+    },
+    /// The newest state of the child or of its target is not known or not recorded yet.
+    Unknown,
+}
+
+/// Returns when the set may delete a child with this history. `keep` is the time for which the child of a deleted
+/// target stays; `age` returns the age of a Pending entry.
+fn decide_deletion(
+    history: &[Entry],
+    reason: DeletionReason,
+    keep: Duration,
+    age: impl FnOnce(&Entry) -> Duration,
+    now: Now,
+) -> DeletionDecision {
+    let mut pending = history.iter().filter(|entry| entry.is_pending());
+    if let Some(oldest) = pending.next() {
+        return match MAX_WAIT.saturating_sub(age(oldest)) {
+            Duration::ZERO => DeletionDecision::Now,
+            after => DeletionDecision::Unsent { after },
+        };
+    }
+    let DeletionReason::Unselected { exists } = reason else {
+        return DeletionDecision::Now;
+    };
+    let deleted = history
+        .last()
+        .filter(|last| last.action == ChangeAction::Deleted);
+    match (deleted, exists) {
+        (Some(deleted), _) => match keep.saturating_sub(waited(deleted, now)) {
+            Duration::ZERO => DeletionDecision::Now,
+            after => DeletionDecision::Kept {
+                after,
+                last: deleted.time.as_ref().map(|time| time.0),
+            },
+        },
+        // The child must first record the deletion of its target.
+        (None, Some(false)) if !history.is_empty() => DeletionDecision::Unknown,
+        (None, Some(_)) => DeletionDecision::Now,
+        (None, None) => DeletionDecision::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(action: &str, delivery: &str, age: i64) -> Entry {
+        let time = Timestamp::from_second(1_000_000 - age).unwrap();
+        let entry = json!({ "action": action, "time": time, "value": "1", "id": "x", "delivery": delivery });
+        serde_json::from_value(entry).unwrap()
+    }
+
+    fn now() -> Now {
+        Now {
+            wall: Timestamp::from_second(1_000_000).unwrap(),
+            monotonic: std::time::Instant::now(),
+        }
+    }
+
+    const DAY: i64 = 24 * 3600;
+
+    #[rstest]
+    #[case::nothing_recorded_and_gone(&[], Some(false), DeletionDecision::Now)]
+    #[case::nothing_recorded_and_unknown(&[], None, DeletionDecision::Unknown)]
+    #[case::exists_and_is_no_longer_selected(&[("Created", "Delivered", 5)], Some(true), DeletionDecision::Now)]
+    #[case::gone_and_not_recorded_yet(&[("Created", "Delivered", 5)], Some(false), DeletionDecision::Unknown)]
+    #[case::unknown(&[("Created", "Delivered", 5)], None, DeletionDecision::Unknown)]
+    #[case::just_gone(&[("Created", "Delivered", 9), ("Deleted", "Delivered", 5)], Some(false), DeletionDecision::Kept { after: Duration::from_secs(95), last: Timestamp::from_second(999_995).ok() })]
+    #[case::gone_long_ago(&[("Created", "Delivered", 900), ("Deleted", "Delivered", 100)], Some(false), DeletionDecision::Now)]
+    #[case::deletion_not_sent(&[("Deleted", "Pending", 400)], Some(false), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 400) })]
+    #[case::deletion_never_sent(&[("Deleted", "Pending", DAY)], Some(false), DeletionDecision::Now)]
+    #[case::change_not_sent(&[("Updated", "Pending", 5)], Some(true), DeletionDecision::Unsent { after: Duration::from_secs(24 * 3600 - 5) })]
+    fn child_of_an_unselected_target_leaves(
+        #[case] entries: &[(&str, &str, i64)],
+        #[case] exists: Option<bool>,
+        #[case] expected: DeletionDecision,
+    ) {
+        let history: Vec<_> = entries
+            .iter()
+            .map(|(action, delivery, age)| entry(action, delivery, *age))
+            .collect();
+        let keep = Duration::from_secs(100);
+        let reason = DeletionReason::Unselected { exists };
+        assert_eq!(
+            decide_deletion(&history, reason, keep, |entry| waited(entry, now()), now()),
+            expected
+        );
+    }
+
+    #[test]
+    fn unneeded_child_leaves_once_everything_is_sent() {
+        let keep = Duration::from_hours(1);
+        let decision = |delivery: &str, age: i64| {
+            let history = [entry("Updated", delivery, age)];
+            decide_deletion(
+                &history,
+                DeletionReason::Unneeded,
+                keep,
+                |entry| waited(entry, now()),
+                now(),
+            )
+        };
+        assert_eq!(decision("Delivered", 5), DeletionDecision::Now);
+        assert_eq!(decision("Failed", 5), DeletionDecision::Now);
+        assert_eq!(decision("Pending", DAY), DeletionDecision::Now);
+        assert!(matches!(
+            decision("Pending", 5),
+            DeletionDecision::Unsent { .. }
+        ));
     }
 }

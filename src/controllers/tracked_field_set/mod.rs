@@ -29,7 +29,7 @@ use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::ResourceName;
-use qm_runtime::{ObjectKey, Revision, WatchScope, short_digest};
+use qm_runtime::{ObjectKey, SpecRevision, WatchScope, short_digest};
 
 use self::child::{Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
@@ -352,11 +352,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let message = "the apiserver's list of resources could not be read in time";
         let waiting = WaitingReason::TargetUnreadable(message.into());
-        let error = Error::Other {
-            class: Class::Transient,
-            reason: waiting.reason().into(),
-            message: message.into(),
-        };
+        let error = Error::other(Class::Transient, waiting.reason(), message);
         Err(TrackError {
             waiting,
             error: Some(Box::new(error)),
@@ -432,7 +428,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets
     /// after a change of the spec, a reconcile request or a complete list, and at each resync.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
-        let revision = Revision::of(cx.object.as_ref());
+        let revision = SpecRevision::of(cx.object.as_ref());
         let before = {
             let mut states = self.states();
             states.get_mut(&cx.key).and_then(|state| state.plan.take())
@@ -781,7 +777,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let contact_point = &spec.template.contact_point;
         if let Some(waiting) = self
             .receivers
-            .problem(&cx.key.namespace, contact_point, true)
+            .obstacle(&cx.key.namespace, contact_point, true)
         {
             return (waiting.outcome(), retry_after);
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use qm_api::tracked_field::Initial;
 use qm_runtime::child_cache::KnownChild;
-use qm_runtime::{ObjectKey, Revision};
+use qm_runtime::{ObjectKey, SpecRevision};
 
 use super::child::LiveChild;
 
@@ -15,7 +15,7 @@ pub(super) type OwnedChildren = HashMap<ObjectKey, KnownChild<LiveChild>>;
 /// Desired children of a set. A reconcile updates the plan of the previous reconcile.
 pub(super) struct Plan {
     /// Revision of the set at the time of the plan. After a change of it, the next reconcile plans all targets.
-    pub(super) revision: Revision,
+    pub(super) revision: SpecRevision,
     /// Time of the last comparison of everything.
     pub(super) compared: Instant,
     pub(super) desired: HashMap<ObjectKey, DesiredField>,

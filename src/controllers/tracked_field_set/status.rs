@@ -200,7 +200,7 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
     use std::time::Instant;
 
-    use qm_runtime::Revision;
+    use qm_runtime::SpecRevision;
     use rstest::rstest;
 
     use super::super::plan::DesiredField;
@@ -225,7 +225,7 @@ mod tests {
         });
         let left_out = (0..left_out).map(|at| ObjectKey::new("ops", &format!("left-out-{at}")));
         Plan {
-            revision: Revision::default(),
+            revision: SpecRevision::default(),
             compared: Instant::now(),
             desired: desired.collect(),
             covered: HashMap::new(),

@@ -169,7 +169,7 @@ mod tests {
         let page = page();
         for row in [
             "| `controller_runtime_reconcile_total` | counter | `controller`, `result` (`error`, `requeue`, `requeue_after`, \
-             `success`) | Reconciles by result. |",
+             `success`) | Reconciles by result; a failed write of a status counts as one more, with error. |",
             "| `quartermaster_delivery_latency_seconds` | histogram |  | Time from a change to the receiver's acceptance of its \
              message. |",
             "| `quartermaster_entries_failed_total` | counter | `reason` (`expired`, `rejected`) | Entries that failed: they \

@@ -641,7 +641,7 @@ impl Queues {
                 Choice::Send(_) => return QueueStep::Send,
                 Choice::Wait(until) => return QueueStep::Wait(until),
                 Choice::NoneLeft => {
-                    if self.stop(point, true, now) {
+                    if self.stop_or_alternate(point, now) {
                         return QueueStep::Stopped;
                     }
                 }
@@ -756,7 +756,7 @@ impl Queues {
                 return Choice::Wait(receiver.test_not_before);
             }
             [] => true,
-            [(field, _)] => receiver.may_test() && refusals.refused_since_test(field),
+            [(field, _)] => self.alternates(queue, receiver) && refusals.refused_since_test(field),
             _ => false,
         };
         if is_test {
@@ -780,25 +780,33 @@ impl Queues {
             .filter(|(field, _)| !self.in_flight.contains_key(*field))
     }
 
-    /// Stops the receiver of `point`; returns whether the contact point's status changes. A stop that `may_alternate`
-    /// is not reported if only one `TrackedField` has pending entries: the test message goes next, at once, and shows
-    /// whether the receiver accepts anything.
-    pub(super) fn stop(&mut self, point: &ObjectKey, may_alternate: bool, now: Instant) -> bool {
-        let alternates = may_alternate
-            && self.receiver(point).is_some_and(Receiver::may_test)
-            && self
-                .by_contact_point
-                .get(point)
-                .is_some_and(|queue| self.sendable(queue).count() == 1);
+    /// Returns whether a stopped queue sends the test message and the entries of its only `TrackedField` in turn.
+    fn alternates(&self, queue: &ContactPointQueue, receiver: &Receiver) -> bool {
+        receiver.may_test() && self.sendable(queue).count() == 1
+    }
+
+    /// Stops the receiver of `point`; returns whether the contact point's status changes.
+    pub(super) fn stop(&mut self, point: &ObjectKey, now: Instant) -> bool {
         let retry_at = now + self.retry_policy.stopped;
-        let Some(receiver) = self.receiver_mut(point) else {
-            return false;
-        };
-        if alternates {
-            receiver.stop_silently();
-            return false;
+        self.receiver_mut(point)
+            .is_some_and(|receiver| receiver.stop(retry_at))
+    }
+
+    /// Stops the receiver of `point` after it refused an entry; returns whether the contact point's status changes. If
+    /// the queue [alternates](Self::alternates), the test message goes next, at once, and shows whether the receiver
+    /// accepts anything; until then the stop is not reported.
+    pub(super) fn stop_or_alternate(&mut self, point: &ObjectKey, now: Instant) -> bool {
+        let (queue, receiver) = (self.by_contact_point.get(point), self.receiver(point));
+        let alternates = queue
+            .zip(receiver)
+            .is_some_and(|(queue, receiver)| self.alternates(queue, receiver));
+        if !alternates {
+            return self.stop(point, now);
         }
-        receiver.stop(retry_at)
+        if let Some(receiver) = self.receiver_mut(point) {
+            receiver.stop_silently();
+        }
+        false
     }
 
     /// Returns the next request, if there is one and the queue still has the configuration of that revision. The

@@ -196,7 +196,7 @@ impl Queues {
         else {
             // No entry can be the cause of this refusal.
             receiver.refusals.refuse_any(reason, message);
-            affected.point |= self.stop(point, false, now);
+            affected.point |= self.stop(point, now);
             self.expire(failed, message, affected);
             return None;
         };
@@ -238,7 +238,11 @@ impl Queues {
         let may_alternate = reason.is_rejection() && receiver.state == QueueState::Stopped;
         // The refused entry is no longer in flight, so the queue may send it again.
         self.end_request(point, None);
-        affected.point |= self.stop(point, may_alternate, now);
+        affected.point |= if may_alternate {
+            self.stop_or_alternate(point, now)
+        } else {
+            self.stop(point, now)
+        };
         None
     }
 

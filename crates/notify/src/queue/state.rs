@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use qm_runtime::backoff::BackoffPolicy;
-use qm_runtime::{Revision, short_digest};
+use qm_runtime::{SpecRevision, short_digest};
 
 /// Delays between requests of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl TestMessage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Revision of the object.
-    pub revision: Revision,
+    pub revision: SpecRevision,
     /// Number of apiserver outages that have ended.
     pub apiserver_returns: u64,
 }

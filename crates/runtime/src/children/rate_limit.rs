@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::{ObjectKey, Revision};
+use crate::{ObjectKey, SpecRevision};
 
 /// Length of a burst: the time that its writes would take at one write per period.
 const BURST: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ struct Reservation {
 pub(super) struct Basis {
     pub(super) fingerprint: u64,
     /// Revision of the owner.
-    pub(super) revision: Revision,
+    pub(super) revision: SpecRevision,
 }
 
 impl WriteLimiter {
@@ -117,7 +117,7 @@ mod tests {
     fn basis(fingerprint: u64) -> Basis {
         Basis {
             fingerprint,
-            revision: Revision::default(),
+            revision: SpecRevision::default(),
         }
     }
 
@@ -168,19 +168,19 @@ mod tests {
         let limiter = WriteLimiter::new(Duration::from_hours(1));
         assert!(!limiter.must_wait(&key(0), basis(0), || ()));
         assert!(limiter.must_wait(&key(1), basis(0), || ()));
-        let of_owner = |revision: Revision| Basis {
+        let of_owner = |revision: SpecRevision| Basis {
             revision,
             ..basis(0)
         };
         let others = [
             basis(1),
-            of_owner(Revision {
+            of_owner(SpecRevision {
                 generation: Some(2),
-                ..Revision::default()
+                ..SpecRevision::default()
             }),
-            of_owner(Revision {
+            of_owner(SpecRevision {
                 requested_at: Some("now".into()),
-                ..Revision::default()
+                ..SpecRevision::default()
             }),
         ];
         for other in others {

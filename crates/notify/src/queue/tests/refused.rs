@@ -2,7 +2,7 @@
 
 use Refusal::{Forbidden, Gone, Rejected};
 
-use qm_runtime::Revision;
+use qm_runtime::SpecRevision;
 
 use super::super::Circumstances;
 use super::*;
@@ -533,7 +533,7 @@ fn object_is_left_out_after_five_rejected_writes() {
 fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     let mut queue = TestQueue::open();
     let same = Circumstances::default();
-    let with_revision = |revision: Revision| Circumstances {
+    let with_revision = |revision: SpecRevision| Circumstances {
         revision,
         ..Circumstances::default()
     };
@@ -557,13 +557,13 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     );
     queue.write_rejected("a", (403, "denied"));
     for changed in [
-        with_revision(Revision {
+        with_revision(SpecRevision {
             generation: Some(2),
-            ..Revision::default()
+            ..SpecRevision::default()
         }),
-        with_revision(Revision {
+        with_revision(SpecRevision {
             requested_at: Some("now".into()),
-            ..Revision::default()
+            ..SpecRevision::default()
         }),
         Circumstances {
             apiserver_returns: 1,
@@ -572,9 +572,9 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     ] {
         assert_eq!(due(&queue, &changed), None);
     }
-    let changed = with_revision(Revision {
+    let changed = with_revision(SpecRevision {
         generation: Some(2),
-        ..Revision::default()
+        ..SpecRevision::default()
     });
     queue.queues.write_rejected(
         &key("a"),
