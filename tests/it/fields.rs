@@ -783,7 +783,9 @@ async fn change_is_sent_only_when_the_expression_says_so() {
         .await;
     let message = bed.waiting("shrinks", "WhenInvalid: ").await;
     assert!(
-        message.contains("failed for the newest change: number: \"Deployment\" is not a number"),
+        message.contains(
+            "failed for the newest change: line 1, column 1: number: \"Deployment\" is not a number"
+        ),
         "{message}"
     );
     scale(1).await;

@@ -138,6 +138,10 @@ pub struct TelegramSpec {
         "tokenIn: Body needs body: add a body with {{ token }} at the token's place, or write tokenIn: Header",
     ),
     validation = (
+        "!has(self.tokenIn) || self.tokenIn != 'Body' || !has(self.headerName) || self.headerName == ''",
+        "tokenIn: Body sends no token in a header: remove headerName, or write tokenIn: Header",
+    ),
+    validation = (
         "!has(self.headerName) || !has(self.headers) \
          || !self.headers.exists(name, name.lowerAscii() == self.headerName.lowerAscii())",
         "headers repeats headerName: remove it from headers, because its value comes from apiToken",
@@ -163,14 +167,14 @@ pub struct WebhookSpec {
     /// Secret with the URL, if the URL itself is secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url_from: Option<SecretKeySelector>,
-    /// Place of `apiToken` in a request: `Header` (the header `headerName`) or `Body` (the variable `token` of `body`). With
-    /// `Body`, `body` is required and the operator sends no such header. Defaults to `Header`.
+    /// Place of `apiToken` in a request: `Header` (the header `headerName`) or `Body` (the variable `token` of `body`). `Body`
+    /// needs `body`, and no `headerName`. Defaults to `Header`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Header', 'Body']", "write tokenIn: Header or tokenIn: Body"))]
     pub token_in: Option<String>,
-    /// Name of the header that carries `apiToken`. With `tokenIn: Header`, set both or neither. Headers that HTTP or the operator
-    /// sets are reserved, such as `Host`, `Content-*`, `ce-*` and `webhook-*`.
+    /// Name of the header that carries `apiToken`. With `tokenIn: Header`, set both or neither; with `Body`, set none. Headers
+    /// that HTTP or the operator sets are reserved, such as `Host`, `Content-*`, `ce-*` and `webhook-*`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(

@@ -3,7 +3,7 @@
 //! The expression has no loops and no clock, so each of its nodes runs once: evaluating costs less than rendering a
 //! message. An expression that fails sends the message.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
@@ -20,6 +20,7 @@ use self::functions::{NO_VALUE, map, number, tag, text, version};
 use self::source::Source;
 use self::types::NAMESPACE;
 
+mod failure;
 mod functions;
 mod source;
 mod types;
@@ -49,8 +50,6 @@ const VARIABLES: [&str; 10] = [
     "previous",
     "value",
 ];
-/// Variables that may be null.
-const NULLABLE: [&str; 3] = ["value", "previous", "changedBy"];
 const FUNCTIONS: [&str; 11] = [
     "contains",
     "double",
@@ -73,11 +72,12 @@ const OPERATORS: [&str; 18] = [
 /// A checked expression.
 #[derive(Debug)]
 pub struct When {
+    source: Box<str>,
     expression: IdedExpr,
     /// Regular expressions of `matches` by their text.
     regexes: Arc<HashMap<String, Regex>>,
-    /// Variables of the expression that may be null.
-    nullable: Vec<&'static str>,
+    /// Variables that the expression reads.
+    variables: Vec<&'static str>,
 }
 
 impl When {
@@ -97,7 +97,8 @@ impl When {
             .error_reporting_limit(1)
             .enable_optional_syntax(false);
         let tree = without_panic(|| parser.parse(source))?;
-        let source = Source::new(source);
+        let text = source;
+        let source = Source::new(text);
         let expression = tree.map_err(|errors| {
             let is_deep = |error: &ParseError| error.msg.contains("recursion limit");
             let errors = errors.errors;
@@ -115,25 +116,16 @@ impl When {
             nodes: 0,
             comparisons: 0,
             patterns: Vec::new(),
-            nullable: Vec::new(),
+            variables: Vec::new(),
         };
         check.expression(&expression, 0)?;
         let regexes = compiled(&check.patterns)?;
         Ok(Self {
+            source: text.into(),
             expression,
             regexes: Arc::new(regexes),
-            nullable: check.nullable,
+            variables: check.variables,
         })
-    }
-
-    /// Returns the variables of the expression that are null.
-    fn nulls(&self, entry: &Entry, previous: Option<&Entry>) -> Vec<&'static str> {
-        let variables = variables(entry, previous);
-        let is_null = |name: &&str| {
-            let mut values = variables.iter().filter(|(it, _)| it == name);
-            values.all(|(_, value)| matches!(value, Value::Null))
-        };
-        self.nullable.iter().copied().filter(is_null).collect()
     }
 
     /// Returns whether the entry is sent. `previous` is the entry with the previous value.
@@ -160,11 +152,18 @@ impl When {
                 .and_then(|()| context.add_function("tag", tag))
                 .and_then(|()| context.add_function("version", version))
                 .map_err(|error| error.to_string())?;
-            for (name, value) in variables(entry, previous) {
-                context.add_variable_from_value(name, value);
+            let mut nulls = Vec::new();
+            for name in &self.variables {
+                let value = variable(name, entry, previous);
+                if matches!(value, Value::Null) {
+                    nulls.push(*name);
+                }
+                context.add_variable_from_value(*name, value);
             }
-            Value::resolve(&self.expression, &context)
-                .map_err(|error| explain(&error, &self.nulls(entry, previous)))
+            Value::resolve(&self.expression, &context).map_err(|error| {
+                let position = failure::position(&self.expression, &self.source, &context);
+                format!("{position}{}", explain(&error, &nulls))
+            })
         })??;
         match result {
             Value::Bool(sends) => Ok(sends),
@@ -243,39 +242,41 @@ fn explain(error: &ExecutionError, nulls: &[&str]) -> String {
     }
 }
 
-fn variables(entry: &Entry, previous: Option<&Entry>) -> Vec<(&'static str, Value)> {
-    let subject = entry.subject.as_ref();
-    let part = |part: Option<&str>| text(part.unwrap_or_default());
-    let value = |entry: &Entry| entry.value.as_deref().map_or(Value::Null, text);
-    // A deleted resource had no value.
-    let previous = previous.filter(|previous| previous.action != ChangeAction::Deleted);
-    let changed_by = entry.changed_by.as_deref().map_or(Value::Null, |it| {
-        let part = |part: Option<&str>| part.map_or(Value::Null, text);
-        let time = it.time.as_ref().map(|time| time.0.to_string());
-        map([
-            ("manager", text(&it.manager)),
-            ("operation", part(it.operation.as_deref())),
-            ("subresource", part(it.subresource.as_deref())),
-            ("time", part(time.as_deref())),
-        ])
-    });
-    let context: BTreeMap<&str, Value> = entry
-        .context
-        .iter()
-        .map(|(name, value)| (name.as_str(), text(value)))
-        .collect();
-    vec![
-        ("action", text(entry.action.as_str())),
-        ("changedBy", changed_by),
-        ("context", map(context)),
-        ("field", part(subject.map(Subject::field))),
-        ("kind", part(subject.map(Subject::kind))),
-        ("missing", Value::Bool(entry.missing)),
-        ("name", part(subject.map(Subject::name))),
-        (NAMESPACE, part(subject.map(Subject::namespace))),
-        ("previous", previous.map_or(Value::Null, value)),
-        ("value", value(entry)),
-    ]
+/// Returns the value of a variable.
+fn variable(name: &str, entry: &Entry, previous: Option<&Entry>) -> Value {
+    let optional = |part: Option<&str>| part.map_or(Value::Null, text);
+    let of_subject = |part: fn(&Subject) -> &str| {
+        let subject = entry.subject.as_ref();
+        text(subject.map(part).unwrap_or_default())
+    };
+    match name {
+        "action" => text(entry.action.as_str()),
+        "changedBy" => entry.changed_by.as_deref().map_or(Value::Null, |it| {
+            let time = it.time.as_ref().map(|time| time.0.to_string());
+            map([
+                ("manager", text(&it.manager)),
+                ("operation", optional(it.operation.as_deref())),
+                ("subresource", optional(it.subresource.as_deref())),
+                ("time", optional(time.as_deref())),
+            ])
+        }),
+        "context" => {
+            let context = entry.context.iter();
+            map(context.map(|(name, value)| (name.as_str(), text(value))))
+        }
+        "field" => of_subject(Subject::field),
+        "kind" => of_subject(Subject::kind),
+        "missing" => Value::Bool(entry.missing),
+        "name" => of_subject(Subject::name),
+        NAMESPACE => of_subject(Subject::namespace),
+        "previous" => {
+            // A deleted resource had no value.
+            let previous = previous.filter(|previous| previous.action != ChangeAction::Deleted);
+            optional(previous.and_then(|previous| previous.value.as_deref()))
+        }
+        "value" => optional(entry.value.as_deref()),
+        _ => Value::Null,
+    }
 }
 
 /// Checks that an expression is in the part of CEL that is available.
@@ -286,8 +287,8 @@ struct SyntaxCheck<'a> {
     comparisons: usize,
     /// Regular expressions of all calls of `matches`.
     patterns: Vec<String>,
-    /// Variables that may be null.
-    nullable: Vec<&'static str>,
+    /// Variables that the expression reads.
+    variables: Vec<&'static str>,
 }
 
 impl SyntaxCheck<'_> {
@@ -352,10 +353,10 @@ impl SyntaxCheck<'_> {
     }
 
     fn is_variable(&mut self, name: &str) -> Result<(), String> {
-        let nullable = NULLABLE.into_iter().find(|it| *it == name);
-        self.nullable
-            .extend(nullable.filter(|it| !self.nullable.contains(it)));
-        if VARIABLES.contains(&name) {
+        if let Some(variable) = VARIABLES.into_iter().find(|it| *it == name) {
+            if !self.variables.contains(&variable) {
+                self.variables.push(variable);
+            }
             return Ok(());
         }
         let position = self

@@ -30,7 +30,7 @@ pub mod status;
 pub const NAME: &str = "contactpoint";
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,
-    &["fc35e5ac8aeeadcb", "76bbcb51ffa44131"],
+    &["fc35e5ac8aeeadcb", "a89c84a7f751e2f5"],
     DelegatedAccess::Secrets,
     &[
         Permission::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),

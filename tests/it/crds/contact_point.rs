@@ -235,7 +235,7 @@ fn cases() -> Vec<Case> {
         (with(&format!("body: a, contentType: a/{}", long(127))), "spec.webhookSpec.contentType: |Too long"),
         // webhookSpec.tokenIn
         (in_body("body: '{{ token }}'"), ""),
-        (in_body("body: '{{ token }}', headerName: X-A"), ""),
+        (in_body("body: '{{ token }}', headerName: X-A"), "spec.webhookSpec: |tokenIn: Body sends no token in a header: remove headerName"),
         (in_body("body: '{{ token }}', headerName: ''"), ""),
         (in_body("headerName: X-A"), "spec.webhookSpec: |tokenIn: Body needs body: add a body with {{ token }}"),
         (with("body: '{{ token }}', tokenIn: Body"), "spec: |webhookSpec.tokenIn: Body needs a token: add apiToken"),

@@ -56,6 +56,13 @@ impl<'a> Source<'a> {
         self.position(self.tokens.iter().filter(is_comparison).nth(index))
     }
 
+    /// Returns the position of the token with this text and this index among the tokens of that text, as the beginning
+    /// of a message.
+    pub(super) fn of_token(&self, text: &str, index: usize) -> String {
+        let mut tokens = self.tokens.iter().filter(|token| self.of(token) == text);
+        self.position(tokens.nth(index))
+    }
+
     fn of(&self, token: &Token) -> &'a str {
         self.text.get(token.start..token.end).unwrap_or_default()
     }

@@ -330,6 +330,41 @@ fn expression_without_a_result_says_why(#[case] source: &str, #[case] expected: 
     assert!(error.contains(expected), "{error}");
 }
 
+/// The arrow below each expression points to the token that the message names.
+#[rstest]
+#[case("number(value) > 3.0", "^")]
+#[case("value == '' || number(value) > 3.0", "               ^")]
+#[case(
+    "number('1') > 0.0 && number('2') > 0.0 && number(kind) > 0.0",
+    "                                          ^"
+)]
+#[case("number(value.contains('x') ? value : name) > 1.0", "^")]
+#[case(
+    "value != 'number(' && [kind, 'number'][2] == ''",
+    "                                      ^"
+)]
+#[case(
+    "has(context.mail) || context.mail == ''",
+    "                             ^"
+)]
+#[case("-1 < 0 && 3 - 1 / 0 == 1", "                ^")]
+#[case("1 - -9223372036854775807 - 5 > 0 && !(value == '')", "  ^")]
+#[case("value in ['1'] || 1 % 0 in [1]", "                    ^")]
+#[case("missing ? false : version(name).major > 1", "                  ^")]
+#[case(
+    "value == kind ? true : value && true",
+    "                             ^"
+)]
+#[case("name.contains(tag()) || true == false", "              ^")]
+fn expression_without_a_result_has_the_position_of_its_failure(
+    #[case] source: &str,
+    #[case] arrow: &str,
+) {
+    let error = evaluate(source).unwrap_err();
+    let position = format!("line 1, column {}: ", arrow.len());
+    assert!(error.starts_with(&position), "{source}: {error}");
+}
+
 #[test]
 fn first_and_deleted_entries_have_no_previous_or_no_value() {
     let created = item(ChangeAction::Created, Some("1"), None).entry;
@@ -392,7 +427,7 @@ fn joined_values_are_too_long_for_a_regular_expression() {
     let error = matches(2).unwrap_err();
     assert_eq!(
         error,
-        "matches: the string is longer than 1024 bytes: join fewer values"
+        "line 1, column 15: matches: the string is longer than 1024 bytes: join fewer values"
     );
 }
 
