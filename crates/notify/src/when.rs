@@ -119,6 +119,7 @@ impl When {
             variables: Vec::new(),
         };
         check.expression(&expression, 0)?;
+        types::check_result(&expression)?;
         let regexes = compiled(&check.patterns)?;
         Ok(Self {
             source: text.into(),
@@ -167,10 +168,7 @@ impl When {
         })??;
         match result {
             Value::Bool(sends) => Ok(sends),
-            other => Err(format!(
-                "the result is {}, not bool: write a comparison, such as action == 'Updated'",
-                other.type_of()
-            )),
+            other => Err(types::no_bool(&other.type_of().to_string())),
         }
     }
 }

@@ -49,7 +49,6 @@ pub mod raw_object;
 mod runner;
 mod server;
 pub mod settings;
-pub mod setup;
 pub mod signals;
 pub mod tasks;
 pub mod telemetry;

@@ -342,7 +342,8 @@ pub fn proves_owner(metadata: &ObjectMeta, names: &MetadataNames) -> bool {
     metadata.labels.as_ref().is_some_and(has_label) || controller_of(metadata).is_some()
 }
 
-fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+/// Returns the controller reference.
+pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.find(|owner| owner.controller == Some(true))
 }

@@ -15,7 +15,7 @@ use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, ResourceExt};
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{GROUP, Initial};
-use qm_api::tracked_field_set::TrackedFieldSetSpec;
+use qm_api::tracked_field_set::{TrackedFieldSetSpec, TrackedFieldSetStatus};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_core::time::whole_seconds;
@@ -118,6 +118,8 @@ pub(crate) struct SetState {
     reported: Option<Instant>,
     /// Time since which the resources are not listed.
     listing_since: Option<Instant>,
+    /// What the adopted children track, as last planned: their names do not tell.
+    adopted: HashMap<ObjectKey, Identity>,
 }
 
 /// A target, with its children and its demand for a slot.
@@ -374,12 +376,22 @@ impl<T: Transport> TrackedFieldSets<T> {
         if cx.status.selection.as_ref() == Some(&digest) {
             return Ok(());
         }
-        let created = cx.object.metadata.creation_timestamp.clone();
-        cx.status.since = match cx.status.selection.replace(digest) {
-            None => created,
+        let since = match cx.status.selection {
+            None => cx.object.metadata.creation_timestamp.clone(),
             Some(_) => Some(whole_seconds(Timestamp::now())),
         };
-        cx.write_status().await
+        let mut draft = cx.status.clone();
+        (draft.selection, draft.since) = (Some(digest), since);
+        // The draft may have a condition that is not written yet. Its Event follows the write at the end of a reconcile.
+        let written = cx.object.status.clone().unwrap_or_default();
+        cx.status = TrackedFieldSetStatus {
+            selection: draft.selection.clone(),
+            since: draft.since.clone(),
+            ..written
+        };
+        cx.write_status().await?;
+        cx.status = draft;
+        Ok(())
     }
 
     /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the list is
@@ -437,6 +449,14 @@ impl<T: Transport> TrackedFieldSets<T> {
         let before = before.filter(|plan| {
             !changes.all && plan.revision == revision && plan.compared.elapsed() < self.sync_period
         });
+        let adopted = {
+            let mut states = self.states();
+            let state = states.entry(cx.key.clone()).or_default();
+            state
+                .adopted
+                .retain(|key, _| self.children.owned(cx, key).is_some());
+            state.adopted.clone()
+        };
         let slots = cx.object.spec.max_targets();
         if let Some(mut plan) = before {
             plan.desired
@@ -448,7 +468,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             let changed = changes.targets.into_iter();
             let changed = changed.filter_map(|key| Some((self.index.target(&cx.key, &key)?, key)));
             let planned: Vec<_> = changed
-                .map(|(known, target)| self.planned(cx, resource, target, known))
+                .map(|(known, target)| self.planned(cx, resource, target, known, &adopted))
                 .collect();
             let occupied = plan.desired.values().filter(|it| it.takes_slot).count();
             let slots = slots.saturating_sub(occupied);
@@ -461,7 +481,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let targets = self.index.targets(&cx.key).into_iter();
         let planned: Vec<_> = targets
-            .map(|(target, known)| self.planned(cx, resource, target, known))
+            .map(|(target, known)| self.planned(cx, resource, target, known, &adopted))
             .collect();
         let mut plan = Plan {
             revision,
@@ -474,13 +494,15 @@ impl<T: Transport> TrackedFieldSets<T> {
         plan
     }
 
-    /// Returns the children of a target.
+    /// Returns the children of a target. `adopted` has what each adopted child tracks: one that tracks something else has
+    /// been edited, and is changed back.
     fn planned(
         &self,
         cx: &Context<TrackedFieldSet>,
         resource: &ResourceName,
         target: ObjectKey,
         known: Target,
+        adopted: &HashMap<ObjectKey, Identity>,
     ) -> Planned {
         let spec = &cx.object.spec;
         let claimant = Claimant {
@@ -496,7 +518,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             let identity = child::identity_of(&cx.key.namespace, &reference, name);
             let derived = child::name(&cx.key.name, resource, &target, name);
             let derived = ObjectKey::new(&cx.key.namespace, &derived);
-            let candidates = self.index.tracking(identity);
+            let is_edited = |key: &ObjectKey| adopted.get(key).is_some_and(|it| *it != identity);
+            let candidates = self.index.tracking(identity).into_iter();
+            let candidates = candidates.filter(|(key, _)| !is_edited(key));
             let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
             let (key, replaces) = match claimant.existing(candidates, &derived, owns, seniority_of)
             {
@@ -506,7 +530,10 @@ impl<T: Transport> TrackedFieldSets<T> {
                 }
                 Existing::Own(key) => (key, None),
                 Existing::Adoptable(key) => (key, Some(derived)),
-                Existing::None => (derived, None),
+                Existing::None => {
+                    let adopted = adopted.iter().find(|(_, it)| **it == identity);
+                    (adopted.map_or(derived, |(key, _)| key.clone()), None)
+                }
             };
             children.push(PlannedChild {
                 key,
@@ -535,7 +562,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     ) {
         let demands: Vec<_> = planned.iter().map(|it| it.demand).collect();
         let left_out = precedence::left_out(&demands, slots);
-        let mut with_child = Vec::new();
+        let (mut with_child, mut adopted) = (Vec::new(), Vec::new());
         for (planned, is_left_out) in planned.into_iter().zip(left_out) {
             let Planned { target, known, .. } = planned;
             if planned.covered > 0 {
@@ -556,6 +583,9 @@ impl<T: Transport> TrackedFieldSets<T> {
                     // `initial` of an existing child never changes.
                     Some(child) => {
                         with_child.push((target.clone(), identity));
+                        if !child::is_derived_name(&cx.key.name, &key.name) {
+                            adopted.push((key.clone(), identity));
+                        }
                         child.summary.initial
                     }
                     // An adopted TrackedField has already sent its first value.
@@ -578,6 +608,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             .iter()
             .map(|(target, identity)| (target, *identity));
         self.index.record_children(&cx.key, with_child);
+        let mut states = self.states();
+        let state = states.entry(cx.key.clone()).or_default();
+        state.adopted.extend(adopted);
     }
 
     /// Sends one write, except a creation while the quota is exceeded.

@@ -7,7 +7,7 @@ use qm_api::TrackedField;
 use qm_api::common::{ADOPT_BY, NAMES};
 use qm_core::shared;
 use qm_runtime::ObjectKey;
-use qm_runtime::ownership::{owner_of, proves_owner};
+use qm_runtime::ownership::{controller_of, owner_of, proves_owner};
 
 use super::child::{self, Identity, Seniority};
 
@@ -21,7 +21,7 @@ pub(crate) struct Tracking {
     pub owner: Option<ObjectKey>,
     /// True if a UID proves the owner.
     pub is_owner_proven: bool,
-    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`.
+    /// Set that may adopt the `TrackedField`, as `NAMESPACE/NAME`; `None` if another object controls the `TrackedField`.
     adopt_by: Option<Arc<str>>,
 }
 
@@ -29,6 +29,7 @@ impl Tracking {
     pub fn of(field: &TrackedField) -> Self {
         let adopt_by = field.metadata.annotations.as_ref();
         let adopt_by = adopt_by.and_then(|annotations| annotations.get(ADOPT_BY));
+        let adopt_by = adopt_by.filter(|_| controller_of(&field.metadata).is_none());
         Self {
             identity: child::identity(field),
             target: {

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
+use kube::{Resource, ResourceExt};
 use qm_api::tracked_field::Entry;
-use qm_api::{TrackedField, TrackedFieldSet};
+use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use quartermaster::controllers::tracked_field_set::writes::RECHECK_INTERVAL;
 use serde_json::{Value, json};
 use testbed::Options;
@@ -21,6 +22,7 @@ use testbed::wait::until;
 use super::{is_quiet, replicas};
 use crate::faults::replicas::candidate;
 use crate::fields::Widgets;
+use crate::pins::metrics::reconciles;
 use crate::support::{
     Bed, Operator, SOON, Settings, accepted, changes, kill_at_each_write, kill_at_write,
 };
@@ -445,6 +447,75 @@ async fn adopted_tracked_field_replaces_the_child() {
     .await
     .unwrap();
     assert_eq!(bed.history("mine").await[0].id, mine[0].id);
+
+    // The name of an adopted child does not tell what it tracks, and it is changed back nevertheless.
+    bed.set_reads("all", "Ready").await;
+    let mine = bed.api::<TrackedField>().get("mine").await.unwrap();
+    for edit in [
+        json!({ "field": "images" }),
+        json!({ "target": { "name": "b" } }),
+    ] {
+        bed.patch::<TrackedField>("mine", json!({ "spec": edit }))
+            .await;
+        let restored = child_is_restored(&bed, &mine).await;
+        assert_eq!(restored.uid(), mine.uid());
+    }
+    assert_eq!(bed.all_children("all").await.len(), 2);
+}
+
+#[tokio::test]
+async fn tracked_field_of_another_controller_is_not_adopted() {
+    let bed = Bed::shared("sets-controlled").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    let child = bed.children("all").await.remove("a").unwrap();
+    let owner = bed
+        .create::<ConfigMap>("owner", json!({}))
+        .await
+        .controller_owner_ref(&())
+        .unwrap();
+    let other = Receiver::start().unwrap();
+    bed.webhook("other", &other.url()).await;
+    bed.track("mine", "Deployment", "a", "replicas", "other")
+        .await;
+    let metadata = json!({ "metadata": {
+        "annotations": { "quartermaster.dev/adopt-by": format!("{}/all", bed.namespace) },
+        "ownerReferences": [owner],
+    } });
+    bed.patch::<TrackedField>("mine", metadata).await;
+    bed.scale("a", 2).await;
+    let sent = [("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("mine", &sent).await;
+    bed.child_history("all", "a", |history| {
+        history.last().and_then(|it| it.value.as_deref()) == Some("2")
+    })
+    .await;
+    let same = bed.children("all").await.remove("a").unwrap();
+    assert_eq!(same.uid(), child.uid());
+    bed.set_reads("all", "Ready").await;
+}
+
+/// The write of a new selection must not store the condition of a status that waits: its Event would be lost.
+#[tokio::test]
+async fn waiting_status_is_reported_after_a_change_of_the_fields() {
+    let bed = Bed::shared("sets-waiting").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    let settings = Settings::default().flag("--set-status-period=15s");
+    let operator = Operator::start(&bed, settings).await;
+    bed.set("all", replicas(json!({}))).await;
+    bed.set_reads("all", "Ready").await;
+    let reconciled = async || reconciles(&operator.metrics().await, "trackedfieldset");
+    let before = reconciled().await;
+    bed.delete::<ContactPoint>("hook").await;
+    until("the set is reconciled", SOON, async || {
+        Ok((reconciled().await > before).then_some(()))
+    })
+    .await
+    .unwrap();
+    let fields = json!({ "spec": { "fields": ["replicas", "images"] } });
+    bed.patch::<TrackedFieldSet>("all", fields).await;
+    bed.event("all", "ContactPointNotFound").await;
 }
 
 /// The label or the controller reference alone proves the ownership.

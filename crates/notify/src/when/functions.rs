@@ -79,6 +79,15 @@ pub(super) fn number(value: Value) -> Result<f64> {
 /// Returns the tag of an image; empty if the image has no tag, or only a digest.
 pub(super) fn tag(value: Value) -> Result<Arc<String>> {
     let image = argument("tag", &value)?;
+    if image.contains(['[', '{', '"', ',']) || image.contains(char::is_whitespace) {
+        let image = brief(image);
+        return failed(
+            "tag",
+            format!(
+                "{image:?} is not an image: track image, or image:CONTAINER, in place of images"
+            ),
+        );
+    }
     let named = image.split('@').next().unwrap_or_default();
     let last = named.rsplit('/').next().unwrap_or_default();
     let tag = last.split_once(':').map_or("", |(_, tag)| tag);

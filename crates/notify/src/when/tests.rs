@@ -300,6 +300,20 @@ fn comparison_of_one_type_or_with_null_is_accepted(#[case] source: &str) {
     assert_eq!(When::parse(source).map(|_| ()), Ok(()));
 }
 
+#[rstest]
+#[case("value", "string")]
+#[case("1", "number")]
+#[case("true ? 'a' : 'b'", "string")]
+#[case("[true]", "list")]
+#[case("changedBy", "map")]
+fn expression_whose_result_is_no_bool_is_refused(#[case] source: &str, #[case] type_: &str) {
+    let error = When::parse(source).unwrap_err();
+    assert_eq!(
+        error,
+        format!("the result is {type_}, not bool: write a comparison, such as action == 'Updated'")
+    );
+}
+
 #[test]
 fn problem_of_a_comparison_has_its_position() {
     let source =
@@ -312,7 +326,11 @@ fn problem_of_a_comparison_has_its_position() {
 }
 
 #[rstest]
-#[case::no_bool("value", "the result is string, not bool")]
+#[case::no_bool("value > '' ? context.mail : missing", "there is no mail")]
+#[case::no_single_image(
+    "tag('[\"a:1\",\"b:2\"]') == '1'",
+    "is not an image: track image, or image:CONTAINER, in place of images"
+)]
 #[case::other_types("[1, 'a'][0] > 'x'", "convert the operands to one type")]
 #[case::no_number(
     "number(value) > 3.0",
@@ -510,13 +528,13 @@ fn no_nesting_overflows_the_stack_or_takes_long() {
     let deepest = [
         deepest("true==", "true", ""),
         deepest("!(", "true", ")"),
-        deepest("-(", "1", ")"),
-        deepest("1+(", "1", ")"),
-        deepest("[", "1", "]"),
+        deepest("-(", "1", ")") + " == 1",
+        deepest("1+(", "1", ")") + " == 1",
+        deepest("[", "1", "]") + " == []",
         deepest("true&&(", "true", ")"),
         deepest("false?true:", "true", ""),
         deepest("(true?", "true", ":true)"),
-        deepest("string(", "value", ")"),
+        deepest("string(", "value", ")") + " == ''",
         deepest("[1][", "0", "]"),
     ];
     for source in &deepest {

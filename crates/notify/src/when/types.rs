@@ -105,6 +105,19 @@ impl Type {
     }
 }
 
+/// Checks that the result can be a bool.
+pub(super) fn check_result(expression: &IdedExpr) -> Result<(), String> {
+    match Type::of(expression) {
+        Some(Type::Bool) | None => Ok(()),
+        Some(other) => Err(no_bool(other.name())),
+    }
+}
+
+/// Returns what to write instead of an expression whose result has another type.
+pub(super) fn no_bool(type_: &str) -> String {
+    format!("the result is {type_}, not bool: write a comparison, such as action == 'Updated'")
+}
+
 /// Returns the operator of a comparison, as a user writes it.
 pub(super) fn comparison(function: &str) -> Option<&'static str> {
     let operators = ["==", "!=", "<", "<=", ">", ">="];
@@ -150,10 +163,20 @@ fn check_pair(operator: &str, left: &IdedExpr, right: &IdedExpr) -> Result<(), S
     }
 }
 
-/// Checks a literal that `action` or `kind` is compared with.
+/// Checks a literal that `action`, `kind` or `changedBy.operation` is compared with.
 fn check_word(variable: &IdedExpr, literal: &IdedExpr) -> Result<(), String> {
-    let (Expr::Ident(name), Expr::Literal(value)) = (&variable.expr, &literal.expr) else {
+    let Expr::Literal(value) = &literal.expr else {
         return Ok(());
+    };
+    let name = match &variable.expr {
+        Expr::Ident(name) => &**name,
+        Expr::Select(select)
+            if matches!(&select.operand.expr, Expr::Ident(name) if name == "changedBy")
+                && select.field == "operation" =>
+        {
+            "changedBy.operation"
+        }
+        _ => return Ok(()),
     };
     let word = match value {
         LiteralValue::Null => return Ok(()),
@@ -172,7 +195,11 @@ fn check_word(variable: &IdedExpr, literal: &IdedExpr) -> Result<(), String> {
             return Err(format!("{never} '{Created}', '{Updated}' or '{Deleted}'"));
         }
     }
-    if let ("kind", Some(word)) = (&**name, word) {
+    let is_operation = |word| matches!(word, "Apply" | "Update");
+    if name == "changedBy.operation" && !word.is_some_and(is_operation) {
+        return Err(format!("{never} 'Apply' or 'Update'"));
+    }
+    if let ("kind", Some(word)) = (name, word) {
         let mut kinds = BUILT_IN_KINDS.iter().map(|it| it.kind).chain(KINDS);
         if let Some(kind) = kinds.find(|kind| kind.eq_ignore_ascii_case(word) && *kind != word) {
             return Err(format!("{never} '{kind}'"));
