@@ -66,6 +66,9 @@ impl Redactor {
             }
         }
         forms.extend(encoded);
+        // A receiver may wrap lines within a secret.
+        let in_one_line: Vec<_> = forms.iter().map(|form| one_line(form)).collect();
+        forms.extend(in_one_line);
         forms.retain(|form| form.len() >= MIN_SECRET);
         // Longest first: if a piece inside were replaced first, the rest of the secret would stay.
         forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
@@ -87,9 +90,7 @@ impl Redactor {
                 "(not shown: a response cannot be redacted if a secret has fewer than {MIN_SECRET} characters)"
             );
         }
-        let text = self.redact(&String::from_utf8_lossy(body));
-        let text = text.replace(breaks_line, " ");
-        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = self.redact(&one_line(&String::from_utf8_lossy(body)));
         match text.char_indices().nth(MAX_QUOTE_CHARS) {
             Some((end, _)) => format!("{}…", &text[..end]),
             None => text,
@@ -133,6 +134,12 @@ impl Redactor {
     }
 }
 
+/// Returns `text` in one line, with single spaces.
+fn one_line(text: &str) -> String {
+    let text = text.replace(breaks_line, " ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Returns `text` percent-decoded, or `None` if it has no percent-encoding or decodes to invalid UTF-8.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -156,5 +163,24 @@ fn percent_decoded(text: &str) -> Option<String> {
         String::from_utf8(bytes).ok()
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::whole("token 12 34 56 is unknown")]
+    #[case::wrapped("token 12 34\n 56 is unknown")]
+    #[case::control_character("token 12\u{0}34\u{2028}56 is unknown")]
+    fn quote_contains_no_secret_with_spaces(#[case] body: &str) {
+        for secret in ["12 34 56", "12  34 56"] {
+            let redactor = Redactor::new([&secret.into()]);
+            let quote = redactor.quote(body.as_bytes());
+            assert_eq!(quote, "token [redacted] is unknown");
+        }
     }
 }
