@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help prerequisites control-plane moto tools docs cluster build run manifests install uninstall deploy undeploy build-installer \
-  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test torture test-binaries test-image bench demo pictures pages clean
+  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test torture fuzz test-binaries test-image bench demo pictures pages clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: the
 # default is a placeholder, which config/ and deploy/ name.
@@ -51,6 +51,12 @@ torture: prerequisites ## Inject every fault into every write and watch of the o
 	@$(MAKE) --no-print-directory -j2 moto control-plane
 	@# The audit logs of hours go with the control plane.
 	TESTBED_AUDIT_LOGS=$(CURDIR)/target/torture/audit cargo test --workspace --test torture -- $(addprefix --case ,$(CASE)) $(TORTURE)
+
+# TARGET=when fuzzes one target alone: fuzz/src/bin has them.
+TARGET ?=
+SECONDS ?= 600
+fuzz: prerequisites ## Fuzz each parser in turn (TARGET=when: one of them; SECONDS=600: for how long)
+	@hack/fuzz.sh run $(SECONDS) $(TARGET)
 
 test-binaries:
 	cargo test --workspace --no-run

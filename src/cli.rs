@@ -14,7 +14,7 @@ use secrecy::SecretString;
 pub mod commands;
 mod lease;
 mod metrics;
-mod parse;
+pub(crate) mod parse;
 mod timings;
 
 pub use commands::ClusterCommand;

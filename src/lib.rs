@@ -8,6 +8,8 @@ pub mod admission_policies;
 pub mod cli;
 pub mod commands;
 pub mod controllers;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod permissions;
 
 /// Command that installs this version's CRDs.

@@ -48,7 +48,7 @@ impl TypedValueParser for Boolean {
 }
 
 /// Parses `500ms`, `9s` or `1h30m`; zero is an error.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number above 0 with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
     let span: SignedDuration = text.parse().map_err(|_| wrong())?;
     Duration::try_from(span)

@@ -7,8 +7,10 @@
 mod address;
 pub mod client;
 mod content;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fixtures;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod history;
 pub mod message;
 pub mod metrics;

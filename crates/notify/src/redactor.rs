@@ -141,7 +141,7 @@ fn one_line(text: &str) -> String {
 }
 
 /// Returns `text` percent-decoded, or `None` if it has no percent-encoding or decodes to invalid UTF-8.
-fn percent_decoded(text: &str) -> Option<String> {
+pub(super) fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     let mut decoded = false;

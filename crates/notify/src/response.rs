@@ -33,7 +33,7 @@ pub(super) fn retry_after(response: &reqwest::Response, now: Timestamp) -> Optio
     parse_retry_after(value, now)
 }
 
-fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
+pub(super) fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(seconds(value.parse().unwrap_or(u64::MAX)));
     }

@@ -202,7 +202,7 @@ fn payload(chat: &TelegramChat, text: &str) -> Value {
     payload
 }
 
-enum SendMessageReply {
+pub(super) enum SendMessageReply {
     Accepted,
     Migrated(i64),
     Failed(SendError),
@@ -247,7 +247,7 @@ const TOPIC_PHRASES: [&str; 4] = [
     "message thread not found",
 ];
 
-fn interpret(
+pub(super) fn interpret(
     status: u16,
     header: Option<Duration>,
     body: &[u8],

@@ -35,6 +35,8 @@ use self::when::{ParsedWhen, ParsedWhens};
 
 pub mod field;
 pub(crate) mod follower;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 pub mod grants;
 mod lookup;
 pub mod receivers;

@@ -67,7 +67,7 @@ impl InvalidWebhook {
 pub struct WebhookEndpoint {
     pub(crate) url: reqwest::Url,
     pub(super) headers: http::HeaderMap,
-    pub(super) secrets: Vec<SecretString>,
+    pub(crate) secrets: Vec<SecretString>,
     pub(super) body: Option<Body>,
     /// Token of the body, escaped for its format.
     body_token: Option<SecretString>,

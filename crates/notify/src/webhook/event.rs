@@ -234,7 +234,7 @@ impl CloudEvent {
     }
 
     /// Sets the headers of the binding's binary mode (`Content-Type` is `datacontenttype` there) and `Idempotency-Key`.
-    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
+    pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
         let mut set = |name: &'static str, value: &str| {
             // Percent-encoding yields ASCII.
             if let Ok(value) = HeaderValue::from_str(&header_text(value)) {

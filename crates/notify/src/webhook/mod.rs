@@ -138,7 +138,7 @@ impl WebhookRequest<'_> {
 /// Maximum time to read the rest of a successful response.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-fn interpret(
+pub(super) fn interpret(
     status: u16,
     after: Option<Duration>,
     quote: &str,

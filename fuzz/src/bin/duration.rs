@@ -1,0 +1,3 @@
+#![no_main]
+
+qm_fuzz::fuzz!(quartermaster::fuzz::duration);

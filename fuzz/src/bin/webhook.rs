@@ -1,0 +1,3 @@
+#![no_main]
+
+qm_fuzz::fuzz!(qm_notify::fuzz::webhook);
