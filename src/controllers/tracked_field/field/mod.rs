@@ -21,6 +21,8 @@ mod query;
 
 /// Maximum length of a field, in bytes.
 const MAX_LENGTH: usize = 4096;
+/// Maximum number of characters of a field that an error quotes.
+const MAX_QUOTED: usize = 200;
 
 pub(crate) const FIELD_NOT_FOUND: &str = "FieldNotFound";
 pub(crate) const PATH_INVALID: &str = "PathInvalid";
@@ -153,8 +155,9 @@ impl FieldError {
 impl FieldSelector {
     /// Compiles `field` for an object of this kind.
     pub fn compile(kind: &str, field: &str) -> Result<Self, FieldError> {
+        let quoted = || field.chars().take(MAX_QUOTED).collect();
         let invalid = |problem: String| FieldError::PathInvalid {
-            field: field.chars().take(200).collect(),
+            field: quoted(),
             problem,
         };
         if field.len() > MAX_LENGTH {
@@ -205,7 +208,7 @@ impl FieldSelector {
         };
         let select = select.ok_or_else(|| FieldError::FieldNotFound {
             kind: kind.into(),
-            field: field.into(),
+            field: quoted(),
         })?;
         if name == Some("") {
             let what = if word == "image" { "container" } else { "port" };

@@ -107,6 +107,16 @@ fn ports_of_services(#[case] field: &str, #[case] expected: ObservedValue) {
     );
 }
 
+/// Conditions, Events and annotations have the message.
+#[rstest]
+#[case::word("replicas\u{1}")]
+#[case::path("{.a\u{1}")]
+fn error_quotes_the_beginning_of_a_long_field(#[case] field: &str) {
+    let field = field.repeat(400);
+    let error = FieldSelector::compile("Deployment", &field).unwrap_err();
+    assert!(error.to_string().len() < 1500, "{error}");
+}
+
 #[test]
 fn missing_empty_false_and_null_are_distinct() {
     let object = json!({"empty": "", "no": false, "null": null, "none": [], "nothing": {}});
