@@ -131,7 +131,7 @@ fn body(source: &str, view: &View) {
 
 const TOKEN: &str = "12345678:AbCdEf-0123_456789";
 
-/// An answer as its parts arrive: the status, `Retry-After`, the body.
+/// Returns an answer with this status, `Retry-After` and body. Leaves out an invalid status or header.
 fn answer(status: &str, retry_after: &str, body: &str) -> reqwest::Response {
     let status = status.parse().ok();
     let status = status.and_then(|status: u16| StatusCode::from_u16(status).ok());
