@@ -81,6 +81,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
         manager.streaming_watch_config.clone(),
         set_index.new_index(Tracker::new_index(&tracker)),
         manager.metrics.clone(),
+        manager.availability.clone(),
         manager.tasks.clone(),
         manager.watchdog("targets"),
     );
@@ -213,6 +214,7 @@ fn follow_grants(
         manager.client.clone(),
         &manager.watch_config,
         &manager.metrics,
+        manager.availability.clone(),
         changed,
     );
     manager.spawn("tracker role watch", follow);

@@ -25,6 +25,9 @@ const PROBES: [&str; 2] = ["/readyz", "/version"];
 /// Number of reconciles with failed writes, without a successful write between them, that count as an outage.
 const FAILED_WRITES: u32 = 3;
 
+/// Time after an outage for which the apiserver may still be starting.
+const START_TIME: Duration = Duration::from_secs(10);
+
 /// Longest `Retry-After` that the operator honours.
 const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 
@@ -50,6 +53,8 @@ struct AvailabilityState {
     stores_nothing: AtomicBool,
     /// Number of outages that have ended, with and without answers to reads.
     ended_outages: watch::Sender<u64>,
+    /// Time at which the last outage ended.
+    back_since: Mutex<Option<Instant>>,
     /// End of the last pause that the apiserver asked for.
     paused: Mutex<Option<Instant>>,
 }
@@ -115,6 +120,14 @@ impl Availability {
         self.0.out.load(Ordering::Acquire)
     }
 
+    /// Returns whether the apiserver is starting: it then answers 403 until it has loaded RBAC, which may take a few
+    /// seconds longer than the first answers.
+    pub(crate) fn is_starting(&self) -> bool {
+        let back_since = self.0.back_since.lock();
+        let back_since = *back_since.unwrap_or_else(PoisonError::into_inner);
+        self.is_in_outage() || back_since.is_some_and(|it| it.elapsed() < START_TIME)
+    }
+
     /// Returns the number of outages that have ended.
     pub fn outages_ended(&self) -> u64 {
         *self.0.ended_outages.borrow()
@@ -127,8 +140,13 @@ impl Availability {
     }
 
     /// Ends an outage.
-    #[cfg(test)]
     pub(crate) fn end_outage(&self) {
+        let mut back_since = self
+            .0
+            .back_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *back_since = Some(Instant::now());
         self.0.ended_outages.send_modify(|outages| *outages += 1);
     }
 
@@ -142,11 +160,11 @@ impl Availability {
                 while !answers(&client).await {
                     sleep(PROBE_PERIOD.mul_f64(rand::random_range(0.5..1.0))).await;
                 }
-                info!("apiserver is back; will retry failed reconciles");
+                info!("apiserver is back; will retry failed reconciles and watches");
                 self.0.out.store(false, Ordering::Release);
                 self.0.failed_writes.store(0, Ordering::Release);
                 self.0.stores_nothing.store(false, Ordering::Release);
-                self.0.ended_outages.send_modify(|outages| *outages += 1);
+                self.end_outage();
             }
             let fails = self.0.failed_writes.load(Ordering::Acquire) >= FAILED_WRITES;
             if fails && !self.0.stores_nothing.swap(true, Ordering::AcqRel) {

@@ -285,6 +285,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::availability::Availability;
     use crate::metrics::{Metrics, Purpose};
     use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, PROGRAM, Widget};
     use crate::watch::tests::{WatchRequest, api, object as json_object};
@@ -346,6 +347,7 @@ mod tests {
             index: Arc::clone(&cache) as Arc<dyn Index<Widget>>,
             sync: cache.sync.clone(),
             metrics: Metrics::new(&PROGRAM),
+            availability: Availability::default(),
             purpose: Purpose::Own,
             watchdog: Probes::new().watchdog("cache", Duration::from_mins(1)),
         };

@@ -415,6 +415,7 @@ impl Manager {
             index: Arc::clone(index) as _,
             sync: sync.clone(),
             metrics: self.metrics.clone(),
+            availability: self.availability.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(resource.full()),
             resource,
@@ -507,6 +508,7 @@ impl Manager {
             sync,
             index: Arc::new(index),
             metrics: self.metrics.clone(),
+            availability: self.availability.clone(),
             purpose: Purpose::Own,
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),
         };
@@ -519,6 +521,7 @@ impl Manager {
             self.settings.program.hints.replace_crds,
             &self.watch_config,
             &self.metrics,
+            self.availability.clone(),
             commands,
             is_crd_known,
         );

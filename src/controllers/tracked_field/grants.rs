@@ -7,6 +7,7 @@ use futures::StreamExt;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use qm_runtime::availability::Availability;
 use qm_runtime::metrics::{Metrics, Purpose};
 use qm_runtime::watch::{ResourceName, error_status, watch_object};
 use tracing::{info, warn};
@@ -114,6 +115,7 @@ impl Grants {
         client: Client,
         watches: &watcher::Config,
         metrics: &Metrics,
+        availability: Availability,
         changed: C,
     ) -> impl Future<Output = ()> + Send + use<C> {
         let grants = Arc::clone(self);
@@ -121,7 +123,13 @@ impl Grants {
         let guard = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
-            let mut roles = std::pin::pin!(watch_object(api, &grants.role, config, guard));
+            let mut roles = std::pin::pin!(watch_object(
+                api,
+                &grants.role,
+                config,
+                guard,
+                &availability
+            ));
             while let Some(role) = roles.next().await {
                 let rules = match role {
                     Ok(Some(role)) => Rules::Present(role.rules.unwrap_or_default()),

@@ -17,6 +17,7 @@ use tracing::{debug, warn};
 
 use super::stream::{WatchUpdate, error_status, watch_updates};
 use crate::ObjectKey;
+use crate::availability::Availability;
 use crate::health::Watchdog;
 use crate::metrics::{Metrics, Purpose};
 
@@ -306,6 +307,8 @@ pub(crate) struct ResourceWatch<W, T> {
     pub sync: SyncState,
     /// Metrics of the watches.
     pub metrics: Metrics,
+    /// Availability of the apiserver.
+    pub availability: Availability,
     /// Purpose of the watches, in the metrics.
     pub purpose: Purpose,
     /// Watchdog of each step.
@@ -338,7 +341,7 @@ where
     async fn watch(&self, relist: u64) {
         let watches = self.apis.iter().map(|(namespace, api)| {
             let guard = self.metrics.watch(&self.resource.full(), self.purpose);
-            watch_updates(api.clone(), self.config.clone(), guard)
+            watch_updates(api.clone(), self.config.clone(), guard, &self.availability)
                 .map(|update| (namespace.as_deref(), update))
                 .boxed()
         });
@@ -396,6 +399,9 @@ where
             return;
         };
         if let WatchProblem::Forbidden(why) = &problem {
+            if self.availability.is_starting() {
+                return;
+            }
             self.sync.set_denied(namespace, why.clone());
         }
         self.index.phase(namespace, &WatchPhase::Failed(problem));

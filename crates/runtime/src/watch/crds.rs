@@ -15,16 +15,22 @@ use tracing::warn;
 
 use super::adapter::WatchCommand;
 use super::stream::watch_object;
+use crate::availability::Availability;
 use crate::metrics::{Metrics, Purpose};
 
 /// Watches the CRD of `kind`, and stops the watch of the kind while the CRD is missing or incompatible. `is_known` is
 /// set once the watch has answered. Messages about an incompatible schema contain the command `replace`.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "parts of the manager, which imports this module"
+)]
 pub(crate) fn follow(
     client: Client,
     kind: &KindInfo,
     replace: Option<&'static str>,
     watches: &watcher::Config,
     metrics: &Metrics,
+    availability: Availability,
     commands: watch::Sender<WatchCommand>,
     is_known: Arc<SetOnce<()>>,
 ) -> impl Future<Output = ()> + Send + use<> {
@@ -36,7 +42,7 @@ pub(crate) fn follow(
     );
     async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let mut crds = std::pin::pin!(watch_object(api, &name, config, guard));
+        let mut crds = std::pin::pin!(watch_object(api, &name, config, guard, &availability));
         while let Some(crd) = crds.next().await {
             let stop = match crd {
                 Ok(Some(crd)) => problem(&name, &crd, names, &own, replace),

@@ -16,6 +16,7 @@ use tracing::info;
 
 use super::adapter::{Index, ResourceName, ResourceWatch, SyncState, WatchCommand};
 use crate::WatchScope;
+use crate::availability::Availability;
 use crate::health::Watchdog;
 use crate::metrics::{Metrics, Purpose};
 use crate::raw_object::RawObject;
@@ -31,6 +32,7 @@ pub struct WatchHub {
     config: watcher::Config,
     new_index: NewIndex,
     metrics: Metrics,
+    availability: Availability,
     tasks: Tasks,
     watchdog: Watchdog,
     commands: watch::Sender<WatchCommand>,
@@ -39,12 +41,17 @@ pub struct WatchHub {
 
 impl WatchHub {
     /// Creates a hub without watches. `config` configures each of them.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "parts of the manager, which imports this module"
+    )]
     pub fn new(
         client: Client,
         scope: WatchScope,
         config: watcher::Config,
         new_index: NewIndex,
         metrics: Metrics,
+        availability: Availability,
         tasks: Tasks,
         watchdog: Watchdog,
     ) -> Self {
@@ -54,6 +61,7 @@ impl WatchHub {
             config,
             new_index,
             metrics,
+            availability,
             tasks,
             watchdog,
             commands: watch::Sender::default(),
@@ -121,6 +129,7 @@ impl WatchHub {
             index: (self.new_index)(name.clone()),
             sync: SyncState::default(),
             metrics: self.metrics.clone(),
+            availability: self.availability.clone(),
             purpose: Purpose::Target,
             watchdog: self.watchdog.clone(),
         };

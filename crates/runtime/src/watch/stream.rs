@@ -11,9 +11,11 @@ use kube::runtime::watcher;
 use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
+use crate::availability::Availability;
 use crate::backoff::{Backoff, BackoffPolicy};
 use crate::metrics::WatchGuard;
 use crate::wait_until;
@@ -23,6 +25,9 @@ const RETRY_BACKOFF: BackoffPolicy = BackoffPolicy {
     min: Duration::from_millis(500),
     max: Duration::from_secs(30),
 };
+
+/// Time over which all watches are retried after an outage.
+const RETURN_SPREAD: Duration = Duration::from_secs(2);
 
 /// Time without a failure since the list, after which a quiet watch counts as recovered: a failing request fails
 /// sooner.
@@ -42,12 +47,14 @@ pub(crate) enum WatchUpdate<K> {
     Failed(Error),
 }
 
-/// Watches forever, and reports the health of the watch to `guard`.
+/// Watches forever, and reports the health of the watch to `guard`. A failed watch is retried with a backoff, and soon
+/// after an outage of the apiserver has ended.
 pub(crate) fn watch_updates<K>(
     api: Api<K>,
     config: Config,
     guard: WatchGuard,
-) -> impl Stream<Item = WatchUpdate<K>> + Send
+    availability: &Availability,
+) -> impl Stream<Item = WatchUpdate<K>> + Send + use<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -59,6 +66,7 @@ where
         guard,
         events,
         failures,
+        outage_ends: availability.outage_ends(),
         pause: None,
         recovered: false,
         recovery: None,
@@ -75,13 +83,14 @@ pub fn watch_object<K>(
     name: &str,
     config: Config,
     guard: WatchGuard,
+    availability: &Availability,
 ) -> impl Stream<Item = Result<Option<K>, Error>> + Send + use<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let config = config.fields(&format!("metadata.name={name}"));
     let mut listed = None;
-    watch_updates(api, config, guard).filter_map(move |update| {
+    watch_updates(api, config, guard, availability).filter_map(move |update| {
         ready(match update {
             WatchUpdate::Event(Event::Init) => {
                 listed = None;
@@ -113,6 +122,8 @@ struct WatchStream<K> {
     guard: WatchGuard,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     failures: Backoff,
+    /// Changes at the end of each outage.
+    outage_ends: watch::Receiver<u64>,
     /// Pause before the next attempt, after a failure.
     pause: Option<Pause>,
     /// True if the watch has reported its recovery and not failed since.
@@ -141,7 +152,7 @@ where
                 listed,
             }) = self.pause.take()
             {
-                sleep(delay).await;
+                self.wait(delay).await;
                 self.recovery = listed.then(|| Instant::now() + RECOVERY_DELAY);
                 if restarts {
                     self.events = start(&self.api, &self.config);
@@ -185,7 +196,20 @@ where
         }
     }
 
+    /// Waits for `delay`, or until shortly after the end of an outage.
+    async fn wait(&mut self, delay: Duration) {
+        let back = async {
+            if self.outage_ends.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            sleep(RETURN_SPREAD.mul_f64(rand::random())).await;
+        };
+        let _ = timeout(delay, back).await;
+    }
+
     fn failed(&mut self, restarts: bool) {
+        // Earlier ends of outages do not matter.
+        self.outage_ends.mark_unchanged();
         let listed = !restarts && (self.recovered || self.recovery.is_some());
         (self.recovered, self.recovery) = (false, None);
         self.pause = Some(Pause {

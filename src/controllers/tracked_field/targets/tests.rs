@@ -10,6 +10,7 @@ use kube::Client;
 use kube::client::Body;
 use kube::runtime::watcher;
 use qm_runtime::WatchScope;
+use qm_runtime::availability::Availability;
 use qm_runtime::health::Probes;
 use qm_runtime::metrics::Metrics;
 use qm_runtime::tasks::Tasks;
@@ -59,6 +60,7 @@ fn targets_in(client: Client, sync_period: Duration, scope: WatchScope) -> Arc<T
         config,
         new_index,
         metrics,
+        Availability::default(),
         Tasks::new(),
         watchdog,
     );

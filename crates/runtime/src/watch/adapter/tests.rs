@@ -64,12 +64,14 @@ struct Scene {
     names: Arc<Names>,
     sync: SyncState,
     commands: watch::Sender<WatchCommand>,
+    availability: Availability,
 }
 
 /// Runs the watches of these namespaces.
 fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
     let (names, sync) = (Arc::<Names>::default(), SyncState::default());
     let commands = watch::Sender::<WatchCommand>::default();
+    let availability = Availability::default();
     let watch = ResourceWatch {
         resource: ResourceName::from(&ApiResource::erase::<Widget>(&())),
         apis: apis
@@ -80,6 +82,7 @@ fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
         index: Arc::clone(&names) as Arc<dyn Index<Widget>>,
         sync: sync.clone(),
         metrics: Metrics::new(&PROGRAM),
+        availability: availability.clone(),
         purpose: Purpose::Own,
         watchdog: Probes::new().watchdog("widgets", Duration::from_mins(1)),
     };
@@ -88,6 +91,7 @@ fn run(apis: Vec<(Option<&str>, Api<Widget>)>) -> Scene {
         names,
         sync,
         commands,
+        availability,
     }
 }
 
@@ -184,6 +188,25 @@ async fn denied_namespace_does_not_block_the_others() {
         .iter()
         .filter(|call| *call == "b Failed(Forbidden(\"no\"))");
     assert_eq!(forbidden.count(), 3, "{calls:?}");
+}
+
+/// A starting apiserver answers 403 until it has loaded RBAC.
+#[tokio::test(start_paused = true)]
+async fn starting_apiserver_denies_nothing() {
+    let (denied, log) = api(|request, before| match (request, before) {
+        (WatchRequest::List, 0..=2) => (403, vec![]),
+        (WatchRequest::List, _) => (200, vec![object("y", "5")]),
+        _ => (200, vec![]),
+    });
+    let scene = run(vec![(None, denied)]);
+    scene.availability.end_outage();
+    while !scene.sync.is_listed() {
+        assert_eq!(scene.sync.denied(), None);
+        sleep(SOON).await;
+    }
+    assert!(log.count(WatchRequest::List) > 3);
+    let calls = scene.names.calls();
+    assert!(!calls.iter().any(|it| it.contains("Failed")), "{calls:?}");
 }
 
 #[tokio::test(start_paused = true)]

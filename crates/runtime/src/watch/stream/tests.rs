@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
@@ -136,7 +137,12 @@ async fn lists_back_off_when_the_watch_is_denied() {
             (403, vec![])
         }
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     let names = updates(&mut watch, 10 * MINUTE).await;
     assert!(
         log.count(WatchRequest::List) < 60,
@@ -152,7 +158,12 @@ async fn lists_back_off_when_the_watch_is_denied() {
 #[tokio::test(start_paused = true)]
 async fn quiet_watch_recovers_after_a_delay_and_a_busy_one_at_once() {
     let (quiet, _) = api(|_, _| (200, vec![]));
-    let mut watch_quiet = Box::pin(watch_updates(quiet, Config::default(), guard()));
+    let mut watch_quiet = Box::pin(watch_updates(
+        quiet,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     assert_eq!(
         updates(&mut watch_quiet, RECOVERY_DELAY / 2).await,
         ["init", "done"]
@@ -173,7 +184,12 @@ async fn quiet_watch_recovers_after_a_delay_and_a_busy_one_at_once() {
             },
         )
     };
-    let mut watch = Box::pin(watch_updates(api(shows).0, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api(shows).0,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     assert_eq!(
         updates(&mut watch, Duration::from_secs(1)).await,
         ["init", "listed", "done", "event", "recovered"]
@@ -187,7 +203,12 @@ async fn granted_permission_takes_effect_within_the_longest_delay() {
         let granted = request == WatchRequest::List || began.elapsed() > 5 * MINUTE;
         (if granted { 200 } else { 403 }, vec![])
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     assert!(!updates(&mut watch, 5 * MINUTE).await.contains(&"recovered"));
     assert_eq!(
         updates(
@@ -207,7 +228,12 @@ async fn watch_relists_when_its_version_has_expired() {
         (WatchRequest::Watch, 0) => (410, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     let names = updates(&mut watch, MINUTE).await;
     assert_eq!(
         names,
@@ -229,7 +255,12 @@ async fn watch_does_not_relist_when_the_apiserver_is_overloaded() {
         (WatchRequest::Watch, 1) => (503, vec![]),
         _ => (200, vec![]),
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     let names = updates(&mut watch, 2 * MINUTE).await;
     assert_eq!(names, ["init", "done", "failed", "failed", "recovered"]);
     assert_eq!(
@@ -249,7 +280,12 @@ async fn failed_watch_recovers_when_it_resumes() {
         let fails = request == WatchRequest::Watch && began.elapsed() < 10 * MINUTE;
         (if fails { 500 } else { 200 }, vec![])
     });
-    let mut watch = Box::pin(watch_updates(api, Config::default(), guard()));
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &Availability::default(),
+    ));
     let names = updates(&mut watch, 10 * MINUTE).await;
     assert_eq!(names[..2], ["init", "done"]);
     assert!(names[2..].iter().all(|name| *name == "failed"), "{names:?}");
@@ -275,6 +311,7 @@ async fn lists_are_paged_without_streaming_lists() {
         api,
         Config::default().streaming_lists(),
         guard(),
+        &Availability::default(),
     ));
     assert_eq!(
         updates(&mut watch, MINUTE).await,
@@ -298,6 +335,7 @@ async fn streamed_list_proves_recovery() {
         api,
         Config::default().streaming_lists(),
         guard(),
+        &Availability::default(),
     ));
     assert_eq!(
         updates(&mut watch, Duration::from_secs(1)).await,
@@ -329,6 +367,7 @@ async fn failed_watch_is_failing_until_its_next_event() {
         api,
         Config::default(),
         metrics.watch("configmaps", Purpose::Own),
+        &Availability::default(),
     ));
     assert_eq!(
         state(&metrics).as_deref(),
@@ -379,6 +418,7 @@ async fn failed_watch_is_healthy_once_a_persistent_problem_would_have_shown_agai
         api,
         config,
         metrics.watch("configmaps", Purpose::Own),
+        &Availability::default(),
     ));
     let second = Duration::from_secs(1);
     let seen = updates(&mut watch, lifetime.saturating_sub(second)).await;
@@ -404,6 +444,7 @@ async fn denied_target_watch_differs_from_a_failing_one() {
             api,
             Config::default(),
             metrics.watch("configmaps", purpose),
+            &Availability::default(),
         ));
         assert!(updates(&mut watch, MINUTE).await.contains(&"failed"));
         assert_eq!(
@@ -412,4 +453,32 @@ async fn denied_target_watch_differs_from_a_failing_one() {
             "{purpose:?} {code}"
         );
     }
+}
+
+/// A watch that failed during an outage does not wait for its own delay, which may be 30 s.
+#[tokio::test(start_paused = true)]
+async fn failed_watch_is_retried_soon_after_an_outage() {
+    let is_up = Arc::new(AtomicBool::new(false));
+    let answers = Arc::clone(&is_up);
+    let (api, _) = api(move |_, _| {
+        let code = if answers.load(Ordering::Relaxed) {
+            200
+        } else {
+            503
+        };
+        (code, vec![])
+    });
+    let availability = Availability::default();
+    let mut watch = Box::pin(watch_updates(
+        api,
+        Config::default(),
+        guard(),
+        &availability,
+    ));
+    updates(&mut watch, MINUTE * 5).await;
+    while !matches!(watch.next().await.unwrap(), WatchUpdate::Failed(_)) {}
+    is_up.store(true, Ordering::Relaxed);
+    availability.end_outage();
+    let updates = updates(&mut watch, RETURN_SPREAD * 2).await;
+    assert!(updates.contains(&"done"), "{updates:?}");
 }
