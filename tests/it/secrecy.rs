@@ -117,7 +117,6 @@ async fn token_of_a_body_never_appears_in_any_output() {
     let point = async |name: &str, token: &str, body: &str, content_type: &str| {
         let webhook = json!({
             "url": format!("{}/{name}", receiver.url()),
-            "headerName": "X-Token",
             "tokenIn": "Body",
             "body": body,
             "contentType": content_type,

@@ -79,7 +79,7 @@ pub(super) fn number(value: Value) -> Result<f64> {
 /// Returns the tag of an image; empty if the image has no tag, or only a digest.
 pub(super) fn tag(value: Value) -> Result<Arc<String>> {
     let image = argument("tag", &value)?;
-    if image.contains(['[', '{', '"', ',']) || image.contains(char::is_whitespace) {
+    if image.starts_with(['[', '{', '"']) {
         let image = brief(image);
         return failed(
             "tag",

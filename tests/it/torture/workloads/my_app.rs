@@ -1,12 +1,15 @@
 //! An app with its Pod.
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::core::ApiResource;
 use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
+use testbed::wait::until;
 
 use super::{Scene, delete, harm, resource};
+use crate::support::SOON;
 
 pub fn resources() -> Vec<ApiResource> {
     vec![resource::<MyApp>(), resource::<Pod>()]
@@ -49,7 +52,19 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("ownership label corrected").await;
     harm_pod(scene, json!({ "metadata": { "ownerReferences": null } })).await;
     scene.checkpoint("owner reference corrected").await;
+    let deleted = bed.api::<Pod>().get("web-pod").await.unwrap().uid();
     bed.delete::<Pod>("web-pod").await;
+    // Until then, the state equals that of the checkpoint: kwok may take seconds to start the Pod.
+    until("another Pod runs", SOON, async || {
+        let pod = bed.api::<Pod>().get_opt("web-pod").await?;
+        let phase = |pod: &Pod| pod.status.as_ref()?.phase.clone();
+        let runs = pod
+            .filter(|pod| pod.uid() != deleted)
+            .is_some_and(|pod| phase(&pod).as_deref() == Some("Running"));
+        Ok(runs.then_some(()))
+    })
+    .await
+    .unwrap();
     scene.checkpoint("Pod recreated").await;
 }
 
