@@ -85,8 +85,8 @@ impl When {
     ///
     /// # Errors
     /// Returns the position, the problem, and what to write instead.
-    pub fn parse(source: &str) -> Result<Self, String> {
-        if source.chars().count() > MAX_LENGTH {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.chars().count() > MAX_LENGTH {
             return Err(format!(
                 "the expression is longer than {MAX_LENGTH} characters: shorten it"
             ));
@@ -96,8 +96,7 @@ impl When {
             .max_expression_node_count(MAX_NODES)
             .error_reporting_limit(1)
             .enable_optional_syntax(false);
-        let tree = without_panic(|| parser.parse(source))?;
-        let text = source;
+        let tree = without_panic(|| parser.parse(text))?;
         let source = Source::new(text);
         let expression = tree.map_err(|errors| {
             let is_deep = |error: &ParseError| error.msg.contains("recursion limit");
@@ -168,7 +167,7 @@ impl When {
         })??;
         match result {
             Value::Bool(sends) => Ok(sends),
-            other => Err(types::no_bool(&other.type_of().to_string())),
+            other => Err(types::no_bool(other.type_of())),
         }
     }
 }

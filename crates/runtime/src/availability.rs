@@ -53,7 +53,7 @@ struct AvailabilityState {
     stores_nothing: AtomicBool,
     /// Number of outages that have ended, with and without answers to reads.
     ended_outages: watch::Sender<u64>,
-    /// Time at which the last outage ended.
+    /// Time at which the apiserver last answered again.
     back_since: Mutex<Option<Instant>>,
     /// End of the last pause that the apiserver asked for.
     paused: Mutex<Option<Instant>>,
@@ -139,7 +139,7 @@ impl Availability {
         self.0.stores_nothing.store(true, Ordering::Release);
     }
 
-    /// Ends an outage.
+    /// Records that the apiserver answers again.
     pub(crate) fn end_outage(&self) {
         let mut back_since = self
             .0

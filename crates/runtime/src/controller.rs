@@ -316,7 +316,9 @@ impl<K: ReconciledKind> Context<K> {
         Ok(())
     }
 
-    /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on.
+    /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on. The write
+    /// publishes no Event, so the draft should have the conditions of the object: a draft that waited for its write may
+    /// have others.
     ///
     /// # Errors
     /// The errors of [`Context::annotate`].

@@ -102,8 +102,8 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// What a user asks of an object: the generation of its spec and the last reconcile request. A change of either starts
-/// the delays again.
+/// Generation of an object's spec, and its last reconcile request. The runner resets the object's delays when either
+/// changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecRevision {
     /// Generation of the spec.

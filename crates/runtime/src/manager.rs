@@ -613,8 +613,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub watch_needed: Arc<SetOnce<()>>,
-    /// Future that must end before the first reconcile, such as
-    /// [`CacheStatus::synced`] of another kind.
+    /// Future that must end before the first reconcile, such as [`CacheStatus::synced`] of another kind.
     pub after: BoxFuture<'static, ()>,
     name: &'static str,
     field_manager: &'static str,

@@ -118,7 +118,8 @@ pub(crate) struct SetState {
     reported: Option<Instant>,
     /// Time since which the resources are not listed.
     listing_since: Option<Instant>,
-    /// What the adopted children track, as last planned: their names do not tell.
+    /// Identities that the adopted children track, as last planned. Only the name of a created child contains its
+    /// identity.
     adopted: HashMap<ObjectKey, Identity>,
 }
 

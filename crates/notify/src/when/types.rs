@@ -1,6 +1,8 @@
 //! Types of the operands of a comparison. CEL finds a string and a number unequal without an error, so a comparison of
 //! the two would hide each message.
 
+use std::fmt::Display;
+
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue};
 use qm_api::tracked_field::{BUILT_IN_KINDS, ChangeAction};
 
@@ -114,7 +116,7 @@ pub(super) fn check_result(expression: &IdedExpr) -> Result<(), String> {
 }
 
 /// Returns what to write instead of an expression whose result has another type.
-pub(super) fn no_bool(type_: &str) -> String {
+pub(super) fn no_bool(type_: impl Display) -> String {
     format!("the result is {type_}, not bool: write a comparison, such as action == 'Updated'")
 }
 

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::super::stream::tests::{FakeResponse, WatchRequest, api, object};
+use super::super::stream::tests::{FakeResponse, Log, WatchRequest, api, object};
 use super::*;
 use crate::health::Probes;
 use crate::testing::{PROGRAM, Widget};
@@ -155,13 +155,18 @@ async fn events_apply_and_delete() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn denied_namespace_does_not_block_the_others() {
-    let (denied, _) = api(|request, before| match (request, before) {
+/// Returns an API that denies three lists before one shows `y`.
+fn denied_three_times() -> (Api<Widget>, Log) {
+    api(|request, before| match (request, before) {
         (WatchRequest::List, 0..=2) => (403, vec![]),
         (WatchRequest::List, _) => (200, vec![object("y", "5")]),
         _ => (200, vec![]),
-    });
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn denied_namespace_does_not_block_the_others() {
+    let (denied, _) = denied_three_times();
     let scene = run(vec![
         (Some("a"), lists(&[&["x"]], vec![])),
         (Some("b"), denied),
@@ -193,11 +198,7 @@ async fn denied_namespace_does_not_block_the_others() {
 /// A starting apiserver answers 403 until it has loaded RBAC.
 #[tokio::test(start_paused = true)]
 async fn starting_apiserver_denies_nothing() {
-    let (denied, log) = api(|request, before| match (request, before) {
-        (WatchRequest::List, 0..=2) => (403, vec![]),
-        (WatchRequest::List, _) => (200, vec![object("y", "5")]),
-        _ => (200, vec![]),
-    });
+    let (denied, log) = denied_three_times();
     let scene = run(vec![(None, denied)]);
     scene.availability.end_outage();
     while !scene.sync.is_listed() {
