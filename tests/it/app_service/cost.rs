@@ -161,6 +161,11 @@ async fn operator_writes_nothing_at_rest() {
     for name in ["web", "scaled", "off"] {
         ready(&bed, name).await;
     }
+    // The autoscaler's controller reports within seconds that there are no metrics, which the status repeats.
+    bed.until("scaled", "reports its autoscaler", |app: &AppService| {
+        message(app).contains("does not scale")
+    })
+    .await;
     for name in ["web", "scaled", "off", "suspended"] {
         reconciled(&bed, name).await;
     }
