@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use qm_api::ContactPoint;
 use qm_api::common::TEST_AT;
 use qm_core::conditions::{self, READY};
+use qm_runtime::outcome::SPEC_INVALID;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -15,6 +17,7 @@ use super::operator_state::OperatorState;
 use super::printer::Printer;
 use super::{FIELD_MANAGER, FailedRequest, OutageReporter, RETRY_INTERVAL, find};
 use crate::cli::commands::TestArgs;
+use crate::controllers::contact_point::endpoint::BODY_INVALID;
 
 /// Maximum time to read the operator's Lease after `--timeout`.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,6 +76,10 @@ pub(crate) async fn run(
         };
         point = read?;
         match test_state(&point, &requested_at) {
+            TestState::Waiting if sends_nothing(&point) => {
+                let problem = not_ready(&point).unwrap_or_default();
+                anyhow::bail!("the operator sends nothing to {title}: {problem}");
+            }
             TestState::Waiting => {
                 let problem = not_ready(&point);
                 if let Some(problem) = problem.filter(|it| reported.as_ref() != Some(it)) {
@@ -171,10 +178,23 @@ fn suspended(point: &ContactPoint, args: &TestArgs) -> anyhow::Error {
     )
 }
 
+/// Returns the condition `Ready` of a `ContactPoint` that is not ready.
+fn not_ready_condition(point: &ContactPoint) -> Option<&Condition> {
+    let ready = conditions::get(&point.status.as_ref()?.conditions, READY)?;
+    (ready.status != "True").then_some(ready)
+}
+
 /// Returns reason and message of a `ContactPoint` that is not ready.
 fn not_ready(point: &ContactPoint) -> Option<String> {
-    let ready = conditions::get(&point.status.as_ref()?.conditions, READY)?;
-    (ready.status != "True").then(|| format!("{}: {}", ready.reason, ready.message))
+    not_ready_condition(point).map(|ready| format!("{}: {}", ready.reason, ready.message))
+}
+
+/// Returns whether only a change of the spec lets the operator send the test message.
+fn sends_nothing(point: &ContactPoint) -> bool {
+    not_ready_condition(point).is_some_and(|ready| {
+        [SPEC_INVALID, BODY_INVALID].contains(&&*ready.reason)
+            && ready.observed_generation == point.metadata.generation
+    })
 }
 
 /// Returns the most likely reason why the operator has recorded no answer.

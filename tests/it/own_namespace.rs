@@ -10,7 +10,7 @@ use testbed::receiver::Receiver;
 use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN, bot_api, changes};
 
 const FLAG: &str = "--no-cross-namespace-refs";
-const OWN: &str = "track an object in the TrackedField's own namespace";
+const OWN: &str = "track an object in the namespace of this resource";
 
 #[tokio::test]
 async fn references_to_another_namespace_are_out_of_scope_with_no_cross_namespace_refs() {

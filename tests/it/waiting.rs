@@ -106,7 +106,7 @@ async fn every_reason_is_reported_and_cleared() {
             "nowhere",
             json!({ "contactPoint": "zzz" }),
             "ContactPointNotFound",
-            "\"zzz\" not found; create the ContactPoint in the TrackedField's own namespace".into(),
+            "\"zzz\" not found; create the ContactPoint in the namespace of this resource".into(),
             json!({ "contactPoint": "hook" }),
         ),
     ];

@@ -13,6 +13,7 @@ mod support;
 mod torture;
 
 mod progress;
+mod soak;
 mod state;
 
 use std::collections::VecDeque;
@@ -27,6 +28,7 @@ use testbed::process::Folder;
 use tokio::sync::Semaphore;
 
 use self::progress::Progress;
+use self::soak::Soak;
 use self::state::{Outcome, State};
 use self::torture::{
     Case, Fault, Kind, Part, Place, Reference, Setting, keep_panics, observe, run,
@@ -58,6 +60,12 @@ struct Arguments {
     /// Seconds after a fault in which nothing may be written
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     rest: u64,
+    /// Instead of the cases, play all workloads again and again for this many seconds, beside two replicas, with random faults
+    #[arg(long, value_name = "SECONDS")]
+    soak: Option<u64>,
+    /// Seed of the random faults of --soak
+    #[arg(long, value_name = "NUMBER", requires = "soak")]
+    seed: Option<u64>,
     /// Operator to strike instead of the one that cargo builds
     #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
     program: PathBuf,
@@ -111,6 +119,7 @@ fn main() -> ExitCode {
             }
         })
         .collect();
+    let mut references = Vec::new();
     for kind in kinds {
         let began = Instant::now();
         let reference = match campaign.observe(kind) {
@@ -120,6 +129,10 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
+        if arguments.soak.is_some() {
+            references.push((kind, reference));
+            continue;
+        }
         println!(
             "{kind}: {} writes and {} calls to AWS without faults, in {:.0?}",
             reference.writes,
@@ -143,6 +156,21 @@ fn main() -> ExitCode {
             }
             campaign.progress.print_counts(kind, began.elapsed());
         }
+    }
+    if let Some(seconds) = arguments.soak {
+        let soak = Soak {
+            time: Duration::from_secs(seconds),
+            seed: arguments.seed.unwrap_or_else(rand::random),
+            program: campaign.program.clone(),
+            folder,
+        };
+        return match soak::soak(&soak, &references) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
     }
     if campaign.progress.failures() > 0 {
         ExitCode::FAILURE

@@ -378,8 +378,8 @@ fn tracked_field_set() -> Vec<Validation> {
             what: TARGET_RESOURCE,
             namespace: &format!("variables.places[{place}]"),
             name: None,
-            because: "a TrackedFieldSet reports only what its author may list and watch. Ask for both permissions, or select \
-                      resources in other namespaces",
+            because: "a TrackedFieldSet reports only what its author may list and watch. Ask for both permissions, or name \
+                      other namespaces in spec.target.namespaces.names",
         }
         .validation()
     };

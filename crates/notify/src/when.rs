@@ -300,7 +300,10 @@ impl SyntaxCheck<'_> {
             }
             Expr::Literal(_) => Ok(()),
             Expr::Ident(name) => self.is_variable(name),
-            Expr::Select(select) => self.expression(&select.operand, depth + 1),
+            Expr::Select(select) => {
+                self.expression(&select.operand, depth + 1)?;
+                self.is_member(&select.operand, &select.field)
+            }
             Expr::List(list) => self.all(&list.elements, depth),
             Expr::Call(call) => {
                 if !OPERATORS.contains(&&*call.func_name) {
@@ -311,6 +314,9 @@ impl SyntaxCheck<'_> {
                 }
                 if let Some(target) = &call.target {
                     self.expression(target, depth + 1)?;
+                }
+                if let ("_[_]", [whole, _]) = (&*call.func_name, &call.args[..]) {
+                    types::check_index(whole)?;
                 }
                 match (types::comparison(&call.func_name), &call.args[..]) {
                     (Some(operator), [left, right]) => {
@@ -370,13 +376,20 @@ impl SyntaxCheck<'_> {
         let position = self
             .source
             .of_word(name, |_, after| after == TokenKind::TokLeftParen);
-        let known = FUNCTIONS.join(", ");
-        let advice = match nearest(name, FUNCTIONS.into_iter()) {
-            _ if name.eq_ignore_ascii_case("not") => "write !".into(),
-            Some(nearest) => format!("write {nearest}, or another of {known}"),
-            None => format!("write one of {known}"),
+        let advice = match name.eq_ignore_ascii_case("not") {
+            true => "write !".into(),
+            false => instead_of(name, &FUNCTIONS),
         };
         Err(format!("{position}unknown function {name}: {advice}"))
+    }
+
+    fn is_member(&self, whole: &IdedExpr, name: &str) -> Result<(), String> {
+        types::check_member(whole, name).map_err(|problem| {
+            let position = self
+                .source
+                .of_word(name, |before, _| before == TokenKind::TokDot);
+            format!("{position}{problem}")
+        })
     }
 
     fn pattern(&mut self, argument: Option<&IdedExpr>) -> Result<(), String> {
@@ -389,6 +402,15 @@ impl SyntaxCheck<'_> {
         self.patterns.push(pattern.inner().to_owned());
         Ok(())
     }
+}
+
+/// Returns what to write instead of a name that is none of `known`.
+fn instead_of(name: &str, known: &[&str]) -> String {
+    let all = known.join(", ");
+    nearest(name, known.iter().copied()).map_or_else(
+        || format!("write one of {all}"),
+        |nearest| format!("write {nearest}, or another of {all}"),
+    )
 }
 
 /// Returns what to write instead of an unknown variable.

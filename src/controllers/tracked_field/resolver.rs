@@ -232,8 +232,12 @@ async fn discover(
     let served = match served {
         Ok(list) => list.resources,
         Err(kube::Error::Api(status)) if status.code == 404 => {
+            let advice = served_version(client, group).await?.map_or_else(
+                || "install its CRD, or correct target.apiVersion".to_owned(),
+                |served| format!("write target.apiVersion: {served}"),
+            );
             return Err(TargetError::ResourceMismatch(format!(
-                "the apiserver does not serve {api_version}: install its CRD, or correct target.apiVersion"
+                "the apiserver does not serve {api_version}: {advice}"
             )));
         }
         Err(error) => return Err(TargetError::Discovery(error)),
@@ -255,6 +259,19 @@ async fn discover(
         resource: ApiResource::from_gvk_with_plural(&gvk, plural),
         namespaced: *namespaced,
     })
+}
+
+/// Returns the preferred `apiVersion` of a group, `None` if the apiserver serves no version of it.
+async fn served_version(client: &Client, group: &str) -> Result<Option<String>, TargetError> {
+    if group.is_empty() {
+        return Ok(Some("v1".to_owned()));
+    }
+    let served = client.list_api_groups().await;
+    let served = served.map_err(TargetError::Discovery)?.groups;
+    let named = served.into_iter().find(|it| it.name == group);
+    Ok(named
+        .and_then(|it| it.preferred_version)
+        .map(|it| it.group_version))
 }
 
 #[cfg(test)]

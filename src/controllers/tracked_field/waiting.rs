@@ -289,13 +289,13 @@ impl WaitingReason {
             Self::CrossNamespace { namespace } if namespace.is_empty() => {
                 format!(
                     "the target is cluster-scoped, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in the \
-                     TrackedField's own namespace"
+                     namespace of this resource"
                 )
             }
             Self::CrossNamespace { namespace } => {
                 format!(
                     "the target is in namespace {namespace:?}, which {NO_CROSS_NAMESPACE_REFS} forbids: track an object in \
-                     the TrackedField's own namespace"
+                     the namespace of this resource"
                 )
             }
             Self::Suspended => "changes are recorded, and sent once spec.suspend is false".into(),
@@ -303,7 +303,7 @@ impl WaitingReason {
                 format!("{name:?} not found; there is {nearest:?}")
             }
             Self::ContactPointNotFound { name, nearest: None } => {
-                format!("{name:?} not found; create the ContactPoint in the TrackedField's own namespace")
+                format!("{name:?} not found; create the ContactPoint in the namespace of this resource")
             }
             Self::ContactPointNotObserved { name } => {
                 format!("{name:?}: the operator has not tested it yet")

@@ -261,6 +261,12 @@ async fn wrong_set_is_named() {
     let output = run.ends(1, &from_file).await;
     let message = "the apiserver does not serve example.com/v1: install its CRD, or correct target.apiVersion";
     assert!(output.contains(message), "{output}");
+    written(&spec(
+        "{kind: Deployment, apiVersion: apps/v1beta1, resource: deployments}",
+    ));
+    let output = run.ends(1, &from_file).await;
+    let message = "the apiserver does not serve apps/v1beta1: write target.apiVersion: apps/v1";
+    assert!(output.contains(message), "{output}");
     written(&spec("{kind: Deployment, selecter: {}, name: a}"));
     let output = run.ends(1, &from_file).await;
     assert!(

@@ -71,6 +71,15 @@ async fn test_tells_why_nothing_was_sent() {
     let problem = "\nThe ContactPoint is not ready: SecretNotFound: ";
     assert_eq!(output.matches(problem).count(), 1, "{output}");
 
+    // The default timeout is longer than the test waits for a command.
+    let webhook = json!({ "url": receiver.url(), "body": "{{" });
+    let spec = json!({ "type": "Webhook", "webhookSpec": webhook });
+    bed.point("invalid", spec).await;
+    bed.not_ready("invalid", "BodyInvalid").await;
+    let output = run.ends(1, &["test", "cp/invalid", "-n", here, NO_LEASE]).await;
+    let problem = format!("the operator sends nothing to ContactPoint {here}/invalid: BodyInvalid: ");
+    assert!(output.contains(&problem), "{output}");
+
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
         .await;
     bed.not_ready("hook", "Suspended").await;

@@ -411,8 +411,8 @@ async fn unknown_target_needs_all_permissions() {
 async fn tracked_field_set_needs_permissions_of_its_author() {
     const CREATES: &str =
         "a TrackedFieldSet creates only what its author may create. Ask for that permission";
-    const READS: &str = "a TrackedFieldSet reports only what its author may list and watch. Ask for both permissions, or select \
-        resources in other namespaces";
+    const READS: &str = "a TrackedFieldSet reports only what its author may list and watch. Ask for both permissions, or name \
+        other namespaces in spec.target.namespaces.names";
     let bed = Bed::shared("policy-set").await;
     let other = another(&bed, "other").await;
     let create = permission(

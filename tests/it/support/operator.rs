@@ -300,8 +300,13 @@ impl Operator {
 
     /// Returns the metrics.
     pub async fn metrics(&self) -> String {
-        let address = self.address("--metrics-bind-address").unwrap();
-        get(&format!("http://{address}/metrics")).await.unwrap().1
+        self.try_metrics().await.unwrap()
+    }
+
+    /// Returns the metrics, or an error while the process starts.
+    pub async fn try_metrics(&self) -> anyhow::Result<String> {
+        let address = self.address("--metrics-bind-address")?;
+        Ok(get(&format!("http://{address}/metrics")).await?.1)
     }
 
     /// Returns the listen address from the log.

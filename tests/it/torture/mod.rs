@@ -16,8 +16,10 @@ mod workloads;
 pub use self::case::{Case, Fault, Part, Place};
 #[allow(unused_imports)] // as above
 pub use self::scene::{
-    Reference, Report, Setting, is_sound, keep_panics, last_write, observe, rests_for, run,
+    FLAGS, Reference, Report, Setting, is_sound, keep_panics, last_write, observe, rests_for, run,
+    run_beside,
 };
 #[allow(unused_imports)] // as above
-pub use self::strike::writes;
-pub use self::workloads::Kind;
+pub use self::strike::{is_write, writes};
+#[allow(unused_imports)] // as above
+pub use self::workloads::{Kind, lease_aws};

@@ -22,7 +22,7 @@ use super::{Kind, snapshot};
 use crate::support::{Bed, Operator, Settings};
 
 /// Flags of the operators under test, whose longest backoff is a second.
-const FLAGS: [&str; 4] = [
+pub const FLAGS: [&str; 4] = [
     "--log-level=info,quartermaster=debug,qm_=debug",
     "--drift-backoff-min=100ms",
     "--drift-backoff-max=1s",
@@ -136,15 +136,17 @@ pub struct Scene<'a> {
     strikes: Vec<Strike>,
     steps: Steps,
     checkpoints: Checkpoints<'a>,
+    /// Number of kills since the start of the run that are none of a case.
+    further_kills: &'a (dyn Fn() -> usize + Sync),
 }
 
 impl Scene<'_> {
     /// Returns how often the operator is killed in this run.
     pub fn kills(&self) -> usize {
         let kills = self.cases.iter().zip(&self.strikes);
-        kills
-            .filter(|(case, strike)| case.fault.kills_at().is_some() && strike.has_struck())
-            .count()
+        let kills =
+            kills.filter(|(case, strike)| case.fault.kills_at().is_some() && strike.has_struck());
+        kills.count() + (self.further_kills)()
     }
 
     /// Returns how many faults have struck.
@@ -440,6 +442,42 @@ pub async fn run(
     Ok(report)
 }
 
+/// Plays the workload of a kind once, beside operators behind these proxies that others start and harm. `kills` counts
+/// their kills since the start of this run.
+pub async fn run_beside(
+    kind: Kind,
+    proxies: &[Proxy],
+    aws: &Aws,
+    kills: &(dyn Fn() -> usize + Sync),
+    reference: &Reference,
+) -> Result<(), String> {
+    let scene = Scene {
+        kind,
+        cases: Vec::new(),
+        bed: Bed::shared(&format!("soak-{}", kind.short())).await,
+        receiver: Receiver::start().unwrap(),
+        aws: kind.calls_aws().then(|| aws.clone()),
+        proxies: proxies.to_vec(),
+        strikes: Vec::new(),
+        steps: Steps::default(),
+        checkpoints: Checkpoints::Compare(reference),
+        further_kills: kills,
+    };
+    let played = async {
+        kind.prepare(&scene).await;
+        scene.begin_step().await;
+        kind.live(&scene).await;
+        kind.end(&scene).await;
+        scene.checkpoint("deleted").await;
+        scene.assert_no_orphan().await;
+        kind.assert_outside(&scene);
+    };
+    let played = AssertUnwindSafe(played).catch_unwind().await;
+    let played = played.map_err(|_| last_panic());
+    kind.clean(&scene, played.is_ok()).await;
+    played
+}
+
 fn recorded(checkpoints: Checkpoints<'_>) -> Vec<(&'static str, Value)> {
     let Checkpoints::Record(states) = checkpoints else {
         unreachable!("the run recorded");
@@ -483,6 +521,7 @@ async fn play<'a>(
         strikes,
         steps: Steps::default(),
         checkpoints,
+        further_kills: &|| 0,
     };
     if let Checkpoints::Record(_) = &scene.checkpoints {
         scene.steps.count_events(&scene.bed, &scene.proxies[0]);

@@ -256,6 +256,19 @@ fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected:
     "changedBy has several members: compare one, such as changedBy.manager"
 )]
 #[case::version_map("version(value) == '1'", "such as version(value).major")]
+#[case::unknown_member(
+    "changedBy != null && changedBy.managr == 'a'",
+    "line 1, column 32: changedBy has no managr: write manager, or another of manager, operation"
+)]
+#[case::unknown_part_of_a_version(
+    "version(value).mjor == 1",
+    "column 16: version(value) has no mjor: write major, or another of major, minor, patch, pre"
+)]
+#[case::member_of_a_string(
+    "value.image == 'a'",
+    "column 7: value is a string without parts: compare it whole, or write value.contains('...')"
+)]
+#[case::index_of_a_string("value[0] == '1'", "value is a string without parts")]
 #[case::kind_number("kind == 0", "kind is a string: write '0'")]
 #[case::namespace("__namespace__ != 1", "__namespace__ is a string: write '1'")]
 #[case::action(

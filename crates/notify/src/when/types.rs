@@ -6,6 +6,8 @@ use std::fmt::Display;
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue};
 use qm_api::tracked_field::{BUILT_IN_KINDS, ChangeAction};
 
+use super::instead_of;
+
 /// CEL reserves the word `namespace`, which Kubernetes escapes like this.
 pub(super) const NAMESPACE: &str = "__namespace__";
 
@@ -27,6 +29,11 @@ const KINDS: [&str; 15] = [
     "ServiceAccount",
     "StorageClass",
 ];
+
+/// Members of `changedBy`.
+const CHANGED_BY: [&str; 4] = ["manager", "operation", "subresource", "time"];
+/// Members of a version.
+const VERSION: [&str; 4] = ["major", "minor", "patch", "pre"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Type {
@@ -208,6 +215,42 @@ fn check_word(variable: &IdedExpr, literal: &IdedExpr) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Checks that a value can have a member of this name.
+pub(super) fn check_member(whole: &IdedExpr, name: &str) -> Result<(), String> {
+    let members: &[&str] = match &whole.expr {
+        Expr::Ident(variable) if variable == "changedBy" => &CHANGED_BY,
+        Expr::Call(call) if call.func_name == "version" => &VERSION,
+        _ => return has_parts(whole, &[Type::Map]),
+    };
+    if members.contains(&name) {
+        return Ok(());
+    }
+    let advice = instead_of(name, members);
+    Err(format!("{} has no {name}: {advice}", label(whole)))
+}
+
+/// Checks that a value can have parts, which `[...]` reads.
+pub(super) fn check_index(whole: &IdedExpr) -> Result<(), String> {
+    has_parts(whole, &[Type::Map, Type::List])
+}
+
+fn has_parts(whole: &IdedExpr, types: &[Type]) -> Result<(), String> {
+    match Type::of(whole).filter(|it| !types.contains(it)) {
+        None => Ok(()),
+        Some(type_) => {
+            let whole = label(whole);
+            let contains = match type_ {
+                Type::Text => format!(", or write {whole}.contains('...')"),
+                _ => String::new(),
+            };
+            let type_ = type_.name();
+            Err(format!(
+                "{whole} is a {type_} without parts: compare it whole{contains}"
+            ))
+        }
+    }
 }
 
 /// Returns what to write instead of a comparison of two types.

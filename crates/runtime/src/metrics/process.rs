@@ -1,5 +1,5 @@
 //! Metrics of this process from /proc, under the names that every Prometheus client library uses
-//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>).
+//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and its number of tasks.
 
 use std::fmt;
 use std::fs;
@@ -41,6 +41,11 @@ impl Collector for Process {
                 open_files_limit(&read("/proc/self/limits")),
             ),
             ("process_threads", "Threads.", number(&status, "Threads:")),
+            (
+                "tokio_alive_tasks",
+                "Tasks of the asynchronous runtime that have not ended.",
+                Some(alive_tasks()),
+            ),
         ];
         for (name, help, value) in gauges {
             let Some(value) = value else { continue };
@@ -70,6 +75,13 @@ impl Collector for Process {
         }
         Ok(())
     }
+}
+
+/// Returns the number of tasks, 0 outside a runtime.
+fn alive_tasks() -> i64 {
+    let runtime = tokio::runtime::Handle::try_current();
+    let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+    i64::try_from(tasks).unwrap_or(i64::MAX)
 }
 
 /// Returns the number after `key` on its line.

@@ -58,6 +58,7 @@ process_start_time_seconds
 process_threads
 process_virtual_memory_bytes
 rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}
+tokio_alive_tasks
 widget_operator_build_info{version=\"1.2.3\"}
 widget_operator_drift_corrections_total{controller=\"widget\"}
 widget_operator_resources{controller=\"widget\",ready=\"True\",reason=\"Ready\"}

@@ -1,0 +1,406 @@
+//! Soak: every workload again and again beside two replicas, with random faults.
+//!
+//! The first half kills and freezes replicas too. In the second half no process ends, so that a leak shows.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use testbed::aws::{self, Aws};
+use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Refusal, Times};
+use tokio::time::sleep;
+
+use crate::support::{Bed, Operator, Settings};
+use crate::torture::{
+    FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for, run_beside,
+};
+
+/// Time between two faults, at most.
+const PAUSE: Duration = Duration::from_secs(4);
+/// Longest duration of a fault.
+const LASTING: Duration = Duration::from_secs(5);
+/// Time between two samples.
+const SAMPLED: Duration = Duration::from_secs(5);
+/// Time without a write at the end.
+const REST: Duration = Duration::from_secs(30);
+/// Maximum growth of the anonymous memory of a replica over the second half, in KiB.
+const GROWTH: u64 = 2 * 1024;
+
+/// Flags of the replicas in addition to those of each case. The log of an hour at debug level fills disks.
+const OF_REPLICAS: [&str; 6] = [
+    "--log-level=info",
+    "--leader-elect",
+    "--leader-elect-lease-duration=5s",
+    "--leader-elect-renew-deadline=3s",
+    "--leader-elect-retry-period=500ms",
+    "--aws-consistency-window=1s",
+];
+
+/// What lasts, and how.
+pub struct Soak {
+    pub time: Duration,
+    pub seed: u64,
+    pub program: PathBuf,
+    /// Folder of the samples.
+    pub folder: PathBuf,
+}
+
+/// State that the threads share.
+struct Shared {
+    began: Instant,
+    time: Duration,
+    /// Number of processes that were killed or frozen, or ended because they lost the Lease.
+    kills: AtomicUsize,
+    /// Number of workloads that are still being played.
+    playing: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Shared {
+    fn is_over(&self) -> bool {
+        self.began.elapsed() >= self.time || self.failed.load(Ordering::Relaxed)
+    }
+
+    fn is_second_half(&self) -> bool {
+        self.began.elapsed() >= self.time / 2
+    }
+}
+
+/// Resources of a replica at a time.
+struct Sample {
+    /// Time since the start.
+    at: Duration,
+    replica: usize,
+    /// Anonymous memory, in KiB.
+    memory: u64,
+    files: u64,
+    tasks: u64,
+}
+
+struct Replicas {
+    running: Vec<Operator>,
+    proxies: Vec<Proxy>,
+    aws: Aws,
+}
+
+/// Plays until the time is over. The result is an error if the oracle of a workload finds a fault of the operator, or a
+/// replica leaks.
+pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String> {
+    println!(
+        "soak for {:?}: replay the faults with --seed {}",
+        soak.time, soak.seed
+    );
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut replicas = runtime.block_on(Replicas::start(soak));
+    let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
+    let shared = Shared {
+        began: Instant::now(),
+        time: soak.time,
+        kills: AtomicUsize::new(0),
+        playing: AtomicUsize::new(references.len()),
+        failed: AtomicBool::new(false),
+    };
+    let (samples, mut problems) = thread::scope(|scope| {
+        let players: Vec<_> = references
+            .iter()
+            .map(|(kind, reference)| {
+                let (shared, proxies, aws) = (&shared, &proxies, &aws);
+                scope.spawn(move || play(*kind, reference, proxies, aws, shared))
+            })
+            .collect();
+        let mut random = StdRng::seed_from_u64(soak.seed);
+        let samples = runtime.block_on(replicas.harm(&shared, &mut random));
+        let problems: Vec<_> = players
+            .into_iter()
+            .filter_map(|player| player.join().unwrap().err())
+            .collect();
+        (samples, problems)
+    });
+    std::fs::create_dir_all(&soak.folder).unwrap();
+    std::fs::write(soak.folder.join("soak.csv"), table(&samples)).unwrap();
+    problems.extend(runtime.block_on(replicas.at_rest()));
+    problems.extend(leaks(&samples, soak.time));
+    for (number, replica) in replicas.running.iter_mut().enumerate() {
+        problems.extend(is_sound(replica).err());
+        if !problems.is_empty() {
+            let file = soak.folder.join(format!("replica-{number}.log"));
+            std::fs::write(file, replica.logs()).unwrap();
+        }
+    }
+    println!("{} kills", shared.kills.load(Ordering::Relaxed));
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(problems.join("\n"))
+    }
+}
+
+/// Plays the workload of a kind again and again.
+fn play(
+    kind: Kind,
+    reference: &Reference,
+    proxies: &[Proxy],
+    aws: &Aws,
+    shared: &Shared,
+) -> Result<(), String> {
+    let mut rounds = 0;
+    let mut played = Ok(());
+    while played.is_ok() && !shared.is_over() {
+        let before = shared.kills.load(Ordering::Relaxed);
+        let kills = || shared.kills.load(Ordering::Relaxed) - before;
+        played = crate::block_on(run_beside(kind, proxies, aws, &kills, reference));
+        rounds += 1;
+    }
+    let played = played.map_err(|error| format!("{kind}, round {rounds}: {error}"));
+    match &played {
+        Ok(()) => println!("{kind}: {rounds} rounds"),
+        Err(error) => {
+            println!("{error}");
+            shared.failed.store(true, Ordering::Relaxed);
+        }
+    }
+    shared.playing.fetch_sub(1, Ordering::Relaxed);
+    played
+}
+
+impl Replicas {
+    async fn start(soak: &Soak) -> Self {
+        let bed = Bed::shared("soak").await;
+        let aws = lease_aws().await;
+        let (mut running, mut proxies) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (proxy, file) = bed.through_proxy().await;
+            let settings = FLAGS
+                .into_iter()
+                .filter(|flag| !flag.starts_with("--log-level"))
+                .chain(OF_REPLICAS)
+                .fold(Settings::default().whole_cluster(), Settings::flag);
+            let mut settings = settings.aws(&aws).kubeconfig(file);
+            settings.program = Some(soak.program.clone());
+            running.push(Operator::start(&bed, settings).await);
+            proxies.push(proxy);
+        }
+        Self {
+            running,
+            proxies,
+            aws,
+        }
+    }
+
+    /// Strikes with one random fault after the other while the workloads are played, as the kubelet restarts replicas
+    /// that end, and samples their resources.
+    async fn harm(&mut self, shared: &Shared, random: &mut StdRng) -> Vec<Sample> {
+        let (mut samples, mut sampled) = (Vec::new(), Instant::now());
+        while shared.playing.load(Ordering::Relaxed) > 0 {
+            if !shared.is_over() {
+                self.strike(shared, random).await;
+            }
+            sleep(PAUSE.mul_f64(random.random_range(0.1..1.0))).await;
+            for replica in &mut self.running {
+                if replica.child().ended().unwrap().is_some() {
+                    shared.kills.fetch_add(1, Ordering::Relaxed);
+                    replica.restart();
+                }
+            }
+            if sampled.elapsed() >= SAMPLED {
+                sampled = Instant::now();
+                for number in 0..self.running.len() {
+                    samples.extend(self.sample(number, shared.began.elapsed()).await);
+                }
+            }
+        }
+        samples
+    }
+
+    /// Strikes with a random fault, and returns once it is over.
+    async fn strike(&mut self, shared: &Shared, random: &mut StdRng) {
+        let at = random.random_range(0..self.running.len());
+        let (replica, proxy) = (&mut self.running[at], self.proxies[at].clone());
+        let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
+        let resource = *RESOURCES.choose(random).unwrap();
+        let watches = Match::watch(resource);
+        let kinds = if shared.is_second_half() { 8 } else { 10 };
+        let orders = match random.random_range(0..kinds) {
+            0 => vec![proxy.inject(Match::writes(), Times::Always, answer(random))],
+            1 => vec![proxy.inject(
+                Match::writes().resource(resource),
+                Times::Always,
+                answer(random),
+            )],
+            2 => vec![proxy.inject(
+                Match::writes(),
+                Times::Always,
+                Fault::LoseAnswer(Lost::Cut),
+            )],
+            3 => vec![proxy.forbid(&Match::watches_and_lists(resource))],
+            4 => {
+                let ending = *[Ending::Clean, Ending::MidEvent, Ending::Gone]
+                    .choose(random)
+                    .unwrap();
+                proxy.end_watches(&watches, ending);
+                Vec::new()
+            }
+            5 => vec![proxy.freeze_running(watches)],
+            6 => {
+                let fault = aws::Fault::Throttled;
+                let order = self.aws.fault(aws::On::all(), Times::Always, fault);
+                sleep(lasting).await;
+                order.take_back();
+                Vec::new()
+            }
+            7 => {
+                // The renewal of the Lease survives it.
+                proxy.refuse().await.unwrap();
+                sleep(lasting.min(Duration::from_secs(2))).await;
+                proxy.accept().await.unwrap();
+                Vec::new()
+            }
+            8 => {
+                shared.kills.fetch_add(1, Ordering::Relaxed);
+                replica.kill();
+                sleep(lasting).await;
+                replica.restart();
+                Vec::new()
+            }
+            _ => {
+                // Longer than the Lease lasts, in half of the cases.
+                shared.kills.fetch_add(1, Ordering::Relaxed);
+                replica.child().freeze().unwrap();
+                sleep(lasting * 2).await;
+                replica.child().thaw().unwrap();
+                Vec::new()
+            }
+        };
+        if !orders.is_empty() {
+            sleep(lasting).await;
+        }
+        for order in orders {
+            order.take_back();
+        }
+    }
+
+    async fn sample(&mut self, replica: usize, at: Duration) -> Option<Sample> {
+        let operator = &mut self.running[replica];
+        let folder = PathBuf::from(format!("/proc/{}", operator.child().id()));
+        let status = std::fs::read_to_string(folder.join("status")).ok()?;
+        let memory = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))?;
+        let metrics = operator.try_metrics().await.ok()?;
+        let tasks = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("tokio_alive_tasks "))?;
+        let files = std::fs::read_dir(folder.join("fd")).ok()?.count();
+        Some(Sample {
+            at,
+            replica,
+            memory: memory.trim().trim_end_matches(" kB").parse().unwrap(),
+            files: u64::try_from(files).unwrap(),
+            tasks: tasks.parse().unwrap(),
+        })
+    }
+
+    /// Returns what is wrong once all workloads are over: writes that go on, and writes to foreign objects.
+    async fn at_rest(&self) -> Vec<String> {
+        let last = || self.proxies.iter().filter_map(last_write).max();
+        let mut problems = Vec::new();
+        problems.extend(rests_for(REST, last).await.err().map(|it| format!("{it:#}")));
+        let requests = self.proxies.iter().flat_map(Proxy::requests);
+        let foreign = requests.filter(|seen| {
+            let request = &seen.request;
+            let namespace = request.namespace.as_deref().unwrap_or_default();
+            let is_ours = request.resource == "events" || Kind::ALL.iter().any(|it| it.owns(request));
+            is_write(request) && !(namespace.starts_with("soak-") && is_ours)
+        });
+        problems.extend(foreign.take(5).map(|it| format!("a foreign write: {:?}", it.request)));
+        problems
+    }
+}
+
+/// Resources whose watches and writes fail.
+const RESOURCES: [&str; 12] = [
+    "appservices",
+    "configmaps",
+    "configmapsyncs",
+    "contactpoints",
+    "deployments",
+    "myapps",
+    "myingresses",
+    "pods",
+    "secrets",
+    "services",
+    "trackedfields",
+    "trackedfieldsets",
+];
+
+/// Returns a random rejection.
+fn answer(random: &mut StdRng) -> Fault {
+    let codes = [403, 409, 429, 500, 503, 504];
+    let code = *codes.choose(random).unwrap();
+    Fault::Answer(Refusal {
+        retry_after: (code == 429).then_some(1),
+        ..StatusCode::from_u16(code).unwrap().into()
+    })
+}
+
+/// Returns the samples as a table of comma-separated values.
+fn table(samples: &[Sample]) -> String {
+    let mut table = "seconds,replica,memory_kib,files,tasks\n".to_owned();
+    for Sample {
+        at,
+        replica,
+        memory,
+        files,
+        tasks,
+    } in samples
+    {
+        writeln!(
+            table,
+            "{},{replica},{memory},{files},{tasks}",
+            at.as_secs()
+        )
+        .unwrap();
+    }
+    table
+}
+
+/// Returns the resources that grow over the second half: its first fifth is compared with its last.
+fn leaks(samples: &[Sample], time: Duration) -> Vec<String> {
+    let part = |replica: usize, from: f64, to: f64| {
+        let inside = time.mul_f64(from)..time.mul_f64(to);
+        let part = samples
+            .iter()
+            .filter(move |it| it.replica == replica && inside.contains(&it.at));
+        part.collect::<Vec<_>>()
+    };
+    let mut leaks = Vec::new();
+    for replica in 0..2 {
+        let (early, late) = (part(replica, 0.5, 0.6), part(replica, 0.9, 1.0));
+        let mut compare = |what: &str, value: fn(&Sample) -> u64, allowed: u64| {
+            let median = |part: &[&Sample]| {
+                let mut values: Vec<_> = part.iter().map(|it| value(it)).collect();
+                values.sort_unstable();
+                values.get(values.len() / 2).copied().unwrap_or_default()
+            };
+            let (before, after) = (median(&early), median(&late));
+            println!("replica {replica}: {what} {before} -> {after}");
+            if after > before + allowed {
+                leaks.push(format!("replica {replica}: {what} grew from {before} to {after}"));
+            }
+        };
+        compare("KiB of memory", |it| it.memory, GROWTH);
+        compare("file descriptors", |it| it.files, 0);
+        compare("tasks", |it| it.tasks, 0);
+    }
+    leaks
+}
