@@ -237,11 +237,7 @@ impl Replicas {
                 Times::Always,
                 answer(random),
             )],
-            2 => vec![proxy.inject(
-                Match::writes(),
-                Times::Always,
-                Fault::LoseAnswer(Lost::Cut),
-            )],
+            2 => vec![proxy.inject(Match::writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))],
             3 => vec![proxy.forbid(&Match::watches_and_lists(resource))],
             4 => {
                 let ending = *[Ending::Clean, Ending::MidEvent, Ending::Gone]
@@ -314,15 +310,25 @@ impl Replicas {
     async fn at_rest(&self) -> Vec<String> {
         let last = || self.proxies.iter().filter_map(last_write).max();
         let mut problems = Vec::new();
-        problems.extend(rests_for(REST, last).await.err().map(|it| format!("{it:#}")));
+        problems.extend(
+            rests_for(REST, last)
+                .await
+                .err()
+                .map(|it| format!("{it:#}")),
+        );
         let requests = self.proxies.iter().flat_map(Proxy::requests);
         let foreign = requests.filter(|seen| {
             let request = &seen.request;
             let namespace = request.namespace.as_deref().unwrap_or_default();
-            let is_ours = request.resource == "events" || Kind::ALL.iter().any(|it| it.owns(request));
+            let is_ours =
+                request.resource == "events" || Kind::ALL.iter().any(|it| it.owns(request));
             is_write(request) && !(namespace.starts_with("soak-") && is_ours)
         });
-        problems.extend(foreign.take(5).map(|it| format!("a foreign write: {:?}", it.request)));
+        problems.extend(
+            foreign
+                .take(5)
+                .map(|it| format!("a foreign write: {:?}", it.request)),
+        );
         problems
     }
 }
@@ -364,12 +370,7 @@ fn table(samples: &[Sample]) -> String {
         tasks,
     } in samples
     {
-        writeln!(
-            table,
-            "{},{replica},{memory},{files},{tasks}",
-            at.as_secs()
-        )
-        .unwrap();
+        writeln!(table, "{},{replica},{memory},{files},{tasks}", at.as_secs()).unwrap();
     }
     table
 }
@@ -395,7 +396,9 @@ fn leaks(samples: &[Sample], time: Duration) -> Vec<String> {
             let (before, after) = (median(&early), median(&late));
             println!("replica {replica}: {what} {before} -> {after}");
             if after > before + allowed {
-                leaks.push(format!("replica {replica}: {what} grew from {before} to {after}"));
+                leaks.push(format!(
+                    "replica {replica}: {what} grew from {before} to {after}"
+                ));
             }
         };
         compare("KiB of memory", |it| it.memory, GROWTH);

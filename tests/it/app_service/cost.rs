@@ -8,7 +8,7 @@ use qm_api::AppService;
 use serde_json::json;
 use testbed::Options;
 
-use super::{app, deployment, not_ready, ready, reconciled, service, writes};
+use super::{app, deployment, not_ready, ready, ready_condition, reconciled, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 #[tokio::test]
@@ -163,7 +163,8 @@ async fn operator_writes_nothing_at_rest() {
     }
     // The autoscaler's controller reports within seconds that there are no metrics, which the status repeats.
     bed.until("scaled", "reports its autoscaler", |app: &AppService| {
-        message(app).contains("does not scale")
+        let message = ready_condition(app).and_then(|it| it.message.as_deref());
+        message.is_some_and(|it| it.contains("does not scale"))
     })
     .await;
     for name in ["web", "scaled", "off", "suspended"] {
