@@ -9,7 +9,6 @@ use std::sync::{Arc, LazyLock};
 
 use cel::common::ast::{Expr, IdedExpr, LiteralValue};
 use cel::extractors::This;
-use cel::parser::pratt_parser::TokenKind;
 use cel::parser::{ParseError, PrattParser};
 use cel::{Context, Env, ExecutionError, Value};
 use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
@@ -22,6 +21,7 @@ use self::types::NAMESPACE;
 
 mod failure;
 mod functions;
+mod position;
 mod source;
 mod types;
 
@@ -111,20 +111,25 @@ impl When {
             })
         })?;
         let mut check = SyntaxCheck {
+            whole: &expression,
             source,
             nodes: 0,
-            comparisons: 0,
             patterns: Vec::new(),
             variables: Vec::new(),
         };
         check.expression(&expression, 0)?;
+        let SyntaxCheck {
+            patterns,
+            variables,
+            ..
+        } = check;
         types::check_result(&expression)?;
-        let regexes = compiled(&check.patterns)?;
+        let regexes = compiled(&patterns)?;
         Ok(Self {
             source: text.into(),
             expression,
             regexes: Arc::new(regexes),
-            variables: check.variables,
+            variables,
         })
     }
 
@@ -161,7 +166,8 @@ impl When {
                 context.add_variable_from_value(*name, value);
             }
             Value::resolve(&self.expression, &context).map_err(|error| {
-                let position = failure::position(&self.expression, &self.source, &context);
+                let failed = failure::innermost(&self.expression, &context);
+                let position = position::of(failed, &self.expression, &Source::new(&self.source));
                 format!("{position}{}", explain(&error, &nulls))
             })
         })??;
@@ -278,10 +284,9 @@ fn variable(name: &str, entry: &Entry, previous: Option<&Entry>) -> Value {
 
 /// Checks that an expression is in the part of CEL that is available.
 struct SyntaxCheck<'a> {
+    whole: &'a IdedExpr,
     source: Source<'a>,
     nodes: usize,
-    /// Number of comparisons so far, in the order of the text.
-    comparisons: usize,
     /// Regular expressions of all calls of `matches`.
     patterns: Vec<String>,
     /// Variables that the expression reads.
@@ -299,15 +304,17 @@ impl SyntaxCheck<'_> {
                 Err("bytes are not available: write a string".into())
             }
             Expr::Literal(_) => Ok(()),
-            Expr::Ident(name) => self.is_variable(name),
+            Expr::Ident(name) => self.variable(name, expression),
             Expr::Select(select) => {
                 self.expression(&select.operand, depth + 1)?;
-                self.is_member(&select.operand, &select.field)
+                types::check_member(&select.operand, &select.field)
+                    .map_err(|problem| self.at(expression, &problem))
             }
             Expr::List(list) => self.all(&list.elements, depth),
             Expr::Call(call) => {
-                if !OPERATORS.contains(&&*call.func_name) {
-                    self.is_function(&call.func_name)?;
+                let name = &*call.func_name;
+                if !OPERATORS.contains(&name) && !FUNCTIONS.contains(&name) {
+                    return Err(self.at(expression, &unknown_function(name)));
                 }
                 if call.func_name == "matches" {
                     self.pattern(call.args.last())?;
@@ -315,15 +322,13 @@ impl SyntaxCheck<'_> {
                 if let Some(target) = &call.target {
                     self.expression(target, depth + 1)?;
                 }
-                if let ("_[_]", [whole, _]) = (&*call.func_name, &call.args[..]) {
-                    types::check_index(whole)?;
-                }
-                match (types::comparison(&call.func_name), &call.args[..]) {
-                    (Some(operator), [left, right]) => {
-                        self.comparison(operator, left, right, depth)
-                    }
-                    _ => self.all(&call.args, depth),
-                }
+                self.all(&call.args, depth)?;
+                let checked = match (types::comparison(name), &call.args[..]) {
+                    (Some(operator), [left, right]) => types::check(operator, left, right),
+                    (None, [whole, _]) if name == "_[_]" => types::check_index(whole),
+                    _ => Ok(()),
+                };
+                checked.map_err(|problem| self.at(expression, &problem))
             }
             Expr::Comprehension(_) => {
                 Err("all, exists, exists_one, filter and map are not available: write in, contains or matches".into())
@@ -340,56 +345,21 @@ impl SyntaxCheck<'_> {
             .try_for_each(|expression| self.expression(expression, depth + 1))
     }
 
-    fn comparison(
-        &mut self,
-        operator: &str,
-        left: &IdedExpr,
-        right: &IdedExpr,
-        depth: u16,
-    ) -> Result<(), String> {
-        self.expression(left, depth + 1)?;
-        let index = self.comparisons;
-        self.comparisons += 1;
-        self.expression(right, depth + 1)?;
-        types::check(operator, left, right)
-            .map_err(|problem| format!("{}{problem}", self.source.of_comparison(index)))
+    /// Returns the message of a problem with this part.
+    fn at(&self, part: &IdedExpr, problem: &str) -> String {
+        let position = position::of(part, self.whole, &self.source);
+        format!("{position}{problem}")
     }
 
-    fn is_variable(&mut self, name: &str) -> Result<(), String> {
-        if let Some(variable) = VARIABLES.into_iter().find(|it| *it == name) {
-            if !self.variables.contains(&variable) {
-                self.variables.push(variable);
-            }
-            return Ok(());
-        }
-        let position = self
-            .source
-            .of_word(name, |before, _| before != TokenKind::TokDot);
-        let advice = instead_of_variable(name);
-        Err(format!("{position}unknown variable {name}: {advice}"))
-    }
-
-    fn is_function(&self, name: &str) -> Result<(), String> {
-        if FUNCTIONS.contains(&name) {
-            return Ok(());
-        }
-        let position = self
-            .source
-            .of_word(name, |_, after| after == TokenKind::TokLeftParen);
-        let advice = match name.eq_ignore_ascii_case("not") {
-            true => "write !".into(),
-            false => instead_of(name, &FUNCTIONS),
+    fn variable(&mut self, name: &str, part: &IdedExpr) -> Result<(), String> {
+        let Some(variable) = VARIABLES.into_iter().find(|it| *it == name) else {
+            let advice = instead_of_variable(name);
+            return Err(self.at(part, &format!("unknown variable {name}: {advice}")));
         };
-        Err(format!("{position}unknown function {name}: {advice}"))
-    }
-
-    fn is_member(&self, whole: &IdedExpr, name: &str) -> Result<(), String> {
-        types::check_member(whole, name).map_err(|problem| {
-            let position = self
-                .source
-                .of_word(name, |before, _| before == TokenKind::TokDot);
-            format!("{position}{problem}")
-        })
+        if !self.variables.contains(&variable) {
+            self.variables.push(variable);
+        }
+        Ok(())
     }
 
     fn pattern(&mut self, argument: Option<&IdedExpr>) -> Result<(), String> {
@@ -402,6 +372,15 @@ impl SyntaxCheck<'_> {
         self.patterns.push(pattern.inner().to_owned());
         Ok(())
     }
+}
+
+fn unknown_function(name: &str) -> String {
+    let advice = if name.eq_ignore_ascii_case("not") {
+        "write !".into()
+    } else {
+        instead_of(name, &FUNCTIONS)
+    };
+    format!("unknown function {name}: {advice}")
 }
 
 /// Returns what to write instead of a name that is none of `known`.

@@ -22,40 +22,6 @@ impl<'a> Source<'a> {
         Self { text, tokens }
     }
 
-    /// Returns the position of a word, as the beginning of a message. `is_it` gets the tokens before and after the
-    /// word.
-    pub(super) fn of_word(
-        &self,
-        word: &str,
-        is_it: impl Fn(TokenKind, TokenKind) -> bool,
-    ) -> String {
-        let kind = |at: Option<usize>| {
-            let token = at.and_then(|at| self.tokens.get(at));
-            token.map_or(TokenKind::TokEnd, |token| token.kind)
-        };
-        let found = self.tokens.iter().enumerate().find(|(at, token)| {
-            self.of(token) == word && is_it(kind(at.checked_sub(1)), kind(Some(at + 1)))
-        });
-        self.position(found.map(|(_, token)| token))
-    }
-
-    /// Returns the position of the comparison with this index, as the beginning of a message.
-    pub(super) fn of_comparison(&self, index: usize) -> String {
-        let is_comparison = |token: &&Token| {
-            matches!(
-                token.kind,
-                TokenKind::TokEqualEqual
-                    | TokenKind::TokExclamationEqual
-                    | TokenKind::TokLess
-                    | TokenKind::TokLessEqual
-                    | TokenKind::TokGreater
-                    | TokenKind::TokGreaterEqual
-                    | TokenKind::TokIn
-            )
-        };
-        self.position(self.tokens.iter().filter(is_comparison).nth(index))
-    }
-
     /// Returns the position of the token with this text and this index among the tokens of that text, as the beginning
     /// of a message.
     pub(super) fn of_token(&self, text: &str, index: usize) -> String {
