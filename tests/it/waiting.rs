@@ -253,7 +253,7 @@ async fn entries_wait_for_deleted_contact_points() {
         field
             .annotations()
             .values()
-            .any(|expected| expected.ends_with("own namespace"))
+            .any(|expected| expected.ends_with("namespace of this resource"))
     };
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;

@@ -1,6 +1,7 @@
 //! Soak: every workload again and again beside two replicas, with random faults.
 //!
-//! The first half kills and freezes replicas too. In the second half no process ends, so that a leak shows.
+//! The first half kills and freezes replicas too. In the second half no process ends. The replicas rest after each half,
+//! so that a leak shows.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use tokio::time::sleep;
 use crate::support::{Bed, Operator, Settings};
 use crate::torture::{
     FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for, run_beside,
+    writes,
 };
 
 /// Time between two faults, at most.
@@ -27,7 +29,7 @@ const PAUSE: Duration = Duration::from_secs(4);
 const LASTING: Duration = Duration::from_secs(5);
 /// Time between two samples.
 const SAMPLED: Duration = Duration::from_secs(5);
-/// Time without a write at the end.
+/// Time without a write after each half.
 const REST: Duration = Duration::from_secs(30);
 /// Maximum growth of the anonymous memory of a replica over the second half, in KiB.
 const GROWTH: u64 = 2 * 1024;
@@ -51,10 +53,12 @@ pub struct Soak {
     pub folder: PathBuf,
 }
 
-/// State that the threads share.
+/// State that the threads share during one half.
 struct Shared {
     began: Instant,
     time: Duration,
+    /// Whether processes are killed and frozen.
+    kills_processes: bool,
     /// Number of processes that were killed or frozen, or ended because they lost the Lease.
     kills: AtomicUsize,
     /// Number of workloads that are still being played.
@@ -65,10 +69,6 @@ struct Shared {
 impl Shared {
     fn is_over(&self) -> bool {
         self.began.elapsed() >= self.time || self.failed.load(Ordering::Relaxed)
-    }
-
-    fn is_second_half(&self) -> bool {
-        self.began.elapsed() >= self.time / 2
     }
 }
 
@@ -93,7 +93,7 @@ struct Replicas {
 /// replica leaks.
 pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String> {
     println!(
-        "soak for {:?}: replay the faults with --seed {}",
+        "soak for {:?}: --seed {} repeats the faults",
         soak.time, soak.seed
     );
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -101,35 +101,50 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
         .enable_all()
         .build()
         .unwrap();
+    let began = Instant::now();
     let mut replicas = runtime.block_on(Replicas::start(soak));
-    let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
-    let shared = Shared {
-        began: Instant::now(),
-        time: soak.time,
-        kills: AtomicUsize::new(0),
-        playing: AtomicUsize::new(references.len()),
-        failed: AtomicBool::new(false),
-    };
-    let (samples, mut problems) = thread::scope(|scope| {
-        let players: Vec<_> = references
-            .iter()
-            .map(|(kind, reference)| {
-                let (shared, proxies, aws) = (&shared, &proxies, &aws);
-                scope.spawn(move || play(*kind, reference, proxies, aws, shared))
-            })
-            .collect();
-        let mut random = StdRng::seed_from_u64(soak.seed);
-        let samples = runtime.block_on(replicas.harm(&shared, &mut random));
-        let problems: Vec<_> = players
-            .into_iter()
-            .filter_map(|player| player.join().unwrap().err())
-            .collect();
-        (samples, problems)
-    });
+    let mut random = StdRng::seed_from_u64(soak.seed);
+    let (mut samples, mut at_rest, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for kills_processes in [true, false] {
+        let shared = Shared {
+            began: Instant::now(),
+            time: soak.time / 2,
+            kills_processes,
+            kills: AtomicUsize::new(0),
+            playing: AtomicUsize::new(references.len()),
+            failed: AtomicBool::new(false),
+        };
+        let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
+        thread::scope(|scope| {
+            let players: Vec<_> = references
+                .iter()
+                .map(|(kind, reference)| {
+                    let (shared, proxies, aws) = (&shared, &proxies, &aws);
+                    scope.spawn(move || play(*kind, reference, proxies, aws, shared))
+                })
+                .collect();
+            samples.extend(runtime.block_on(replicas.harm(&shared, &mut random, began)));
+            let played = players.into_iter().map(|player| player.join().unwrap());
+            problems.extend(played.filter_map(Result::err));
+        });
+        let kills = shared.kills.load(Ordering::Relaxed);
+        println!("{kills} kills");
+        if kills > 0 && !kills_processes {
+            problems.push(format!("{kills} processes ended without a kill"));
+        }
+        problems.extend(runtime.block_on(replicas.rest()));
+        at_rest.extend(runtime.block_on(replicas.sample(began)));
+        if !problems.is_empty() {
+            break;
+        }
+    }
     std::fs::create_dir_all(&soak.folder).unwrap();
     std::fs::write(soak.folder.join("soak.csv"), table(&samples)).unwrap();
-    problems.extend(runtime.block_on(replicas.at_rest()));
-    problems.extend(leaks(&samples, soak.time));
+    problems.extend(replicas.foreign_writes());
+    if let [.., before, other_before, after, other_after] = &at_rest[..] {
+        problems.extend(growth(before, after));
+        problems.extend(growth(other_before, other_after));
+    }
     for (number, replica) in replicas.running.iter_mut().enumerate() {
         problems.extend(is_sound(replica).err());
         if !problems.is_empty() {
@@ -137,7 +152,6 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             std::fs::write(file, replica.logs()).unwrap();
         }
     }
-    println!("{} kills", shared.kills.load(Ordering::Relaxed));
     if problems.is_empty() {
         Ok(())
     } else {
@@ -199,7 +213,7 @@ impl Replicas {
 
     /// Strikes with one random fault after the other while the workloads are played, as the kubelet restarts replicas
     /// that end, and samples their resources.
-    async fn harm(&mut self, shared: &Shared, random: &mut StdRng) -> Vec<Sample> {
+    async fn harm(&mut self, shared: &Shared, random: &mut StdRng, began: Instant) -> Vec<Sample> {
         let (mut samples, mut sampled) = (Vec::new(), Instant::now());
         while shared.playing.load(Ordering::Relaxed) > 0 {
             if !shared.is_over() {
@@ -214,9 +228,7 @@ impl Replicas {
             }
             if sampled.elapsed() >= SAMPLED {
                 sampled = Instant::now();
-                for number in 0..self.running.len() {
-                    samples.extend(self.sample(number, shared.began.elapsed()).await);
-                }
+                samples.extend(self.sample(began).await);
             }
         }
         samples
@@ -229,15 +241,11 @@ impl Replicas {
         let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
         let resource = *RESOURCES.choose(random).unwrap();
         let watches = Match::watch(resource);
-        let kinds = if shared.is_second_half() { 8 } else { 10 };
+        let kinds = if shared.kills_processes { 10 } else { 8 };
         let orders = match random.random_range(0..kinds) {
-            0 => vec![proxy.inject(Match::writes(), Times::Always, answer(random))],
-            1 => vec![proxy.inject(
-                Match::writes().resource(resource),
-                Times::Always,
-                answer(random),
-            )],
-            2 => vec![proxy.inject(Match::writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))],
+            0 => vec![proxy.inject(writes(), Times::Always, answer(random))],
+            1 => vec![proxy.inject(writes().resource(resource), Times::Always, answer(random))],
+            2 => vec![proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))],
             3 => vec![proxy.forbid(&Match::watches_and_lists(resource))],
             4 => {
                 let ending = *[Ending::Clean, Ending::MidEvent, Ending::Gone]
@@ -285,37 +293,24 @@ impl Replicas {
         }
     }
 
-    async fn sample(&mut self, replica: usize, at: Duration) -> Option<Sample> {
-        let operator = &mut self.running[replica];
-        let folder = PathBuf::from(format!("/proc/{}", operator.child().id()));
-        let status = std::fs::read_to_string(folder.join("status")).ok()?;
-        let memory = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))?;
-        let metrics = operator.try_metrics().await.ok()?;
-        let tasks = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("tokio_alive_tasks "))?;
-        let files = std::fs::read_dir(folder.join("fd")).ok()?.count();
-        Some(Sample {
-            at,
-            replica,
-            memory: memory.trim().trim_end_matches(" kB").parse().unwrap(),
-            files: u64::try_from(files).unwrap(),
-            tasks: tasks.parse().unwrap(),
-        })
+    /// Returns the resources of each replica that is ready.
+    async fn sample(&mut self, began: Instant) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for (number, replica) in self.running.iter_mut().enumerate() {
+            samples.extend(sample(replica, number, began.elapsed()).await);
+        }
+        samples
     }
 
-    /// Returns what is wrong once all workloads are over: writes that go on, and writes to foreign objects.
-    async fn at_rest(&self) -> Vec<String> {
+    /// Waits until the replicas have written nothing for [`REST`]; returns what is wrong.
+    async fn rest(&self) -> Option<String> {
         let last = || self.proxies.iter().filter_map(last_write).max();
-        let mut problems = Vec::new();
-        problems.extend(
-            rests_for(REST, last)
-                .await
-                .err()
-                .map(|it| format!("{it:#}")),
-        );
+        let rests = rests_for(REST, last).await;
+        rests.err().map(|error| format!("{error:#}"))
+    }
+
+    /// Returns writes to objects of nobody's workload.
+    fn foreign_writes(&self) -> Vec<String> {
         let requests = self.proxies.iter().flat_map(Proxy::requests);
         let foreign = requests.filter(|seen| {
             let request = &seen.request;
@@ -324,13 +319,29 @@ impl Replicas {
                 request.resource == "events" || Kind::ALL.iter().any(|it| it.owns(request));
             is_write(request) && !(namespace.starts_with("soak-") && is_ours)
         });
-        problems.extend(
-            foreign
-                .take(5)
-                .map(|it| format!("a foreign write: {:?}", it.request)),
-        );
-        problems
+        let shown = foreign.map(|it| format!("a foreign write: {:?}", it.request));
+        shown.take(5).collect()
     }
+}
+
+async fn sample(operator: &mut Operator, replica: usize, at: Duration) -> Option<Sample> {
+    let folder = PathBuf::from(format!("/proc/{}", operator.child().id()));
+    let status = std::fs::read_to_string(folder.join("status")).ok()?;
+    let memory = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let metrics = operator.try_metrics().await.ok()?;
+    let tasks = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("tokio_alive_tasks "))?;
+    let files = std::fs::read_dir(folder.join("fd")).ok()?.count();
+    Some(Sample {
+        at,
+        replica,
+        memory: memory.trim().trim_end_matches(" kB").parse().unwrap(),
+        files: u64::try_from(files).unwrap(),
+        tasks: tasks.parse().unwrap(),
+    })
 }
 
 /// Resources whose watches and writes fail.
@@ -375,35 +386,22 @@ fn table(samples: &[Sample]) -> String {
     table
 }
 
-/// Returns the resources that grow over the second half: its first fifth is compared with its last.
-fn leaks(samples: &[Sample], time: Duration) -> Vec<String> {
-    let part = |replica: usize, from: f64, to: f64| {
-        let inside = time.mul_f64(from)..time.mul_f64(to);
-        let part = samples
-            .iter()
-            .filter(move |it| it.replica == replica && inside.contains(&it.at));
-        part.collect::<Vec<_>>()
-    };
-    let mut leaks = Vec::new();
-    for replica in 0..2 {
-        let (early, late) = (part(replica, 0.5, 0.6), part(replica, 0.9, 1.0));
-        let mut compare = |what: &str, value: fn(&Sample) -> u64, allowed: u64| {
-            let median = |part: &[&Sample]| {
-                let mut values: Vec<_> = part.iter().map(|it| value(it)).collect();
-                values.sort_unstable();
-                values.get(values.len() / 2).copied().unwrap_or_default()
-            };
-            let (before, after) = (median(&early), median(&late));
-            println!("replica {replica}: {what} {before} -> {after}");
-            if after > before + allowed {
-                leaks.push(format!(
-                    "replica {replica}: {what} grew from {before} to {after}"
-                ));
-            }
-        };
-        compare("KiB of memory", |it| it.memory, GROWTH);
-        compare("file descriptors", |it| it.files, 0);
-        compare("tasks", |it| it.tasks, 0);
+/// Returns which resources of a replica have grown from one rest to the next.
+fn growth(before: &Sample, after: &Sample) -> Vec<String> {
+    let resources = [
+        ("KiB of memory", before.memory, after.memory, GROWTH),
+        ("file descriptors", before.files, after.files, 0),
+        ("tasks", before.tasks, after.tasks, 0),
+    ];
+    let replica = after.replica;
+    let mut grown = Vec::new();
+    for (what, before, after, allowed) in resources {
+        println!("replica {replica}: {what} at rest {before} -> {after}");
+        if after > before + allowed {
+            grown.push(format!(
+                "replica {replica}: {what} grew from {before} to {after}"
+            ));
+        }
     }
-    leaks
+    grown
 }

@@ -13,6 +13,15 @@ pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, name)| name)
 }
 
+/// Returns what to write instead of a name that is none of `known`.
+pub fn instead_of(name: &str, known: &[&str]) -> String {
+    let all = known.join(", ");
+    nearest(name, known.iter().copied()).map_or_else(
+        || format!("write one of {all}"),
+        |nearest| format!("write {nearest}, or another of {all}"),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

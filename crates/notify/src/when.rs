@@ -12,7 +12,7 @@ use cel::extractors::This;
 use cel::parser::{ParseError, PrattParser};
 use cel::{Context, Env, ExecutionError, Value};
 use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
-use qm_core::nearest::nearest;
+use qm_core::nearest::{instead_of, nearest};
 use regex_lite::{Regex, RegexBuilder};
 
 use self::functions::{NO_VALUE, map, number, tag, text, version};
@@ -381,15 +381,6 @@ fn unknown_function(name: &str) -> String {
         instead_of(name, &FUNCTIONS)
     };
     format!("unknown function {name}: {advice}")
-}
-
-/// Returns what to write instead of a name that is none of `known`.
-fn instead_of(name: &str, known: &[&str]) -> String {
-    let all = known.join(", ");
-    nearest(name, known.iter().copied()).map_or_else(
-        || format!("write one of {all}"),
-        |nearest| format!("write {nearest}, or another of {all}"),
-    )
 }
 
 /// Returns what to write instead of an unknown variable.

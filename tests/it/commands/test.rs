@@ -75,12 +75,12 @@ async fn test_tells_why_nothing_was_sent() {
     let webhook = json!({ "url": receiver.url(), "body": "{{" });
     let spec = json!({ "type": "Webhook", "webhookSpec": webhook });
     bed.point("invalid", spec).await;
-    bed.not_ready("invalid", "BodyInvalid").await;
+    bed.not_ready("invalid", "SpecInvalid").await;
     let output = run
         .ends(1, &["test", "cp/invalid", "-n", here, NO_LEASE])
         .await;
     let problem =
-        format!("the operator sends nothing to ContactPoint {here}/invalid: BodyInvalid: ");
+        format!("the operator sends nothing to ContactPoint {here}/invalid: SpecInvalid: ");
     assert!(output.contains(&problem), "{output}");
 
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))

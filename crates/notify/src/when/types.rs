@@ -5,8 +5,7 @@ use std::fmt::Display;
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue};
 use qm_api::tracked_field::{BUILT_IN_KINDS, ChangeAction};
-
-use super::instead_of;
+use qm_core::nearest::instead_of;
 
 /// CEL reserves the word `namespace`, which Kubernetes escapes like this.
 pub(super) const NAMESPACE: &str = "__namespace__";
