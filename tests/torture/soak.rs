@@ -31,6 +31,9 @@ const LASTING: Duration = Duration::from_secs(5);
 const SAMPLED: Duration = Duration::from_secs(5);
 /// Time without a write after each half.
 const REST: Duration = Duration::from_secs(30);
+/// Time after which a resting replica has closed its unused connections: the HTTP client keeps them for 90 s, and looks
+/// for them every 90 s.
+const IDLE: Duration = Duration::from_secs(200);
 /// Maximum growth of the anonymous memory of a replica over the second half, in KiB.
 const GROWTH: u64 = 2 * 1024;
 
@@ -133,6 +136,7 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             problems.push(format!("{kills} processes ended without a kill"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
+        runtime.block_on(sleep(IDLE));
         at_rest.extend(runtime.block_on(replicas.sample(began)));
         if !problems.is_empty() {
             break;
