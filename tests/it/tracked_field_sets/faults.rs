@@ -477,6 +477,7 @@ async fn tracked_field_of_another_controller_is_not_adopted() {
     bed.webhook("other", &other.url()).await;
     bed.track("mine", "Deployment", "a", "replicas", "other")
         .await;
+    bed.delivered("mine", &[("Created", Some("1"))]).await;
     let metadata = json!({ "metadata": {
         "annotations": { "quartermaster.dev/adopt-by": format!("{}/all", bed.namespace) },
         "ownerReferences": [owner],
