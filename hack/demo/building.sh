@@ -16,10 +16,10 @@ build() { # builds missing programs side by side; sets $plane and $cargo to the 
   until [ -s "$work/control-plane.log" ] || ! alive "$plane"; do sleep 0.05; done
   until grep -qE 'Compiling|Download|Blocking' "$work/operator.log" || ! alive "$cargo"; do sleep 0.05; done
   if grep -q '^Building' "$work/control-plane.log"; then
-    need+=', the control plane (from its Go modules)' minutes=7 gigabytes=6
+    need+=', the control plane (from its Go modules)' minutes=8 gigabytes=6
   fi
   if [ -n "$new" ]; then
-    need+=', the operator and the testbed' minutes=$((minutes + 4)) gigabytes=$((gigabytes + 3))
+    need+=', the operator and the testbed' minutes=$((minutes + 5)) gigabytes=$((gigabytes + 3))
   elif grep -q Compiling "$work/operator.log"; then
     need+=', the changes since the last run' minutes=$((minutes + 1))
   fi
