@@ -4,7 +4,7 @@
 //! so that a leak shows.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use http::StatusCode;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
 use testbed::aws::{self, Aws};
 use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Refusal, Times};
 use tokio::time::sleep;
@@ -126,7 +127,8 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
                     scope.spawn(move || play(*kind, reference, proxies, aws, shared))
                 })
                 .collect();
-            samples.extend(runtime.block_on(replicas.harm(&shared, &mut random, began)));
+            let harm = replicas.harm(&shared, &mut random, began, &soak.folder);
+            samples.extend(runtime.block_on(harm));
             let played = players.into_iter().map(|player| player.join().unwrap());
             problems.extend(played.filter_map(Result::err));
         });
@@ -136,18 +138,21 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             problems.push(format!("{kills} processes ended without a kill"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
-        runtime.block_on(sleep(IDLE));
+        runtime.block_on(async { sleep(IDLE).await });
         at_rest.extend(runtime.block_on(replicas.sample(began)));
         if !problems.is_empty() {
             break;
         }
     }
-    std::fs::create_dir_all(&soak.folder).unwrap();
     std::fs::write(soak.folder.join("soak.csv"), table(&samples)).unwrap();
     problems.extend(replicas.foreign_writes());
-    if let [.., before, other_before, after, other_after] = &at_rest[..] {
-        problems.extend(growth(before, after));
-        problems.extend(growth(other_before, other_after));
+    match &at_rest[..] {
+        [first, second, first_later, second_later] => {
+            problems.extend(growth(first, first_later));
+            problems.extend(growth(second, second_later));
+        }
+        _ if problems.is_empty() => problems.push("a replica at rest has no metrics".into()),
+        _ => {}
     }
     for (number, replica) in replicas.running.iter_mut().enumerate() {
         problems.extend(is_sound(replica).err());
@@ -217,7 +222,13 @@ impl Replicas {
 
     /// Strikes with one random fault after the other while the workloads are played, as the kubelet restarts replicas
     /// that end, and samples their resources.
-    async fn harm(&mut self, shared: &Shared, random: &mut StdRng, began: Instant) -> Vec<Sample> {
+    async fn harm(
+        &mut self,
+        shared: &Shared,
+        random: &mut StdRng,
+        began: Instant,
+        folder: &Path,
+    ) -> Vec<Sample> {
         let (mut samples, mut sampled) = (Vec::new(), Instant::now());
         while shared.playing.load(Ordering::Relaxed) > 0 {
             if !shared.is_over() {
@@ -232,6 +243,7 @@ impl Replicas {
             }
             if sampled.elapsed() >= SAMPLED {
                 sampled = Instant::now();
+                std::fs::write(folder.join("targets.json"), self.targets()).unwrap();
                 samples.extend(self.sample(began).await);
             }
         }
@@ -295,6 +307,18 @@ impl Replicas {
         for order in orders {
             order.take_back();
         }
+    }
+
+    /// Returns the addresses of the metrics, for the file-based service discovery of Prometheus.
+    fn targets(&self) -> String {
+        let target = |(number, replica): (usize, &Operator)| {
+            let address = replica.address("--metrics-bind-address").ok()?;
+            Some(
+                json!({ "targets": [address], "labels": { "instance": format!("replica-{number}") } }),
+            )
+        };
+        let targets = self.running.iter().enumerate().filter_map(target);
+        json!(targets.collect::<Vec<_>>()).to_string()
     }
 
     /// Returns the resources of each replica that is ready.

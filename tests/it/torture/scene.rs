@@ -655,10 +655,14 @@ fn last_panic() -> String {
     }
 }
 
-/// Keeps the messages of panics for the reports, instead of printing them among the progress.
+/// Keeps the messages of panics for the reports, instead of printing them among the progress. The main thread has no
+/// report.
 pub fn keep_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let text = format!("{panic}");
+        if std::thread::current().name() == Some("main") {
+            eprintln!("{text}");
+        }
         LAST_PANIC.with_borrow_mut(|last| *last = text);
     }));
 }
