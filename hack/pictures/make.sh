@@ -15,7 +15,7 @@ if ! cmp -s package-lock.json node_modules/.installed; then
 fi
 
 case ${1:-} in
-  '') node diagrams.mjs && node terminals.mjs ;;
+  '') node diagrams.mjs && node terminals.mjs && node curves.mjs ;;
   pages) node pages.mjs ;;
   *)
     echo "make.sh $1: write make.sh, or make.sh pages" >&2
