@@ -140,6 +140,7 @@ fn terminals() -> Vec<Terminal> {
 #[test]
 fn every_picture_has_a_source_and_is_on_a_page() {
     let mut sources = names("docs/images/src", "mmd");
+    sources.extend(names("docs/images/src", "csv"));
     sources.extend(terminals().into_iter().map(|it| it.name));
     let pictures = names("docs/images", "svg");
     assert_eq!(pictures, sources, "run make pictures");
