@@ -8,14 +8,7 @@ use quartermaster::controllers;
 use serde_json::Value;
 use testbed::receiver::Receiver;
 
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
-
-/// Returns the value of the first series with this prefix.
-fn series(metrics: &str, start: &str) -> Option<f64> {
-    metrics
-        .lines()
-        .find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
-}
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings, series};
 
 /// Returns the text of `/readyz` when everything works and the selected kinds are disabled.
 fn ready(off: impl Fn(&str) -> bool) -> String {

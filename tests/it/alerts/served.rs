@@ -9,21 +9,14 @@ use testbed::proxy::{Ending, Fault, Match, Times};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
-
-/// Returns the value of a sample, by its name and labels as `/metrics` writes them.
-fn value(metrics: &str, sample: &str) -> Option<f64> {
-    metrics
-        .lines()
-        .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
-}
+use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role, series};
 
 /// Waits until each sample has this value; `None`: until there is no such sample.
 async fn has_samples(operator: &Operator, expected: &[(&str, Option<f64>)]) {
     let observed = until("the metrics have the expected samples", SOON, async || {
         let metrics = operator.metrics().await;
         for (sample, expected) in expected {
-            let observed = value(&metrics, sample);
+            let observed = series(&metrics, sample);
             anyhow::ensure!(
                 observed == *expected,
                 "{sample}: {observed:?}, not {expected:?}"
@@ -133,7 +126,7 @@ async fn metrics_show_waiting_and_rejected_messages() {
     )
     .await;
     assert_eq!(
-        value(
+        series(
             &operator.metrics().await,
             "quartermaster_entries_failed_total{reason=\"expired\"}"
         ),

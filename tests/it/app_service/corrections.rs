@@ -20,7 +20,7 @@ use super::drift::{add, operator_fields, remove, replace};
 use super::{
     app, deployment, not_ready, ready, ready_condition, reconciled, respec, service, writes,
 };
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::support::{Bed, Operator, SOON, Settings, series};
 
 const CONTAINER: &str = "/spec/template/spec/containers/0";
 
@@ -377,21 +377,14 @@ async fn invalid_spec_takes_nothing_from_other_managers() {
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
 }
 
-/// Returns the value of a metric with these labels.
-async fn metric(operator: &Operator, series: &str) -> Option<f64> {
-    let text = operator.metrics().await;
-    text.lines()
-        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
-}
-
 #[tokio::test]
 async fn correction_is_reported_once_an_episode_and_counted_each_time() {
     let bed = Bed::shared("told").await;
     let operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9" })).await;
     ready(&bed, "web").await;
-    let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
-    assert_eq!(metric(&operator, series).await, Some(0.0));
+    let counter = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
+    assert_eq!(series(&operator.metrics().await, counter), Some(0.0));
     for corrected in [1.0, 2.0] {
         bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"])
             .await;
@@ -410,7 +403,7 @@ async fn correction_is_reported_once_an_episode_and_counted_each_time() {
         })
         .await;
         until("the correction is counted", SOON, async || {
-            let counted = metric(&operator, series).await;
+            let counted = series(&operator.metrics().await, counter);
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
         })
@@ -468,8 +461,8 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
     })
     .await;
     ready(&bed, "web").await;
-    let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
-    assert_eq!(metric(&operator, series).await, Some(0.0));
+    let counter = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
+    assert_eq!(series(&operator.metrics().await, counter), Some(0.0));
 
     for corrected in [1.0, 2.0] {
         let before = deployment(&bed, "web").await.uid();
@@ -481,7 +474,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
         .await
         .unwrap();
         until("the correction is counted", SOON, async || {
-            let counted = metric(&operator, series).await;
+            let counted = series(&operator.metrics().await, counter);
             anyhow::ensure!(counted == Some(corrected), "{counted:?}");
             Ok(Some(()))
         })

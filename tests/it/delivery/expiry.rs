@@ -8,7 +8,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use super::{is, status, write_history};
-use crate::support::{Bed, Operator, SOON, Settings, changes};
+use crate::support::{Bed, Operator, SOON, Settings, changes, series};
 
 /// Returns a waiting entry as left by a process that has another clock, or that ran days ago.
 fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
@@ -142,13 +142,9 @@ async fn old_entry_does_not_expire_if_its_address_is_denied() {
     bed.not_ready("hook", "AddressNotAllowed").await;
     // The first attempt is the test message's.
     until("several attempts", SOON, async || {
-        let metrics = operator.metrics().await;
-        let stopped =
-            "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"stopped\"} ";
-        let count = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(stopped)?.parse::<u64>().ok());
-        Ok(count.filter(|count| *count >= 6))
+        let stopped = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"stopped\"}";
+        let count = series(&operator.metrics().await, stopped);
+        Ok(count.filter(|count| *count >= 6.0))
     })
     .await
     .unwrap();

@@ -15,7 +15,8 @@ pub use bed::*;
 pub use kills::{Trap, kill_at_each_write, kill_at_write, restart_during};
 #[allow(unused_imports)] // as above
 pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
-pub use operator::{Operator, Settings};
+#[allow(unused_imports)] // as above
+pub use operator::{Operator, Settings, series};
 #[allow(unused_imports)] // as above
 pub use secret_search::TOKEN;
 #[allow(unused_imports)] // as above

@@ -334,6 +334,13 @@ impl Drop for Operator {
     }
 }
 
+/// Returns the value of the first series with this prefix, whose rest is the value.
+pub fn series(metrics: &str, start: &str) -> Option<f64> {
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
+}
+
 /// Grants a Lease of another name, because the shipped permission names the usual Lease. Returns once the permission
 /// applies.
 async fn grant_lease(bed: &Bed, name: &str) {
