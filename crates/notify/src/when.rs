@@ -385,7 +385,6 @@ fn unknown_function(name: &str) -> String {
 
 /// Returns what to write instead of an unknown variable.
 fn instead_of_variable(name: &str) -> String {
-    let known = VARIABLES.join(", ");
     let constant = match &*name.to_ascii_lowercase() {
         "true" => Some("true"),
         "false" => Some("false"),
@@ -400,8 +399,8 @@ fn instead_of_variable(name: &str) -> String {
         _ if name.starts_with(|char: char| char.is_ascii_uppercase()) => {
             format!("quote it: '{name}'")
         }
-        Some(nearest) => format!("write {nearest}, or another of {known}"),
-        None => format!("write one of {known}, or quote it: '{name}'"),
+        Some(_) => instead_of(name, &VARIABLES),
+        None => format!("{}, or quote it: '{name}'", instead_of(name, &VARIABLES)),
     }
 }
 

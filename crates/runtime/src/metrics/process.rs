@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 /// Units of time in /proc (`USER_HZ`): 100 a second on every architecture that Kubernetes runs on (proc(5)).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Collector that reads /proc at each scrape; a system without /proc has no such metrics.
+/// Collector that reads /proc at each scrape; a system without /proc has only the number of tasks.
 #[derive(Debug)]
 pub(super) struct Process;
 
