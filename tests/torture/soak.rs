@@ -4,24 +4,23 @@
 //! so that a leak shows.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use http::StatusCode;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::json;
 use testbed::aws::{self, Aws};
-use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Refusal, Times};
+use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Times};
+use testbed::usage::Memory;
 use tokio::time::sleep;
 
-use crate::support::{Bed, Operator, Settings};
+use crate::support::{Bed, Operator, Settings, series};
 use crate::torture::{
-    FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for, run_beside,
-    writes,
+    Answer, FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for,
+    run_beside, writes,
 };
 
 /// Time between two faults, at most.
@@ -35,11 +34,11 @@ const REST: Duration = Duration::from_secs(30);
 /// Time after which a resting replica has closed its unused connections: the HTTP client keeps them for 90 s, and looks
 /// for them every 90 s.
 const IDLE: Duration = Duration::from_secs(200);
-/// Maximum growth of the anonymous memory of a replica over the second half, in KiB.
-const GROWTH: u64 = 2 * 1024;
+/// Maximum growth of the anonymous memory of a replica over the second half, in MiB.
+const GROWTH: f64 = 2.0;
 /// Maximum difference of the number of open connections, which varies a little even at rest. Each has a file descriptor and
 /// up to two tasks. The second half has hundreds of rounds, so a leak of each round is far above it.
-const CONNECTIONS: u64 = 4;
+const CONNECTIONS: f64 = 4.0;
 
 /// Flags of the replicas in addition to those of each case. The log of an hour at debug level fills disks.
 const OF_REPLICAS: [&str; 6] = [
@@ -51,7 +50,7 @@ const OF_REPLICAS: [&str; 6] = [
     "--aws-consistency-window=1s",
 ];
 
-/// What lasts, and how.
+/// Settings of a soak.
 pub struct Soak {
     pub time: Duration,
     pub seed: u64,
@@ -64,12 +63,10 @@ pub struct Soak {
 struct Shared {
     began: Instant,
     time: Duration,
-    /// Whether processes are killed and frozen.
+    /// True if the faults include kills and freezes of processes.
     kills_processes: bool,
     /// Number of processes that were killed or frozen, or ended because they lost the Lease.
     kills: AtomicUsize,
-    /// Number of workloads that are still being played.
-    playing: AtomicUsize,
     failed: AtomicBool,
 }
 
@@ -84,10 +81,10 @@ struct Sample {
     /// Time since the start.
     at: Duration,
     replica: usize,
-    /// Anonymous memory, in KiB.
-    memory: u64,
-    files: u64,
-    tasks: u64,
+    /// Anonymous memory, in MiB.
+    memory: f64,
+    files: f64,
+    tasks: f64,
 }
 
 struct Replicas {
@@ -118,7 +115,6 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             time: soak.time / 2,
             kills_processes,
             kills: AtomicUsize::new(0),
-            playing: AtomicUsize::new(references.len()),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
@@ -130,7 +126,8 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
                     scope.spawn(move || play(*kind, reference, proxies, aws, shared))
                 })
                 .collect();
-            let harm = replicas.harm(&shared, &mut random, began, &soak.folder);
+            let are_playing = || players.iter().any(|player| !player.is_finished());
+            let harm = replicas.harm(&shared, &mut random, began, are_playing);
             samples.extend(runtime.block_on(harm));
             let played = players.into_iter().map(|player| player.join().unwrap());
             problems.extend(played.filter_map(Result::err));
@@ -141,7 +138,6 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             problems.push(format!("{kills} processes ended without a kill"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
-        runtime.block_on(async { sleep(IDLE).await });
         at_rest.extend(runtime.block_on(replicas.sample(began)));
         if !problems.is_empty() {
             break;
@@ -195,7 +191,6 @@ fn play(
             shared.failed.store(true, Ordering::Relaxed);
         }
     }
-    shared.playing.fetch_sub(1, Ordering::Relaxed);
     played
 }
 
@@ -208,7 +203,6 @@ impl Replicas {
             let (proxy, file) = bed.through_proxy().await;
             let settings = FLAGS
                 .into_iter()
-                .filter(|flag| !flag.starts_with("--log-level"))
                 .chain(OF_REPLICAS)
                 .fold(Settings::default().whole_cluster(), Settings::flag);
             let mut settings = settings.aws(&aws).kubeconfig(file);
@@ -223,17 +217,17 @@ impl Replicas {
         }
     }
 
-    /// Strikes with one random fault after the other while the workloads are played, as the kubelet restarts replicas
-    /// that end, and samples their resources.
+    /// Strikes with one random fault after the other while threads `are_playing` the workloads. Restarts replicas that
+    /// end, as the kubelet does, and samples their resources.
     async fn harm(
         &mut self,
         shared: &Shared,
         random: &mut StdRng,
         began: Instant,
-        folder: &Path,
+        are_playing: impl Fn() -> bool,
     ) -> Vec<Sample> {
         let (mut samples, mut sampled) = (Vec::new(), Instant::now());
-        while shared.playing.load(Ordering::Relaxed) > 0 {
+        while are_playing() {
             if !shared.is_over() {
                 self.strike(shared, random).await;
             }
@@ -246,7 +240,6 @@ impl Replicas {
             }
             if sampled.elapsed() >= SAMPLED {
                 sampled = Instant::now();
-                std::fs::write(folder.join("targets.json"), self.targets()).unwrap();
                 samples.extend(self.sample(began).await);
             }
         }
@@ -256,44 +249,43 @@ impl Replicas {
     /// Strikes with a random fault, and returns once it is over.
     async fn strike(&mut self, shared: &Shared, random: &mut StdRng) {
         let at = random.random_range(0..self.running.len());
-        let (replica, proxy) = (&mut self.running[at], self.proxies[at].clone());
+        let (replica, proxy) = (&mut self.running[at], &self.proxies[at]);
         let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
         let resource = *RESOURCES.choose(random).unwrap();
         let watches = Match::watch(resource);
+        let answer = *Answer::ALL.choose(random).unwrap();
         let kinds = if shared.kills_processes { 10 } else { 8 };
-        let orders = match random.random_range(0..kinds) {
-            0 => vec![proxy.inject(writes(), Times::Always, answer(random))],
-            1 => vec![proxy.inject(writes().resource(resource), Times::Always, answer(random))],
-            2 => vec![proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))],
-            3 => vec![proxy.forbid(&Match::watches_and_lists(resource))],
-            4 => {
-                let ending = *[Ending::Clean, Ending::MidEvent, Ending::Gone]
-                    .choose(random)
-                    .unwrap();
-                proxy.end_watches(&watches, ending);
-                Vec::new()
+        let order = match random.random_range(0..kinds) {
+            0 => Some(proxy.inject(writes(), Times::Always, answer.of_apiserver())),
+            1 => {
+                let writes = writes().resource(resource);
+                Some(proxy.inject(writes, Times::Always, answer.of_apiserver()))
             }
-            5 => vec![proxy.freeze_running(watches)],
+            2 => Some(proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))),
+            3 => Some(proxy.forbid(&Match::watches_and_lists(resource))),
+            4 => {
+                let endings = [Ending::Clean, Ending::MidEvent, Ending::Gone];
+                proxy.end_watches(&watches, *endings.choose(random).unwrap());
+                None
+            }
+            5 => Some(proxy.freeze_running(watches)),
             6 => {
-                let fault = aws::Fault::Throttled;
-                let order = self.aws.fault(aws::On::all(), Times::Always, fault);
-                sleep(lasting).await;
-                order.take_back();
-                Vec::new()
+                let throttled = aws::Fault::Throttled;
+                Some(self.aws.fault(aws::On::all(), Times::Always, throttled))
             }
             7 => {
                 // The renewal of the Lease survives it.
                 proxy.refuse().await.unwrap();
                 sleep(lasting.min(Duration::from_secs(2))).await;
                 proxy.accept().await.unwrap();
-                Vec::new()
+                None
             }
             8 => {
                 shared.kills.fetch_add(1, Ordering::Relaxed);
                 replica.kill();
                 sleep(lasting).await;
                 replica.restart();
-                Vec::new()
+                None
             }
             _ => {
                 // Longer than the Lease lasts, in half of the cases.
@@ -301,42 +293,39 @@ impl Replicas {
                 replica.child().freeze().unwrap();
                 sleep(lasting * 2).await;
                 replica.child().thaw().unwrap();
-                Vec::new()
+                None
             }
         };
-        if !orders.is_empty() {
+        if let Some(order) = order {
             sleep(lasting).await;
-        }
-        for order in orders {
             order.take_back();
         }
-    }
-
-    /// Returns the addresses of the metrics, for the file-based service discovery of Prometheus.
-    fn targets(&self) -> String {
-        let target = |(number, replica): (usize, &Operator)| {
-            let address = replica.address("--metrics-bind-address").ok()?;
-            Some(
-                json!({ "targets": [address], "labels": { "instance": format!("replica-{number}") } }),
-            )
-        };
-        let targets = self.running.iter().enumerate().filter_map(target);
-        json!(targets.collect::<Vec<_>>()).to_string()
     }
 
     /// Returns the resources of each replica that is ready.
     async fn sample(&mut self, began: Instant) -> Vec<Sample> {
         let mut samples = Vec::new();
-        for (number, replica) in self.running.iter_mut().enumerate() {
-            samples.extend(sample(replica, number, began.elapsed()).await);
+        for (replica, operator) in self.running.iter_mut().enumerate() {
+            let Ok(metrics) = operator.try_metrics().await else {
+                continue;
+            };
+            samples.push(Sample {
+                at: began.elapsed(),
+                replica,
+                memory: Memory::of(operator.child().id()).unwrap().anonymous,
+                files: series(&metrics, "process_open_fds").unwrap(),
+                tasks: series(&metrics, "tokio_alive_tasks").unwrap(),
+            });
         }
         samples
     }
 
-    /// Waits until the replicas have written nothing for [`REST`]; returns what is wrong.
+    /// Waits until the replicas have written nothing for [`REST`] and closed their unused connections; returns what is
+    /// wrong.
     async fn rest(&self) -> Option<String> {
         let last = || self.proxies.iter().filter_map(last_write).max();
         let rests = rests_for(REST, last).await;
+        sleep(IDLE).await;
         rests.err().map(|error| format!("{error:#}"))
     }
 
@@ -355,26 +344,6 @@ impl Replicas {
     }
 }
 
-async fn sample(operator: &mut Operator, replica: usize, at: Duration) -> Option<Sample> {
-    let folder = PathBuf::from(format!("/proc/{}", operator.child().id()));
-    let status = std::fs::read_to_string(folder.join("status")).ok()?;
-    let memory = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))?;
-    let metrics = operator.try_metrics().await.ok()?;
-    let tasks = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("tokio_alive_tasks "))?;
-    let files = std::fs::read_dir(folder.join("fd")).ok()?.count();
-    Some(Sample {
-        at,
-        replica,
-        memory: memory.trim().trim_end_matches(" kB").parse().unwrap(),
-        files: u64::try_from(files).unwrap(),
-        tasks: tasks.parse().unwrap(),
-    })
-}
-
 /// Resources whose watches and writes fail.
 const RESOURCES: [&str; 12] = [
     "appservices",
@@ -391,16 +360,6 @@ const RESOURCES: [&str; 12] = [
     "trackedfieldsets",
 ];
 
-/// Returns a random rejection.
-fn answer(random: &mut StdRng) -> Fault {
-    let codes = [403, 409, 429, 500, 503, 504];
-    let code = *codes.choose(random).unwrap();
-    Fault::Answer(Refusal {
-        retry_after: (code == 429).then_some(1),
-        ..StatusCode::from_u16(code).unwrap().into()
-    })
-}
-
 /// Returns the samples as a table of comma-separated values.
 fn table(samples: &[Sample]) -> String {
     let mut table = "seconds,replica,memory_kib,files,tasks\n".to_owned();
@@ -412,7 +371,8 @@ fn table(samples: &[Sample]) -> String {
         tasks,
     } in samples
     {
-        writeln!(table, "{},{replica},{memory},{files},{tasks}", at.as_secs()).unwrap();
+        let (seconds, memory) = (at.as_secs(), memory * 1024.0);
+        writeln!(table, "{seconds},{replica},{memory},{files},{tasks}").unwrap();
     }
     table
 }
@@ -420,9 +380,9 @@ fn table(samples: &[Sample]) -> String {
 /// Returns which resources of a replica have grown from one rest to the next.
 fn growth(before: &Sample, after: &Sample) -> Vec<String> {
     let resources = [
-        ("KiB of memory", before.memory, after.memory, GROWTH),
+        ("MiB of memory", before.memory, after.memory, GROWTH),
         ("file descriptors", before.files, after.files, CONNECTIONS),
-        ("tasks", before.tasks, after.tasks, 2 * CONNECTIONS),
+        ("tasks", before.tasks, after.tasks, 2.0 * CONNECTIONS),
     ];
     let replica = after.replica;
     let mut grown = Vec::new();

@@ -114,7 +114,7 @@ impl Place {
 }
 
 impl Answer {
-    const ALL: [Self; 9] = [
+    pub const ALL: [Self; 9] = [
         Self::Conflict,
         Self::TooManyRequests,
         Self::InternalError,

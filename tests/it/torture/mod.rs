@@ -13,7 +13,7 @@ mod strike;
 mod workloads;
 
 #[allow(unused_imports)] // as above
-pub use self::case::{Case, Fault, Part, Place};
+pub use self::case::{Answer, Case, Fault, Part, Place};
 #[allow(unused_imports)] // as above
 pub use self::scene::{
     FLAGS, Reference, Report, Setting, is_sound, keep_panics, last_write, observe, rests_for, run,

@@ -21,9 +21,11 @@ use super::strike::{Strike, is_write, writes};
 use super::{Kind, snapshot};
 use crate::support::{Bed, Operator, Settings};
 
+/// Log of an operator that plays one case.
+const LOG: &str = "--log-level=info,quartermaster=debug,qm_=debug";
+
 /// Flags of the operators under test, whose longest backoff is a second.
-pub const FLAGS: [&str; 4] = [
-    "--log-level=info,quartermaster=debug,qm_=debug",
+pub const FLAGS: [&str; 3] = [
     "--drift-backoff-min=100ms",
     "--drift-backoff-max=1s",
     "--slow-backoff-max=1s",
@@ -530,6 +532,7 @@ async fn play<'a>(
     prepared.map_err(|_| last_panic())?;
     let mut settings = FLAGS
         .into_iter()
+        .chain([LOG])
         .fold(kind.settings(&scene), Settings::flag);
     settings.program.clone_from(&setting.program);
     if fails_over {
