@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Builds a tool of the tests, once for each version, into a cache outside the work tree: from the Go module in the folder of
-# its name beside this file, or from the crate that NAME.crate names, with its build options. Progress goes to standard
+# Builds a tool of the tests or pictures, once for each version, into a cache outside the work tree: from the Go module beside this file
+# whose go.mod names the tool, or from the crate that NAME.crate names, with its build options. Progress goes to standard
 # error; the program's path is the one line on standard output.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-tool=${1:?which tool: a folder or a crate beside this file}
+tool=${1:?which tool: one of a go.mod, or a crate, beside this file}
 crate=$here/$tool.crate
+folder=$(grep -lE "^(tool)?\s+\S+/$tool\$" "$here"/*/go.mod | xargs -r dirname || true)
 if [ -e "$crate" ]; then
   pinned=("$crate")
-elif [ -e "$here/$tool/go.mod" ]; then
-  pinned=("$here/$tool"/go.{mod,sum})
+elif [ -n "$folder" ]; then
+  pinned=("$folder"/go.{mod,sum})
 else
-  echo "unknown tool $tool; known are: $(cd "$here" && echo */ *.crate | sed 's|/||g; s|\.crate||g')" >&2
+  known=$(cd "$here" && sed -nE 's|^(tool)?\s+\S+/(\S+)$|\2|p' */go.mod && basename -s .crate *.crate)
+  echo "unknown tool $tool; known are:" $known >&2
   exit 1
 fi
 
@@ -20,14 +22,14 @@ out="${XDG_CACHE_HOME:-$HOME/.cache}/quartermaster/tools/$tool-$key"
 
 from_module() {
   export GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=
-  cd "$here/$tool"
-  local package module tags=''
-  # Checking rules needs no service discovery, whose cloud SDKs take minutes to build.
-  [ "$tool" != promtool ] || tags=remove_all_sd
-  package=$(go list tool)
+  cd "$folder"
+  local package module
+  # Targets come from files. The SDKs of the other ways of service discovery take minutes to build.
+  [ "${folder##*/}" != prometheus ] || GOFLAGS=-tags=remove_all_sd
+  package=$(go list tool | grep "/$tool\$")
   module=$(go list -f '{{.Module.Path}}' "$package")
   version=$(go list -f '{{.Module.Version}}' "$package")
-  go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w -X $module/internal/version.version=$version" \
+  go build -trimpath -buildvcs=false -ldflags "-s -w -X $module/internal/version.version=$version" \
     -o "$out/$tool.part" "$package" >&2
 }
 
