@@ -12,6 +12,7 @@ mod support;
 #[path = "../it/torture/mod.rs"]
 mod torture;
 
+mod outside;
 mod progress;
 mod soak;
 mod state;
@@ -28,7 +29,7 @@ use testbed::process::Folder;
 use tokio::sync::Semaphore;
 
 use self::progress::Progress;
-use self::soak::Soak;
+use self::soak::{Soak, SoakFault};
 use self::state::{Outcome, State};
 use self::torture::{
     Case, Fault, Kind, Part, Place, Reference, Setting, keep_panics, observe, run,
@@ -66,6 +67,12 @@ struct Arguments {
     /// Seed of the random faults of --soak
     #[arg(long, value_name = "NUMBER", requires = "soak")]
     seed: Option<u64>,
+    /// Inject only this fault in a soak; repeatable. Without it, a soak has all but move-clock and upgrade
+    #[arg(long = "soak-fault", value_name = "FAULT", requires = "soak")]
+    soak_faults: Vec<SoakFault>,
+    /// Another build of the operator, for --soak-fault upgrade
+    #[arg(long, value_name = "FILE", required_if_eq("soak_faults", "upgrade"))]
+    other_program: Option<PathBuf>,
     /// Operator to strike instead of the one that cargo builds
     #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
     program: PathBuf,
@@ -162,6 +169,8 @@ fn main() -> ExitCode {
             time: Duration::from_secs(seconds),
             seed: arguments.seed.unwrap_or_else(rand::random),
             program: campaign.program.clone(),
+            other_program: arguments.other_program,
+            faults: SoakFault::or_default(arguments.soak_faults),
             folder,
         };
         return match soak::soak(&soak, &references) {

@@ -1,7 +1,6 @@
 //! Soak: every workload again and again beside two replicas, with random faults.
 //!
-//! The first half kills and freezes replicas too. In the second half no process ends. The replicas rest after each half,
-//! so that a leak shows.
+//! Some faults end processes: the first half alone has them. The replicas rest after each half, so that a leak shows.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,15 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use http::StatusCode;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, ResourceExt as _};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
 use testbed::aws::{self, Aws};
 use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Times};
+use testbed::receiver::{Receiver, Reply};
 use testbed::usage::Memory;
+use testbed::wait::until;
 use tokio::time::sleep;
 
-use crate::support::{Bed, Operator, Settings, series};
+use crate::outside::{Clock, ReplacedCrd, Starved, damage};
+use crate::support::{Bed, Operator, SOON, Settings, series};
 use crate::torture::{
     Answer, FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for,
     run_beside, writes,
@@ -50,11 +57,69 @@ const OF_REPLICAS: [&str; 6] = [
     "--aws-consistency-window=1s",
 ];
 
+/// Fault of a soak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SoakFault {
+    /// The apiserver rejects writes of a replica
+    Reject,
+    /// Writes of a replica are applied, but their answers are lost
+    LoseAnswers,
+    /// A replica may not list or watch a resource
+    Forbid,
+    /// The watches of a resource end, break in the middle of an event, or are answered 410
+    EndWatches,
+    /// The watches of a resource show nothing
+    FreezeWatches,
+    /// A replica cannot reach the apiserver
+    Disconnect,
+    /// AWS answers Throttling
+    Throttle,
+    /// A child of a workload is changed
+    Damage,
+    /// The receivers of notifications reject everything, or cannot be reached
+    FailReceivers,
+    /// A CRD is replaced by an older or a newer one
+    ReplaceCrd,
+    /// API priority and fairness rejects every request of the operator
+    Starve,
+    /// A replica is killed
+    Kill,
+    /// A replica is stopped, and continues
+    Freeze,
+    /// A replica's clock is an hour ahead (needs Debian's package faketime)
+    MoveClock,
+    /// A replica is replaced by the program of --other-program, and back
+    Upgrade,
+}
+
+impl SoakFault {
+    /// Returns these faults; if there are none, all that need nothing else.
+    pub fn or_default(faults: Vec<Self>) -> Vec<Self> {
+        if !faults.is_empty() {
+            return faults;
+        }
+        let mut all = Self::value_variants().to_vec();
+        all.retain(|fault| !matches!(fault, Self::MoveClock | Self::Upgrade));
+        all
+    }
+
+    /// Returns whether a replica can end, or lose its Lease, because of the fault.
+    fn ends_processes(self) -> bool {
+        matches!(
+            self,
+            Self::Starve | Self::Kill | Self::Freeze | Self::MoveClock | Self::Upgrade
+        )
+    }
+}
+
 /// Settings of a soak.
 pub struct Soak {
     pub time: Duration,
     pub seed: u64,
     pub program: PathBuf,
+    /// Another build of the operator, for [`SoakFault::Upgrade`].
+    pub other_program: Option<PathBuf>,
+    pub faults: Vec<SoakFault>,
     /// Folder of the samples.
     pub folder: PathBuf,
 }
@@ -63,8 +128,8 @@ pub struct Soak {
 struct Shared {
     began: Instant,
     time: Duration,
-    /// True if the faults include kills and freezes of processes.
-    kills_processes: bool,
+    /// The faults of this half.
+    faults: Vec<SoakFault>,
     /// Number of processes that were killed or frozen, or ended because they lost the Lease.
     kills: AtomicUsize,
     failed: AtomicBool,
@@ -90,7 +155,22 @@ struct Sample {
 struct Replicas {
     running: Vec<Operator>,
     proxies: Vec<Proxy>,
+    clocks: Vec<Clock>,
+    bed: Bed,
     aws: Aws,
+    /// The receivers of the workloads.
+    receivers: Vec<Receiver>,
+    other_program: Option<PathBuf>,
+    /// The last address of each replica's metrics.
+    addresses: [String; 2],
+    /// File with these addresses for a Prometheus server, while the soak runs.
+    targets: PathBuf,
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.targets);
+    }
 }
 
 /// Plays until the time is over. The result is an error if the oracle of a workload finds a fault of the operator, or a
@@ -106,35 +186,39 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
         .build()
         .unwrap();
     let began = Instant::now();
-    let mut replicas = runtime.block_on(Replicas::start(soak));
+    let mut replicas = runtime.block_on(Replicas::start(soak, references.len()));
     let mut random = StdRng::seed_from_u64(soak.seed);
     let (mut samples, mut at_rest, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-    for kills_processes in [true, false] {
+    for may_end_processes in [true, false] {
+        let mut faults = soak.faults.clone();
+        faults.retain(|fault| may_end_processes || !fault.ends_processes());
         let shared = Shared {
             began: Instant::now(),
             time: soak.time / 2,
-            kills_processes,
+            faults,
             kills: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
+        let receivers = replicas.receivers.clone();
         thread::scope(|scope| {
             let players: Vec<_> = references
                 .iter()
-                .map(|(kind, reference)| {
+                .zip(&receivers)
+                .map(|((kind, reference), receiver)| {
                     let (shared, proxies, aws) = (&shared, &proxies, &aws);
-                    scope.spawn(move || play(*kind, reference, proxies, aws, shared))
+                    scope.spawn(move || play(*kind, reference, receiver, proxies, aws, shared))
                 })
                 .collect();
             let are_playing = || players.iter().any(|player| !player.is_finished());
-            let harm = replicas.harm(&shared, &mut random, began, are_playing);
-            samples.extend(runtime.block_on(harm));
+            let disturb = replicas.disturb(&shared, &mut random, began, are_playing);
+            samples.extend(runtime.block_on(disturb));
             let played = players.into_iter().map(|player| player.join().unwrap());
             problems.extend(played.filter_map(Result::err));
         });
         let kills = shared.kills.load(Ordering::Relaxed);
         println!("{kills} kills");
-        if kills > 0 && !kills_processes {
+        if kills > 0 && !may_end_processes {
             problems.push(format!("{kills} processes ended without a kill"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
@@ -171,6 +255,7 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
 fn play(
     kind: Kind,
     reference: &Reference,
+    receiver: &Receiver,
     proxies: &[Proxy],
     aws: &Aws,
     shared: &Shared,
@@ -180,7 +265,9 @@ fn play(
     while played.is_ok() && !shared.is_over() {
         let before = shared.kills.load(Ordering::Relaxed);
         let kills = || shared.kills.load(Ordering::Relaxed) - before;
-        played = crate::block_on(run_beside(kind, proxies, aws, &kills, reference));
+        receiver.forget();
+        let round = run_beside(kind, receiver, proxies, aws, &kills, reference);
+        played = crate::block_on(round);
         rounds += 1;
     }
     let played = played.map_err(|error| format!("{kind}, round {rounds}: {error}"));
@@ -195,10 +282,10 @@ fn play(
 }
 
 impl Replicas {
-    async fn start(soak: &Soak) -> Self {
+    async fn start(soak: &Soak, receivers: usize) -> Self {
         let bed = Bed::shared("soak").await;
         let aws = lease_aws().await;
-        let (mut running, mut proxies) = (Vec::new(), Vec::new());
+        let (mut running, mut proxies, mut clocks) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..2 {
             let (proxy, file) = bed.through_proxy().await;
             let settings = FLAGS
@@ -207,19 +294,30 @@ impl Replicas {
                 .fold(Settings::default().whole_cluster(), Settings::flag);
             let mut settings = settings.aws(&aws).kubeconfig(file);
             settings.program = Some(soak.program.clone());
+            if soak.faults.contains(&SoakFault::MoveClock) {
+                let clock = Clock::new();
+                settings.env.extend(clock.env());
+                clocks.push(clock);
+            }
             running.push(Operator::start(&bed, settings).await);
             proxies.push(proxy);
         }
         Self {
             running,
             proxies,
+            clocks,
+            bed,
             aws,
+            receivers: (0..receivers).map(|_| Receiver::start().unwrap()).collect(),
+            other_program: soak.other_program.clone(),
+            addresses: Default::default(),
+            targets: soak.folder.join("targets.json"),
         }
     }
 
     /// Strikes with one random fault after the other while threads `are_playing` the workloads. Restarts replicas that
     /// end, as the kubelet does, and samples their resources.
-    async fn harm(
+    async fn disturb(
         &mut self,
         shared: &Shared,
         random: &mut StdRng,
@@ -253,52 +351,109 @@ impl Replicas {
         let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
         let resource = *RESOURCES.choose(random).unwrap();
         let watches = Match::watch(resource);
-        let answer = *Answer::ALL.choose(random).unwrap();
-        let kinds = if shared.kills_processes { 10 } else { 8 };
-        let order = match random.random_range(0..kinds) {
-            0 => Some(proxy.inject(writes(), Times::Always, answer.of_apiserver())),
-            1 => {
-                let writes = writes().resource(resource);
-                Some(proxy.inject(writes, Times::Always, answer.of_apiserver()))
+        // The second half may have none.
+        let Some(&fault) = shared.faults.choose(random) else {
+            return;
+        };
+        if fault.ends_processes() {
+            shared.kills.fetch_add(1, Ordering::Relaxed);
+        }
+        match fault {
+            SoakFault::Reject => {
+                let answer = Answer::ALL.choose(random).unwrap().of_apiserver();
+                let writes = if random.random_bool(0.5) {
+                    writes()
+                } else {
+                    writes().resource(resource)
+                };
+                let order = proxy.inject(writes, Times::Always, answer);
+                sleep(lasting).await;
+                order.take_back();
             }
-            2 => Some(proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut))),
-            3 => Some(proxy.forbid(&Match::watches_and_lists(resource))),
-            4 => {
+            SoakFault::LoseAnswers => {
+                let order = proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut));
+                sleep(lasting).await;
+                order.take_back();
+            }
+            SoakFault::Forbid => {
+                let order = proxy.forbid(&Match::watches_and_lists(resource));
+                sleep(lasting).await;
+                order.take_back();
+            }
+            SoakFault::EndWatches => {
                 let endings = [Ending::Clean, Ending::MidEvent, Ending::Gone];
                 proxy.end_watches(&watches, *endings.choose(random).unwrap());
-                None
             }
-            5 => Some(proxy.freeze_running(watches)),
-            6 => {
-                let throttled = aws::Fault::Throttled;
-                Some(self.aws.fault(aws::On::all(), Times::Always, throttled))
+            SoakFault::FreezeWatches => {
+                let order = proxy.freeze_running(watches);
+                sleep(lasting).await;
+                order.take_back();
             }
-            7 => {
+            SoakFault::Disconnect => {
                 // The renewal of the Lease survives it.
                 proxy.refuse().await.unwrap();
                 sleep(lasting.min(Duration::from_secs(2))).await;
                 proxy.accept().await.unwrap();
-                None
             }
-            8 => {
-                shared.kills.fetch_add(1, Ordering::Relaxed);
+            SoakFault::Throttle => {
+                let throttled = aws::Fault::Throttled;
+                let order = self.aws.fault(aws::On::all(), Times::Always, throttled);
+                sleep(lasting).await;
+                order.take_back();
+            }
+            SoakFault::FailReceivers => {
+                let code = *RECEIVERS_ANSWER.choose(random).unwrap();
+                for receiver in &self.receivers {
+                    match code {
+                        Some(code) => receiver.always(Reply::status(code)),
+                        None => receiver.refuse().await.unwrap(),
+                    }
+                }
+                sleep(lasting).await;
+                for receiver in &self.receivers {
+                    match code {
+                        Some(_) => receiver.behave(),
+                        None => receiver.accept().await.unwrap(),
+                    }
+                }
+            }
+            SoakFault::Damage => damage(&self.bed, random).await,
+            SoakFault::ReplaceCrd => {
+                let replaced = ReplacedCrd::random(&self.bed, random).await;
+                sleep(lasting).await;
+                replaced.restore().await;
+            }
+            SoakFault::Starve => {
+                let starved = Starved::begin(&self.bed).await;
+                sleep(lasting).await;
+                starved.end().await;
+            }
+            SoakFault::Kill => {
                 replica.kill();
                 sleep(lasting).await;
                 replica.restart();
-                None
             }
-            _ => {
+            SoakFault::Freeze => {
                 // Longer than the Lease lasts, in half of the cases.
-                shared.kills.fetch_add(1, Ordering::Relaxed);
                 replica.child().freeze().unwrap();
                 sleep(lasting * 2).await;
                 replica.child().thaw().unwrap();
-                None
             }
-        };
-        if let Some(order) = order {
-            sleep(lasting).await;
-            order.take_back();
+            SoakFault::MoveClock => {
+                self.clocks[at].move_by("+3600");
+                sleep(lasting * 2).await;
+                self.clocks[at].move_by("+0");
+            }
+            SoakFault::Upgrade => {
+                let other = self.other_program.clone().unwrap();
+                let program = replica.replace_program(other);
+                replica.kill();
+                replica.restart();
+                sleep(lasting * 2).await;
+                replica.replace_program(program);
+                replica.kill();
+                replica.restart();
+            }
         }
     }
 
@@ -309,24 +464,51 @@ impl Replicas {
             let Ok(metrics) = operator.try_metrics().await else {
                 continue;
             };
+            self.addresses[replica] = operator.address("--metrics-bind-address").unwrap();
+            // Another build may have other metrics.
+            let Some(tasks) = series(&metrics, "tokio_alive_tasks") else {
+                continue;
+            };
             samples.push(Sample {
                 at: began.elapsed(),
                 replica,
                 memory: Memory::of(operator.child().id()).unwrap().anonymous,
                 files: series(&metrics, "process_open_fds").unwrap(),
-                tasks: series(&metrics, "tokio_alive_tasks").unwrap(),
+                tasks,
             });
         }
+        let targets = self.addresses.iter().enumerate();
+        let targets = targets.map(|(replica, address)| {
+            json!({ "targets": [address], "labels": { "instance": format!("replica-{replica}") } })
+        });
+        // A reader sees all of the file.
+        let part = self.targets.with_extension("part");
+        std::fs::write(&part, json!(targets.collect::<Vec<_>>()).to_string()).unwrap();
+        std::fs::rename(part, &self.targets).unwrap();
         samples
     }
 
-    /// Waits until the replicas have written nothing for [`REST`] and closed their unused connections; returns what is
-    /// wrong.
-    async fn rest(&self) -> Option<String> {
+    /// Waits until the namespaces of the rounds are gone, and the replicas have written nothing for [`REST`] and closed
+    /// their unused connections; returns what is wrong.
+    async fn rest(&self) -> Vec<String> {
+        let namespaces: Api<Namespace> = Api::all(self.bed.client.clone());
+        let gone = until("the namespaces of the rounds are gone", SOON, async || {
+            let mut left = namespaces
+                .list_metadata(&kube::api::ListParams::default())
+                .await?
+                .items;
+            left.retain(|it| {
+                it.name_any().starts_with("soak-") && it.name_any() != self.bed.namespace
+            });
+            anyhow::ensure!(left.is_empty(), "{} are left", left.len());
+            Ok(Some(()))
+        })
+        .await;
         let last = || self.proxies.iter().filter_map(last_write).max();
         let rests = rests_for(REST, last).await;
         sleep(IDLE).await;
-        rests.err().map(|error| format!("{error:#}"))
+        let found = [gone, rests].into_iter().filter_map(Result::err);
+        found.map(|error| format!("{error:#}")).collect()
     }
 
     /// Returns writes to objects of nobody's workload.
@@ -358,6 +540,14 @@ const RESOURCES: [&str; 12] = [
     "services",
     "trackedfields",
     "trackedfieldsets",
+];
+
+/// Answers of receivers that fail; `None` is a connection that is refused.
+const RECEIVERS_ANSWER: [Option<StatusCode>; 4] = [
+    Some(StatusCode::INTERNAL_SERVER_ERROR),
+    Some(StatusCode::SERVICE_UNAVAILABLE),
+    Some(StatusCode::TOO_MANY_REQUESTS),
+    None,
 ];
 
 /// Returns the samples as a table of comma-separated values.

@@ -236,6 +236,11 @@ impl Operator {
         );
     }
 
+    /// Sets the program of the next restart, and returns the current one.
+    pub fn replace_program(&mut self, program: PathBuf) -> PathBuf {
+        std::mem::replace(&mut self.program, program)
+    }
+
     /// Waits until this replica leads.
     pub async fn leads(&self) {
         let is_leading = |line: &str| {

@@ -444,10 +444,11 @@ pub async fn run(
     Ok(report)
 }
 
-/// Plays the workload of a kind once, beside operators behind these proxies that others start and harm. `kills` counts
-/// their kills since the start of this run.
+/// Plays the workload of a kind once, beside operators behind these proxies that others start and harm. They send to
+/// `receiver`. `kills` counts their kills since the start of this run.
 pub async fn run_beside(
     kind: Kind,
+    receiver: &Receiver,
     proxies: &[Proxy],
     aws: &Aws,
     kills: &(dyn Fn() -> usize + Sync),
@@ -457,7 +458,7 @@ pub async fn run_beside(
         kind,
         cases: Vec::new(),
         bed: Bed::shared(&format!("soak-{}", kind.short())).await,
-        receiver: Receiver::start().unwrap(),
+        receiver: receiver.clone(),
         aws: kind.calls_aws().then(|| aws.clone()),
         proxies: proxies.to_vec(),
         strikes: Vec::new(),
