@@ -348,6 +348,15 @@ impl ControlPlane {
         self.apiserver_ready().await
     }
 
+    /// Sets whether etcd behaves as if its space were exhausted: it deletes and reads, but rejects every other write.
+    ///
+    /// # Errors
+    ///
+    /// etcd does not answer.
+    pub async fn set_etcd_full(&self, is_full: bool) -> Result<()> {
+        self.servers.set_etcd_full(is_full).await
+    }
+
     /// Stops every server and keeps the stored data.
     ///
     /// # Errors

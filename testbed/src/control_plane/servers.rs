@@ -6,7 +6,11 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
 use uuid::Uuid;
 
 use super::audit;
@@ -136,6 +140,18 @@ impl Servers {
             .arg(format!("--initial-cluster=default={peer}"))
             .args(["--unsafe-no-fsync", "--log-level=warn"])
             .spawn(self.file("etcd.log"))
+    }
+
+    /// Activates or deactivates the alarm that etcd raises when its quota is exhausted.
+    pub(super) async fn set_etcd_full(&self, is_full: bool) -> Result<()> {
+        let action = if is_full { "ACTIVATE" } else { "DEACTIVATE" };
+        let alarm = serde_json::json!({ "action": action, "alarm": "NOSPACE" }).to_string();
+        let url = format!("{}/v3/maintenance/alarm", local(self.ports.etcd));
+        let request = http::Request::post(url).body(Full::new(Bytes::from(alarm)))?;
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let status = client.request(request).await?.status();
+        ensure!(status.is_success(), "etcd answers {status}");
+        Ok(())
     }
 
     pub(super) fn apiserver(&self) -> Result<Child> {

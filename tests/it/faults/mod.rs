@@ -19,6 +19,7 @@ mod apiserver;
 mod campaign;
 mod deliveries;
 mod flood;
+mod full_etcd;
 mod hanging;
 mod kills;
 mod ledger;
