@@ -38,7 +38,7 @@ const ROWS: [&str; 17] = [
 ];
 
 /// The rows of `growth`, which are measured only on request.
-const GROWTH: [&str; 3] = ["fields", "syncs", "services"];
+const GROWTH: [&str; 4] = ["fields", "syncs", "services", "ingresses"];
 
 const USAGE: &str = "cargo bench -- [--strict] [growth | ROW ...]";
 
@@ -93,6 +93,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "fields" => rows::growth::fields(program).await,
             "syncs" => rows::growth::copies(program).await,
             "services" => rows::growth::apps(program).await,
+            "ingresses" => rows::growth::ingresses(program).await,
             other => bail!("there is no row {other}"),
         }
     };

@@ -5,23 +5,34 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::api::ListParams;
+use qm_api::MyIngress;
+use qm_core::conditions;
 use serde_json::json;
+use testbed::Options;
+use testbed::aws::{Aws, SUBNETS};
 use testbed::control_plane::audit::Mark;
 use testbed::usage::{Memory, cpu_seconds};
+use testbed::wait::until;
 
 use super::replicas::{first_message, lease_left, standby};
 use super::rest::{requests, restart};
 use super::{apps, copies};
 use crate::floor::Floor;
-use crate::line::Line;
+use crate::line::{Line, Sample};
 use crate::stage::{AT_ONCE, PATIENCE, RATE, SETTLE, Sender, Stage, leading, settings};
 use crate::support::{Bed, Operator, Settings};
 
 const FIELDS: [usize; 3] = [100, 1_000, 10_000];
 const SYNCS: [usize; 3] = [100, 1_000, 5_000];
 const APPS: [usize; 3] = [100, 500, 2_000];
+const INGRESSES: [usize; 3] = [50, 200, 500];
+/// Edits of `MyIngress`es that are measured at each size. The operator spaces its calls of AWS.
+const EDITS: usize = 20;
+/// Longest time in which the operator creates a load balancer, if many wait.
+const PROVISIONED: Duration = Duration::from_secs(5);
 /// Changes that are measured at each size.
 const CHANGES: usize = 500;
 /// Syncs that copy into many namespaces, and the number of namespaces.
@@ -212,6 +223,69 @@ pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
             .await?;
     }
     Ok(growth.lines)
+}
+
+/// Measures `MyIngress`es, whose load balancers are in a stand-in for AWS.
+pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
+    let mut growth = Growth::new("MyIngresses", "myingress");
+    for count in INGRESSES {
+        let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
+        let aws = Aws::start().await?;
+        aws.provisioning(Duration::from_secs(1));
+        let settings = with_plain_metrics(program.clone()).aws(&aws);
+        let mut operator = leading(&bed, settings.clone()).await?;
+        let began = Instant::now();
+        stream::iter(0..count)
+            .for_each_concurrent(AT_ONCE, async |number| {
+                let spec = json!({ "spec": { "subnets": SUBNETS[..2] } });
+                bed.create::<MyIngress>(&format!("web-{number}"), spec)
+                    .await;
+            })
+            .await;
+        are_ready(&bed, count, PROVISIONED * u32::try_from(count)?).await?;
+        let created = began.elapsed().as_secs_f64();
+        growth.rest(count, &bed, settings, &mut operator).await?;
+        growth.line("created -> every one is ready", created, "s", f64::NAN);
+
+        let before = Costs::of(&bed, &operator, growth.controller).await?;
+        let calls = aws.calls().len();
+        let mut latencies = Vec::new();
+        for number in 0..EDITS {
+            let edited = Instant::now();
+            let spec = json!({ "spec": { "tags": { "edited": "yes" } } });
+            bed.patch::<MyIngress>(&format!("web-{number}"), spec).await;
+            until("the load balancer has the tag", PATIENCE, async || {
+                let tagged = aws.balancer(&format!("web-{number}-alb")).await?;
+                let tags = tagged.context("no load balancer")?.tags;
+                Ok(tags.contains_key("edited").then_some(()))
+            })
+            .await?;
+            latencies.push(edited.elapsed().as_secs_f64() * 1e3);
+        }
+        let latencies: Sample = latencies.into_iter().collect();
+        let calls = number(aws.calls().len() - calls) / number(EDITS);
+        growth.line("edit -> AWS, p50", latencies.p50(), "ms", f64::NAN);
+        growth.line("AWS requests a change", calls, "", f64::NAN);
+        growth.costs(before, &bed, &operator, EDITS).await?;
+    }
+    Ok(growth.lines)
+}
+
+/// Waits until all `MyIngress`es are ready.
+async fn are_ready(bed: &Bed, count: usize, patience: Duration) -> Result<()> {
+    let api = bed.api::<MyIngress>();
+    until(format!("{count} are ready"), patience, async || {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let objects = api.list(&ListParams::default()).await?.items;
+        let is_ready = |ingress: &&MyIngress| {
+            let conditions = ingress.status.as_ref().map(|it| &it.conditions[..]);
+            conditions::ready(conditions.unwrap_or_default()).is_some_and(|it| it.is_true())
+        };
+        let ready = objects.iter().filter(is_ready).count();
+        ensure!(ready == count, "{ready} are");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// Returns the settings of a user's installation, except that the metrics need no token.
