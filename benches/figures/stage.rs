@@ -71,6 +71,11 @@ impl Stage {
     /// Prepares everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
         let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
+        Self::on(bed, program, fields).await
+    }
+
+    /// Prepares a namespace as [`Stage::set`] does.
+    pub async fn on(bed: Bed, program: PathBuf, fields: usize) -> Result<Arc<Self>> {
         let receivers = (0..POINTS)
             .map(|_| Receiver::start())
             .collect::<Result<Vec<_>>>()?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::api::ListParams;
 use qm_api::MyIngress;
@@ -33,6 +34,8 @@ const INGRESSES: [usize; 3] = [50, 200, 500];
 const EDITS: usize = 20;
 /// Longest time in which the operator creates a load balancer, if many wait.
 const PROVISIONED: Duration = Duration::from_secs(5);
+/// Number of shards, and of `TrackedField`s in each: 50,000 in total.
+const SHARDS: (usize, usize) = (3, 16_667);
 /// Changes that are measured at each size.
 const CHANGES: usize = 500;
 /// Syncs that copy into many namespaces, and the number of namespaces.
@@ -81,6 +84,51 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
             growth.lines.push(failover);
         }
     }
+    Ok(growth.lines)
+}
+
+/// Measures operators that share one apiserver, each with a namespace of its own.
+pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
+    let (shards, count) = SHARDS;
+    let mut growth = Growth::new("TrackedFields in each of three shards", "trackedfield");
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
+    let (mut stages, mut operators) = (Vec::new(), Vec::new());
+    for shard in 0..shards {
+        let bed = Bed::on(bed.plane.clone(), "shard").await;
+        let stage = Stage::on(bed, program.clone(), count).await?;
+        let mut settings = with_plain_metrics(program.clone())
+            .flag(&format!("--leader-election-id=shard-{shard}"));
+        settings.whole_cluster = false;
+        let operator = leading(&stage.bed, settings.clone()).await?;
+        stage.delivered(count).await?;
+        stage.forget();
+        stages.push(stage);
+        operators.push((operator, settings));
+    }
+    for ((operator, settings), stage) in operators.iter_mut().zip(&stages) {
+        growth.smaller = None;
+        growth
+            .rest(count, &stage.bed, settings.clone(), operator)
+            .await?;
+    }
+    let before = Costs::of(&bed, &operators[0].0, growth.controller).await?;
+    let rate = RATE / u32::try_from(shards)?;
+    let measured = stages.iter().map(async |stage| {
+        let changes = stage.paced(count, rate, CHANGES).await;
+        stage.latencies(&changes, Sender::Operator).await
+    });
+    let latencies: Vec<Sample> = try_join_all(measured).await?;
+    let latencies = latencies
+        .into_iter()
+        .reduce(Sample::and)
+        .context("no shard")?;
+    growth.line("change -> receiver, p50", latencies.p50(), "ms", f64::NAN);
+    growth.line("change -> receiver, p99", latencies.p99(), "ms", f64::NAN);
+    tokio::time::sleep(SETTLE).await;
+    let sent = requests(&bed, before.mark).await?;
+    let sent = sent.iter().filter(|it| it.subject.resource != "leases");
+    let sent = number(sent.count()) / number(CHANGES * shards);
+    growth.line("requests a change", sent, "", f64::NAN);
     Ok(growth.lines)
 }
 
