@@ -62,6 +62,8 @@ const OF_REPLICAS: [&str; 6] = [
 pub enum SoakFault {
     /// The apiserver rejects writes of a replica
     Reject,
+    /// Writes of a replica take long, as behind a slow webhook
+    Delay,
     /// Writes of a replica are applied, but their answers are lost
     LoseAnswers,
     /// A replica may not list or watch a resource
@@ -367,6 +369,11 @@ impl Replicas {
                     writes().resource(resource)
                 };
                 let order = proxy.inject(writes, Times::Always, answer);
+                sleep(lasting).await;
+                order.take_back();
+            }
+            SoakFault::Delay => {
+                let order = proxy.inject(writes(), Times::Always, Fault::Delay(lasting));
                 sleep(lasting).await;
                 order.take_back();
             }
