@@ -294,7 +294,11 @@ impl Replicas {
                 .into_iter()
                 .chain(OF_REPLICAS)
                 .fold(Settings::default().whole_cluster(), Settings::flag);
-            let mut settings = settings.aws(&aws).kubeconfig(file);
+            let mut settings = settings
+                .aws(&aws)
+                .kubeconfig(file)
+                // As in the image.
+                .env("MALLOC_ARENA_MAX", "1");
             settings.program = Some(soak.program.clone());
             if soak.faults.contains(&SoakFault::MoveClock) {
                 let clock = Clock::new();

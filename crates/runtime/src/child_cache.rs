@@ -17,8 +17,8 @@ use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
 /// Maximum number of deleted children that the cache remembers until they are created again. Beyond that, the cache
-/// forgets all of them.
-const MAX_EXTERNAL_DELETIONS: usize = 10_000;
+/// forgets all of them. Most are never created again: their owners were deleted first, or another replica creates them.
+const MAX_EXTERNAL_DELETIONS: usize = 1_000;
 
 /// Cache of the children of one kind.
 pub struct ChildCache<S> {
