@@ -76,7 +76,7 @@ pub enum SoakFault {
     Disconnect,
     /// AWS answers Throttling
     Throttle,
-    /// A child of a workload is changed
+    /// A child of an app is changed
     Damage,
     /// The receivers of notifications reject everything, or cannot be reached
     FailReceivers,
