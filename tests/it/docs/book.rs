@@ -140,7 +140,9 @@ fn terminals() -> Vec<Terminal> {
 #[test]
 fn every_picture_has_a_source_and_is_on_a_page() {
     let mut sources = names("docs/images/src", "mmd");
-    sources.extend(names("docs/images/src", "csv"));
+    for extension in ["csv", "json"] {
+        sources.extend(names("docs/images/src", extension));
+    }
     sources.extend(terminals().into_iter().map(|it| it.name));
     let pictures = names("docs/images", "svg");
     assert_eq!(pictures, sources, "run make pictures");
