@@ -71,7 +71,12 @@ struct Arguments {
     #[arg(long = "soak-fault", value_name = "FAULT", requires = "soak")]
     soak_faults: Vec<SoakFault>,
     /// Another build of the operator, for --soak-fault upgrade
-    #[arg(long, value_name = "FILE", required_if_eq("soak_faults", "upgrade"))]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "soak",
+        required_if_eq("soak_faults", "upgrade")
+    )]
     other_program: Option<PathBuf>,
     /// Operator to strike instead of the one that cargo builds
     #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
@@ -104,8 +109,14 @@ fn main() -> ExitCode {
     let build = state::digest(&[&arguments.program, &harness]).unwrap();
     // A copy, because a campaign lasts longer than cargo leaves the program as it is.
     let program = Folder::new().unwrap();
-    let copy = program.path().join("quartermaster");
-    std::fs::copy(&arguments.program, &copy).unwrap();
+    let copied = |file: &Path, name: &str| {
+        let copy = program.path().join(name);
+        std::fs::copy(file, &copy).unwrap();
+        copy
+    };
+    let copy = copied(&arguments.program, "quartermaster");
+    let other_program = arguments.other_program.as_deref();
+    let other_program = other_program.map(|file| copied(file, "other"));
     let state = State::open(&folder.join("state"), build, arguments.fresh).unwrap();
     let campaign = Campaign {
         rest: Duration::from_secs(arguments.rest),
@@ -169,7 +180,7 @@ fn main() -> ExitCode {
             time: Duration::from_secs(seconds),
             seed: arguments.seed.unwrap_or_else(rand::random),
             program: campaign.program.clone(),
-            other_program: arguments.other_program,
+            other_program,
             faults: SoakFault::or_default(arguments.soak_faults),
             folder,
         };

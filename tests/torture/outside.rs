@@ -26,8 +26,8 @@ use testbed::wait::until;
 
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
-/// Changes a random child of an app, as its workload itself does later. A copy is no such child: the operator does not
-/// correct it while its source is missing.
+/// Changes the Service, Ingress or autoscaler of a random `AppService`, or the Pod of a random `MyApp`. (A copy would not
+/// be corrected while its source is missing.)
 pub async fn damage(bed: &Bed, random: &mut StdRng) {
     let port = json!([{ "name": "http", "port": 80, "targetPort": 666 }]);
     let damages = [
@@ -65,14 +65,16 @@ pub async fn damage(bed: &Bed, random: &mut StdRng) {
         let namespace = child.namespace().unwrap();
         let children: Api<DynamicObject> =
             Api::namespaced_with(bed.client.clone(), &namespace, resource);
-        // The workload may have deleted it.
-        let _ = children
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await;
+        let params = PatchParams::default();
+        match children.patch(name, &params, &Patch::Merge(patch)).await {
+            // The workload has deleted the child meanwhile.
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            patched => drop(patched.unwrap()),
+        }
     }
 }
 
-/// The library that moves a clock, of Debian's package faketime.
+/// The library that moves a clock, of Debian's package faketime for amd64.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// Clock of a process, which [`Clock::move_by`] moves. The monotonic clock stays as it is.
@@ -84,7 +86,7 @@ impl Clock {
     pub fn new() -> Self {
         assert!(
             Path::new(FAKETIME).exists(),
-            "{FAKETIME} is missing: install the package faketime"
+            "{FAKETIME} is missing: install Debian's package faketime, on amd64"
         );
         let clock = Self {
             folder: Folder::new().unwrap(),
@@ -109,7 +111,10 @@ impl Clock {
 
     /// Moves the clock by an offset such as `+3600`, in seconds, within a second.
     pub fn move_by(&self, offset: &str) {
-        std::fs::write(self.file(), offset).unwrap();
+        // A reader sees all of the file.
+        let part = self.file().with_extension("part");
+        std::fs::write(&part, offset).unwrap();
+        std::fs::rename(part, self.file()).unwrap();
     }
 
     fn file(&self) -> PathBuf {
@@ -117,12 +122,12 @@ impl Clock {
     }
 }
 
-/// Properties of statuses that the operator derives from other objects, so an older CRD may lack them for a while.
-const DERIVED: [(&str, &str); 4] = [
+/// Properties of statuses that the operator computes anew, so an older CRD may lack them for a while. `alb` of a
+/// `MyIngress` is none: it records which tags the operator manages.
+const DERIVED: [(&str, &str); 3] = [
     ("AppService", "clusterIP"),
     ("ConfigMapSync", "copies"),
     ("MyApp", "podName"),
-    ("MyIngress", "alb"),
 ];
 
 /// A CRD that another one has replaced.
@@ -132,8 +137,8 @@ pub struct ReplacedCrd {
 }
 
 impl ReplacedCrd {
-    /// Replaces a random CRD by an older or a newer one. The newer one has another property. The older one lacks one of
-    /// [`DERIVED`].
+    /// Replaces a random CRD by an older or a newer one. The newer one has another property. The older one lacks the
+    /// property of its kind in [`DERIVED`], if there is one.
     pub async fn random(bed: &Bed, random: &mut StdRng) -> Self {
         let shipped = quartermaster::controllers::crds()
             .choose(random)

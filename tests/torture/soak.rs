@@ -1,6 +1,6 @@
 //! Soak: every workload again and again beside two replicas, with random faults.
 //!
-//! Some faults end processes: the first half alone has them. The replicas rest after each half, so that a leak shows.
+//! Only the first half has faults that may end a process. The replicas rest after each half, so that a leak shows.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -95,7 +95,7 @@ pub enum SoakFault {
 }
 
 impl SoakFault {
-    /// Returns these faults; if there are none, all that need nothing else.
+    /// Returns `faults`, or, if it is empty, every fault that needs no further program or package.
     pub fn or_default(faults: Vec<Self>) -> Vec<Self> {
         if !faults.is_empty() {
             return faults;
@@ -132,8 +132,9 @@ struct Shared {
     time: Duration,
     /// The faults of this half.
     faults: Vec<SoakFault>,
-    /// Number of processes that were killed or frozen, or ended because they lost the Lease.
-    kills: AtomicUsize,
+    /// Number of faults that can end a process, and of processes that ended because they lost the Lease. Each permits
+    /// one repeated message.
+    interruptions: AtomicUsize,
     failed: AtomicBool,
 }
 
@@ -189,16 +190,17 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
         .unwrap();
     let began = Instant::now();
     let mut replicas = runtime.block_on(Replicas::start(soak, references.len()));
-    let mut random = StdRng::seed_from_u64(soak.seed);
+    let mut seeds = StdRng::seed_from_u64(soak.seed);
     let (mut samples, mut at_rest, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for may_end_processes in [true, false] {
+        let mut random = StdRng::seed_from_u64(seeds.random());
         let mut faults = soak.faults.clone();
         faults.retain(|fault| may_end_processes || !fault.ends_processes());
         let shared = Shared {
             began: Instant::now(),
             time: soak.time / 2,
             faults,
-            kills: AtomicUsize::new(0),
+            interruptions: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
@@ -218,10 +220,10 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             let played = players.into_iter().map(|player| player.join().unwrap());
             problems.extend(played.filter_map(Result::err));
         });
-        let kills = shared.kills.load(Ordering::Relaxed);
-        println!("{kills} kills");
-        if kills > 0 && !may_end_processes {
-            problems.push(format!("{kills} processes ended without a kill"));
+        let interruptions = shared.interruptions.load(Ordering::Relaxed);
+        println!("{interruptions} interruptions");
+        if interruptions > 0 && !may_end_processes {
+            problems.push(format!("{interruptions} processes ended by themselves"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
         at_rest.extend(runtime.block_on(replicas.sample(began)));
@@ -265,8 +267,8 @@ fn play(
     let mut rounds = 0;
     let mut played = Ok(());
     while played.is_ok() && !shared.is_over() {
-        let before = shared.kills.load(Ordering::Relaxed);
-        let kills = || shared.kills.load(Ordering::Relaxed) - before;
+        let before = shared.interruptions.load(Ordering::Relaxed);
+        let kills = || shared.interruptions.load(Ordering::Relaxed) - before;
         receiver.forget();
         let round = run_beside(kind, receiver, proxies, aws, &kills, reference);
         played = crate::block_on(round);
@@ -338,7 +340,7 @@ impl Replicas {
             sleep(PAUSE.mul_f64(random.random_range(0.1..1.0))).await;
             for replica in &mut self.running {
                 if replica.child().ended().unwrap().is_some() {
-                    shared.kills.fetch_add(1, Ordering::Relaxed);
+                    shared.interruptions.fetch_add(1, Ordering::Relaxed);
                     replica.restart();
                 }
             }
@@ -362,7 +364,7 @@ impl Replicas {
             return;
         };
         if fault.ends_processes() {
-            shared.kills.fetch_add(1, Ordering::Relaxed);
+            shared.interruptions.fetch_add(1, Ordering::Relaxed);
         }
         match fault {
             SoakFault::Reject => {
@@ -428,7 +430,11 @@ impl Replicas {
                     }
                 }
             }
-            SoakFault::Damage => damage(&self.bed, random).await,
+            SoakFault::Damage => {
+                // Takes more random numbers if there are children.
+                let mut random = StdRng::seed_from_u64(random.random());
+                damage(&self.bed, &mut random).await;
+            }
             SoakFault::ReplaceCrd => {
                 let replaced = ReplacedCrd::random(&self.bed, random).await;
                 sleep(lasting).await;
@@ -446,9 +452,11 @@ impl Replicas {
             }
             SoakFault::Freeze => {
                 // Longer than the Lease lasts, in half of the cases.
-                replica.child().freeze().unwrap();
-                sleep(lasting * 2).await;
-                replica.child().thaw().unwrap();
+                // The replica may have just ended, because it lost the Lease.
+                if replica.child().freeze().is_ok() {
+                    sleep(lasting * 2).await;
+                    replica.child().thaw().unwrap();
+                }
             }
             SoakFault::MoveClock => {
                 self.clocks[at].move_by("+3600");
@@ -461,7 +469,11 @@ impl Replicas {
                 replica.kill();
                 replica.restart();
                 sleep(lasting * 2).await;
+                let ended = replica.child().ended().unwrap();
+                assert!(ended.is_none(), "the other build ended: {ended:?}");
                 replica.replace_program(program);
+                // Perhaps in another round than the first kill.
+                shared.interruptions.fetch_add(1, Ordering::Relaxed);
                 replica.kill();
                 replica.restart();
             }
@@ -477,14 +489,17 @@ impl Replicas {
             };
             self.addresses[replica] = operator.address("--metrics-bind-address").unwrap();
             // Another build may have other metrics.
-            let Some(tasks) = series(&metrics, "tokio_alive_tasks") else {
+            let (Some(files), Some(tasks)) = (
+                series(&metrics, "process_open_fds"),
+                series(&metrics, "tokio_alive_tasks"),
+            ) else {
                 continue;
             };
             samples.push(Sample {
                 at: began.elapsed(),
                 replica,
                 memory: Memory::of(operator.child().id()).unwrap().anonymous,
-                files: series(&metrics, "process_open_fds").unwrap(),
+                files,
                 tasks,
             });
         }

@@ -444,8 +444,8 @@ pub async fn run(
     Ok(report)
 }
 
-/// Plays the workload of a kind once, beside operators behind these proxies that others start and harm. They send to
-/// `receiver`. `kills` counts their kills since the start of this run.
+/// Plays the workload of a kind once. Others start the operators behind these proxies, and disturb them. `receiver` gets
+/// the notifications of the workload. `kills` returns the number of kills since the start of this run.
 pub async fn run_beside(
     kind: Kind,
     receiver: &Receiver,
