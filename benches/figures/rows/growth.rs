@@ -34,8 +34,13 @@ const INGRESSES: [usize; 3] = [50, 200, 500];
 const EDITS: usize = 20;
 /// Longest time in which the operator creates a load balancer, if many wait.
 const PROVISIONED: Duration = Duration::from_secs(5);
-/// Number of shards, and of `TrackedField`s in each: 50,000 in total.
-const SHARDS: (usize, usize) = (3, 16_667);
+const SHARDS: [&str; 3] = [
+    "TrackedFields in shard 1",
+    "TrackedFields in shard 2",
+    "TrackedFields in shard 3",
+];
+/// Number of `TrackedField`s in each shard: 50,000 in total.
+const FIELDS_OF_SHARD: usize = 16_667;
 /// Changes that are measured at each size.
 const CHANGES: usize = 500;
 /// Syncs that copy into many namespaces, and the number of namespaces.
@@ -89,47 +94,50 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
 
 /// Measures operators that share one apiserver, each with a namespace of its own.
 pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
-    let (shards, count) = SHARDS;
-    let mut growth = Growth::new("TrackedFields in each of three shards", "trackedfield");
     let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
-    let (mut stages, mut operators) = (Vec::new(), Vec::new());
-    for shard in 0..shards {
+    let mut shards = Vec::new();
+    for number in 0..SHARDS.len() {
         let bed = Bed::on(bed.plane.clone(), "shard").await;
-        let stage = Stage::on(bed, program.clone(), count).await?;
+        let stage = Stage::on(bed, program.clone(), FIELDS_OF_SHARD).await?;
         let mut settings = with_plain_metrics(program.clone())
-            .flag(&format!("--leader-election-id=shard-{shard}"));
+            .flag(&format!("--leader-election-id=shard-{number}"));
         settings.whole_cluster = false;
         let operator = leading(&stage.bed, settings.clone()).await?;
-        stage.delivered(count).await?;
+        stage.delivered(FIELDS_OF_SHARD).await?;
         stage.forget();
-        stages.push(stage);
-        operators.push((operator, settings));
+        shards.push((stage, settings, operator));
     }
-    for ((operator, settings), stage) in operators.iter_mut().zip(&stages) {
-        growth.smaller = None;
+    let mut lines = Vec::new();
+    for ((stage, settings, operator), kind) in shards.iter_mut().zip(SHARDS) {
+        let mut growth = Growth::new(kind, "trackedfield");
+        let (bed, settings) = (&stage.bed, settings.clone());
         growth
-            .rest(count, &stage.bed, settings.clone(), operator)
+            .rest(FIELDS_OF_SHARD, bed, settings, operator)
             .await?;
+        lines.extend(growth.lines);
     }
-    let before = Costs::of(&bed, &operators[0].0, growth.controller).await?;
-    let rate = RATE / u32::try_from(shards)?;
-    let measured = stages.iter().map(async |stage| {
-        let changes = stage.paced(count, rate, CHANGES).await;
+    let mark = bed.plane.audit().mark().await?;
+    let rate = RATE / u32::try_from(SHARDS.len())?;
+    let measured = shards.iter().map(async |(stage, ..)| {
+        let changes = stage.paced(FIELDS_OF_SHARD, rate, CHANGES).await;
         stage.latencies(&changes, Sender::Operator).await
     });
     let latencies: Vec<Sample> = try_join_all(measured).await?;
-    let latencies = latencies
-        .into_iter()
-        .reduce(Sample::and)
-        .context("no shard")?;
-    growth.line("change -> receiver, p50", latencies.p50(), "ms", f64::NAN);
-    growth.line("change -> receiver, p99", latencies.p99(), "ms", f64::NAN);
+    let latencies = latencies.into_iter().reduce(Sample::and);
+    let latencies = latencies.context("no shard")?;
     tokio::time::sleep(SETTLE).await;
-    let sent = requests(&bed, before.mark).await?;
+    let sent = requests(&bed, mark).await?;
     let sent = sent.iter().filter(|it| it.subject.resource != "leases");
-    let sent = number(sent.count()) / number(CHANGES * shards);
-    growth.line("requests a change", sent, "", f64::NAN);
-    Ok(growth.lines)
+    let sent = number(sent.count()) / number(CHANGES * SHARDS.len());
+    for (what, measured, unit) in [
+        ("change -> receiver, p50", latencies.p50(), "ms"),
+        ("change -> receiver, p99", latencies.p99(), "ms"),
+        ("requests a change", sent, ""),
+    ] {
+        let what = format!("{} shards: {what}", SHARDS.len());
+        lines.push(Line::new(&what, measured, unit));
+    }
+    Ok(lines)
 }
 
 /// Measures from a kill of the leader, beyond the rest of its Lease, until the standby's first message. All changes
