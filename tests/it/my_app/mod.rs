@@ -86,11 +86,12 @@ impl Bed {
         self.app_runs(name).await
     }
 
-    /// Waits until there is a Pod other than this one.
+    /// Waits until there is a Pod other than this one, which is not being deleted.
     async fn another(&self, app: &str, before: &Pod) -> Pod {
-        let other = |pod: Pod| (pod.uid() != before.uid()).then_some(pod);
+        let is_other =
+            |pod: &Pod| pod.uid() != before.uid() && pod.metadata.deletion_timestamp.is_none();
         until(format!("another {app}-pod"), SOON, async || {
-            Ok(self.pod(app).await.and_then(other))
+            Ok(self.pod(app).await.filter(is_other))
         })
         .await
         .unwrap()
