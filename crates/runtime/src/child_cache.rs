@@ -17,7 +17,7 @@ use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
 /// Maximum number of deleted children that the cache remembers until they are created again. Beyond that, the cache
-/// forgets all of them. Most are never created again: their owners were deleted first, or another replica creates them.
+/// forgets all of them. Children whose owners were deleted first are never created again.
 const MAX_EXTERNAL_DELETIONS: usize = 1_000;
 
 /// Cache of the children of one kind.
@@ -451,7 +451,7 @@ impl<S> CacheState<S> {
         if self.take_deleting(key, uid) {
             return;
         }
-        // Only an Event depends on this set, so it may lose entries.
+        // Only an Event and the count of corrections depend on this set, so it may lose entries.
         if self.external_deletions.len() >= MAX_EXTERNAL_DELETIONS {
             self.external_deletions.clear();
         }

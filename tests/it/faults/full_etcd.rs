@@ -110,10 +110,23 @@ async fn operator_waits_for_space_in_etcd_and_loses_nothing() {
         "nothing is sent that no status holds"
     );
 
+    let outages = || {
+        operator
+            .logs()
+            .matches("apiserver stores no writes")
+            .count()
+    };
+    until("the operator reports the outage", SOON, async || {
+        Ok((outages() > 0).then_some(()))
+    })
+    .await
+    .unwrap();
+
     bed.plane.set_etcd_full(false).await.unwrap();
     children_exist().await;
     bed.delivered("field", &[("Created", Some("1")), ("Deleted", None)])
         .await;
     assert_no_repeats(&deliveries(&receiver));
+    assert_eq!(outages(), 1, "it is reported once");
     assert!(operator.child().ended().unwrap().is_none());
 }
