@@ -1,4 +1,4 @@
-//! What a soak does to children, to the cluster and to the operator's clock.
+//! Faults of a soak that change children, the cluster or the operator's clock.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -58,7 +58,7 @@ pub async fn damage(bed: &Bed, random: &mut StdRng) {
     let mut children = all.list_metadata(&named).await.unwrap().items;
     children.retain(|child| {
         let namespace = child.namespace().unwrap();
-        // Of the other kinds, objects with such names are targets.
+        // In the namespaces of other kinds, objects with such names are targets.
         namespace.starts_with("soak-app-") || namespace.starts_with("soak-service-")
     });
     if let Some(child) = children.choose(random) {

@@ -366,7 +366,7 @@ impl Replicas {
         if fault.ends_processes() {
             shared.interruptions.fetch_add(1, Ordering::Relaxed);
         }
-        match fault {
+        let order = match fault {
             SoakFault::Reject => {
                 let answer = Answer::ALL.choose(random).unwrap().of_apiserver();
                 let writes = if random.random_bool(0.5) {
@@ -374,45 +374,30 @@ impl Replicas {
                 } else {
                     writes().resource(resource)
                 };
-                let order = proxy.inject(writes, Times::Always, answer);
-                sleep(lasting).await;
-                order.take_back();
+                Some(proxy.inject(writes, Times::Always, answer))
             }
-            SoakFault::Delay => {
-                let order = proxy.inject(writes(), Times::Always, Fault::Delay(lasting));
-                sleep(lasting).await;
-                order.take_back();
-            }
+            SoakFault::Delay => Some(proxy.inject(writes(), Times::Always, Fault::Delay(lasting))),
             SoakFault::LoseAnswers => {
-                let order = proxy.inject(writes(), Times::Always, Fault::LoseAnswer(Lost::Cut));
-                sleep(lasting).await;
-                order.take_back();
+                let fault = Fault::LoseAnswer(Lost::Cut);
+                Some(proxy.inject(writes(), Times::Always, fault))
             }
-            SoakFault::Forbid => {
-                let order = proxy.forbid(&Match::watches_and_lists(resource));
-                sleep(lasting).await;
-                order.take_back();
-            }
+            SoakFault::Forbid => Some(proxy.forbid(&Match::watches_and_lists(resource))),
             SoakFault::EndWatches => {
                 let endings = [Ending::Clean, Ending::MidEvent, Ending::Gone];
                 proxy.end_watches(&watches, *endings.choose(random).unwrap());
+                None
             }
-            SoakFault::FreezeWatches => {
-                let order = proxy.freeze_running(watches);
-                sleep(lasting).await;
-                order.take_back();
-            }
+            SoakFault::FreezeWatches => Some(proxy.freeze_running(watches)),
             SoakFault::Disconnect => {
                 // The renewal of the Lease survives it.
                 proxy.refuse().await.unwrap();
                 sleep(lasting.min(Duration::from_secs(2))).await;
                 proxy.accept().await.unwrap();
+                None
             }
             SoakFault::Throttle => {
                 let throttled = aws::Fault::Throttled;
-                let order = self.aws.fault(aws::On::all(), Times::Always, throttled);
-                sleep(lasting).await;
-                order.take_back();
+                Some(self.aws.fault(aws::On::all(), Times::Always, throttled))
             }
             SoakFault::FailReceivers => {
                 let code = *RECEIVERS_ANSWER.choose(random).unwrap();
@@ -429,26 +414,31 @@ impl Replicas {
                         None => receiver.accept().await.unwrap(),
                     }
                 }
+                None
             }
             SoakFault::Damage => {
                 // Takes more random numbers if there are children.
                 let mut random = StdRng::seed_from_u64(random.random());
                 damage(&self.bed, &mut random).await;
+                None
             }
             SoakFault::ReplaceCrd => {
                 let replaced = ReplacedCrd::random(&self.bed, random).await;
                 sleep(lasting).await;
                 replaced.restore().await;
+                None
             }
             SoakFault::Starve => {
                 let starved = Starved::begin(&self.bed).await;
                 sleep(lasting).await;
                 starved.end().await;
+                None
             }
             SoakFault::Kill => {
                 replica.kill();
                 sleep(lasting).await;
                 replica.restart();
+                None
             }
             SoakFault::Freeze => {
                 // Longer than the Lease lasts, in half of the cases.
@@ -457,11 +447,13 @@ impl Replicas {
                     sleep(lasting * 2).await;
                     replica.child().thaw().unwrap();
                 }
+                None
             }
             SoakFault::MoveClock => {
                 self.clocks[at].move_by("+3600");
                 sleep(lasting * 2).await;
                 self.clocks[at].move_by("+0");
+                None
             }
             SoakFault::Upgrade => {
                 let other = self.other_program.clone().unwrap();
@@ -476,7 +468,12 @@ impl Replicas {
                 shared.interruptions.fetch_add(1, Ordering::Relaxed);
                 replica.kill();
                 replica.restart();
+                None
             }
+        };
+        if let Some(order) = order {
+            sleep(lasting).await;
+            order.take_back();
         }
     }
 

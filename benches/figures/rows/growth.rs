@@ -331,6 +331,7 @@ pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
 async fn are_ready(bed: &Bed, count: usize, patience: Duration) -> Result<()> {
     let api = bed.api::<MyIngress>();
     until(format!("{count} are ready"), patience, async || {
+        // A list of all objects is work for the apiserver, so it is not read every time.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let objects = api.list(&ListParams::default()).await?.items;
         let is_ready = |ingress: &&MyIngress| {
