@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
-/// Maximum number of deleted children that the cache remembers until they are created again. Beyond that, the cache
-/// forgets all of them. Children whose owners were deleted first are never created again.
+/// Maximum number of deleted children that the cache remembers until any replica creates them again. Beyond that, the
+/// cache forgets all of them. Children whose owners were deleted first are never created again.
 const MAX_EXTERNAL_DELETIONS: usize = 1_000;
 
 /// Cache of the children of one kind.
@@ -345,8 +345,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records a state that the watch showed. Returns the owner if the change concerns it.
     pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
         let mut state = self.state();
-        if let Some(read) = state.reads.get_mut(&key) {
-            read.shown = true;
+        match state.reads.get_mut(&key) {
+            // The child may be one that this replica is creating, which is to report the deletion.
+            Some(read) => read.shown = true,
+            None => {
+                state.external_deletions.remove(&key);
+            }
         }
         state.absent.remove(&key);
         // The event is older than the child's replacement.

@@ -422,6 +422,29 @@ fn external_deletion_is_known_until_it_is_created_again() {
     );
 }
 
+#[test]
+fn external_deletion_is_forgotten_when_another_replica_creates_the_child() {
+    let cache = ChildCache::new(TRUST);
+    let web = key("web");
+    let recreated = || KnownChild {
+        uid: "2".into(),
+        ..child(7, 0, 1)
+    };
+    cache.on_applied(web.clone(), child(5, 0, 1));
+    cache.on_deleted(&web, "1");
+    cache.on_applied(web.clone(), recreated());
+    assert!(!cache.take_external_deletion(&web));
+
+    cache.on_deleted(&web, "2");
+    let write = cache.begin_read(&web);
+    cache.on_applied(web.clone(), recreated());
+    assert!(
+        cache.take_external_deletion(&web),
+        "the watch shows the child before the response of this replica's write arrives"
+    );
+    drop(write);
+}
+
 /// Deletes the child `web` of UID 1; the apiserver answers with this code.
 async fn delete(cache: &ChildCache<u8>, code: u16) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
