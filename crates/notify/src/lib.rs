@@ -23,6 +23,7 @@ mod result;
 pub mod telegram;
 pub mod webhook;
 pub mod when;
+mod without_panic;
 
 pub use content::{MessageContent, OutgoingEntry};
 pub use result::{Refusal, SendError, SendFailure, SendReceipt};

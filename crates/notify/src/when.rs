@@ -4,7 +4,6 @@
 //! message. An expression that fails sends the message.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
 use cel::common::ast::{Expr, IdedExpr, LiteralValue};
@@ -15,9 +14,10 @@ use qm_api::tracked_field::{ChangeAction, Entry, KEPT_BYTES, Subject};
 use qm_core::nearest::{instead_of, nearest};
 use regex_lite::{Regex, RegexBuilder};
 
-use self::functions::{NO_VALUE, map, number, tag, text, version};
+use self::functions::{NO_VALUE, argument, map, number, tag, text, version};
 use self::source::Source;
 use self::types::NAMESPACE;
+use crate::without_panic::without_panic;
 
 mod failure;
 mod functions;
@@ -96,7 +96,7 @@ impl When {
             .max_expression_node_count(MAX_NODES)
             .error_reporting_limit(1)
             .enable_optional_syntax(false);
-        let tree = without_panic(|| parser.parse(text))?;
+        let tree = without_panic("expression", || parser.parse(text))?;
         let source = Source::new(text);
         let expression = tree.map_err(|errors| {
             let is_deep = |error: &ParseError| error.msg.contains("recursion limit");
@@ -140,16 +140,17 @@ impl When {
     pub fn evaluate(&self, entry: &Entry, previous: Option<&Entry>) -> Result<bool, String> {
         static ENVIRONMENT: LazyLock<Arc<Env>> =
             LazyLock::new(|| Arc::new(Env::default().with_stdlib()));
-        let result = without_panic(|| {
+        let result = without_panic("expression", || {
             let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
             let regexes = Arc::clone(&self.regexes);
-            let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| {
+            let matches = move |This(text): This<Value>, pattern: Arc<String>| {
+                let text = argument("matches", &text)?;
                 if text.len() > MAX_MATCHED {
                     let problem =
                         format!("the string is longer than {MAX_MATCHED} bytes: join fewer values");
                     return Err(ExecutionError::function_error("matches", problem));
                 }
-                Ok(regexes.get(&*pattern).is_some_and(|it| it.is_match(&text)))
+                Ok(regexes.get(&*pattern).is_some_and(|it| it.is_match(text)))
             };
             context
                 .add_function("matches", matches)
@@ -188,12 +189,6 @@ fn compiled(patterns: &[String]) -> Result<HashMap<String, Regex>, String> {
         Ok((pattern.clone(), regex))
     });
     compiled.collect()
-}
-
-/// Runs a call of the CEL library, and turns a panic into an error: the library is not mature.
-fn without_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run))
-        .map_err(|_| "the expression cannot be evaluated: simplify it".to_owned())
 }
 
 fn too_large() -> String {
@@ -326,6 +321,10 @@ impl SyntaxCheck<'_> {
                 let checked = match (types::comparison(name), &call.args[..]) {
                     (Some(operator), [left, right]) => types::check(operator, left, right),
                     (None, [whole, _]) if name == "_[_]" => types::check_index(whole),
+                    (None, args) => {
+                        let first = call.target.as_deref().or(args.first());
+                        first.map_or(Ok(()), |first| types::check_argument(name, first))
+                    }
                     _ => Ok(()),
                 };
                 checked.map_err(|problem| self.at(expression, &problem))

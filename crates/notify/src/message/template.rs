@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use self::cost::{MAX_REPLACED, TemplateLimits, error_message};
 use super::{TextLimit, View};
+use crate::without_panic::without_panic;
 
 pub(super) mod cost;
 
@@ -77,14 +78,15 @@ pub(super) fn render<'a>(
     variables: &impl Serialize,
     limit: usize,
 ) -> Result<String, String> {
-    let template = environment
-        .template_from_str(source)
-        .map_err(|error| error_message(&error))?;
     let mut output = BoundedWriter {
         bytes: Vec::new(),
         limit,
     };
-    match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
+    let rendered = without_panic("template", || {
+        let template = environment.template_from_str(source)?;
+        template.render_captured_to(Value::from(Serde(variables)), &mut output)
+    })?;
+    match rendered {
         Ok(_) => String::from_utf8(output.bytes).map_err(|_| "the result is not UTF-8".into()),
         Err(error) if error.kind() == ErrorKind::WriteFailure => {
             Err(format!("the result has more than {limit} bytes"))

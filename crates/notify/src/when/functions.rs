@@ -41,16 +41,13 @@ fn failed<T>(function: &str, message: String) -> Result<T> {
 }
 
 /// Returns the text that a function was given.
-fn argument<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
+pub(super) fn argument<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
     match value {
         Value::String(text) => Ok(text),
         Value::Null => failed(function, NO_VALUE.into()),
         other => failed(
             function,
-            format!(
-                "needs a string, and got {}: write {function}(value)",
-                other.type_of()
-            ),
+            format!("needs a string, such as value, and got {}", other.type_of()),
         ),
     }
 }

@@ -253,9 +253,22 @@ fn invalid_expression_says_what_to_write(#[case] source: &str, #[case] expected:
 )]
 #[case::map(
     "changedBy == 'helm'",
-    "changedBy has several members: compare one, such as changedBy.manager"
+    "changedBy has several members: use one, such as changedBy.manager"
 )]
 #[case::version_map("version(value) == '1'", "such as version(value).major")]
+#[case::method_of_a_map(
+    "changedBy != null && changedBy.matches('helm')",
+    "line 1, column 32: changedBy has several members: use one, such as changedBy.manager"
+)]
+#[case::method_of_a_number(
+    "size(value).startsWith('1')",
+    "size(value) is a number: startsWith needs a string: write string(size(value))"
+)]
+#[case::method_of_a_list("['1'].matches('1')", "[...] is a list: matches needs a string")]
+#[case::function_of_a_bool(
+    "number(missing) > 1.0",
+    "missing is a bool: number needs a string: write string(missing)"
+)]
 #[case::unknown_member(
     "changedBy != null && changedBy.managr == 'a'",
     "line 1, column 32: changedBy has no managr: write manager, or another of manager, operation"
@@ -445,6 +458,19 @@ fn null_variable_is_named(#[case] source: &str, #[case] expected: &str) {
         .evaluate(&entry, None)
         .unwrap_err();
     assert!(error.contains(expected), "{error}");
+}
+
+/// The library's own error would have the whole value, in random order.
+#[test]
+fn argument_of_another_type_is_named() {
+    let mut entry = item(ChangeAction::Updated, Some("3"), None).entry;
+    entry.context = [("owner".into(), "@team".into())].into();
+    let when = When::parse("(missing ? value : context).matches('3')").unwrap();
+    let error = when.evaluate(&entry, None).unwrap_err();
+    assert_eq!(
+        error,
+        "line 1, column 29: matches: needs a string, such as value, and got map"
+    );
 }
 
 #[test]

@@ -235,6 +235,25 @@ pub(super) fn check_index(whole: &IdedExpr) -> Result<(), String> {
     has_parts(whole, &[Type::Map, Type::List])
 }
 
+/// Checks the first argument of a function, or the value whose method is called.
+pub(super) fn check_argument(function: &str, argument: &IdedExpr) -> Result<(), String> {
+    let types: &[Type] = match function {
+        "endsWith" | "matches" | "startsWith" | "tag" | "version" => &[Type::Text],
+        "number" => &[Type::Number, Type::Text],
+        _ => return Ok(()),
+    };
+    let text = label(argument);
+    match Type::of(argument).filter(|it| !types.contains(it)) {
+        None => Ok(()),
+        Some(Type::Map) => Err(of_map(&text)),
+        Some(Type::List) => Err(format!("{text} is a list: {function} needs a string")),
+        Some(other) => Err(format!(
+            "{text} is a {}: {function} needs a string: write string({text})",
+            other.name()
+        )),
+    }
+}
+
 fn has_parts(whole: &IdedExpr, types: &[Type]) -> Result<(), String> {
     match Type::of(whole).filter(|it| !types.contains(it)) {
         None => Ok(()),
@@ -306,7 +325,7 @@ fn of_map(map: &str) -> String {
         "changedBy" => "manager",
         _ => "major",
     };
-    format!("{map} has several members: compare one, such as {map}.{member}")
+    format!("{map} has several members: use one, such as {map}.{member}")
 }
 
 /// Returns what to write instead of a comparison of a string with a number. `numbers` compares two numbers.

@@ -12,6 +12,7 @@ use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
 use crate::message::{MAX_ENTRIES, TextLimit};
+use crate::without_panic::without_panic;
 
 /// Maximum length of a template, in bytes.
 pub(super) const MAX_SOURCE: usize = 16 * 1024;
@@ -72,9 +73,10 @@ pub(crate) fn check(source: &str, known: &[&str], limits: TemplateLimits) -> Res
             "the template is longer than {MAX_SOURCE} bytes: shorten it"
         ));
     }
-    check_depth(source)?;
-    let tree = parse(source, "template", SyntaxConfig::default())
-        .map_err(|error| error_message(&error))?;
+    let tree = without_panic("template", || {
+        check_depth(source)?;
+        parse(source, "template", SyntaxConfig::default()).map_err(|error| error_message(&error))
+    })??;
     let size = |name: &&str| match *name {
         "entries" => ENTRY * MAX_ENTRIES,
         "text" => TEXT,

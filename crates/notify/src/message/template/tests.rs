@@ -39,6 +39,8 @@ fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<Strin
 #[case("{{ 'a&b=c +\u{e9}\n' | urlencode }}", "a%26b%3Dc%20%2B%C3%A9%0A")]
 #[case("{{ firstValue | urlencode }}{{ (value | int) | urlencode }}", "3")]
 #[case("{{ name[:2] }}{{ [name, kind]|first }}", "ngnginx")]
+#[case("{{ name[::-1] }}{{ name[3:1:-1] }}", "xnignni")]
+#[case("{{ name[9:][::-1] }}{{ name[9:][5:-7:-1] }}", "")]
 #[case("{% raw %}{{ x }}{% endraw %}", "{{ x }}")]
 fn template_renders(#[case] template: &str, #[case] expected: &str) {
     assert_eq!(check_template(template), Ok(()));
