@@ -7,6 +7,7 @@ use kube::{Api, ResourceExt};
 use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
 
+use super::controller::ReconciledKind;
 use super::own_writes::OwnWrites;
 use super::{ObjectKey, cache, write};
 
@@ -19,16 +20,13 @@ pub fn has(object: &impl ResourceExt, finalizer: &str) -> bool {
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.
-pub(crate) async fn add<K>(
+pub(crate) async fn add<K: ReconciledKind>(
     own_writes: &OwnWrites<K>,
     api: &Api<K>,
     manager: &str,
     object: Arc<K>,
     finalizer: &str,
-) -> kube::Result<Arc<K>>
-where
-    K: Kind + Clone + Debug + DeserializeOwned + 'static,
-{
+) -> kube::Result<Arc<K>> {
     if has(object.as_ref(), finalizer) {
         return Ok(object);
     }

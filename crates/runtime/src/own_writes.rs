@@ -1,29 +1,33 @@
 //! The operator's own last writes, until the cache shows them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::{Resource, ResourceExt};
 
+use super::controller::ReconciledKind;
 use super::trigger::Trigger;
-use super::{ObjectKey, is_newer};
+use super::{ObjectKey, is_newer, write};
 
 /// State of each object after the operator's last write, until the cache has caught up. A reconcile of an older state
 /// would repeat the write.
-pub(crate) struct OwnWrites<K: Resource> {
+pub(crate) struct OwnWrites<K: ReconciledKind> {
     trigger: Trigger<K>,
     objects: Mutex<HashMap<ObjectKey, Arc<K>>>,
     /// States that the cache showed of objects with a write in flight.
     in_flight: Mutex<HashMap<ObjectKey, Option<Arc<K>>>>,
+    /// Objects whose status kept a field that the operator's last write should have removed.
+    incomplete: Mutex<HashSet<ObjectKey>>,
 }
 
-impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
+impl<K: ReconciledKind> OwnWrites<K> {
     /// Creates an empty record. `trigger` wakes the reconcile of an object that another client changed during a write.
     pub fn new(trigger: Trigger<K>) -> Self {
         Self {
             trigger,
             objects: Mutex::default(),
             in_flight: Mutex::default(),
+            incomplete: Mutex::default(),
         }
     }
 
@@ -46,6 +50,12 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
 
     fn in_flight(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Arc<K>>>> {
         self.in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn incomplete(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
+        self.incomplete
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +92,10 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         object
     }
 
-    /// Returns whether this cached state is the result of an own write, or an older one.
+    /// Returns whether this cached state is the result of an own write, or an older one. If its status has a field that
+    /// the write should have removed, the state counts as unknown, so that the next write removes the field: the
+    /// operator read the object while an older CRD hid the field. This happens once until a write is complete, because
+    /// an admission webhook may add a field to each write.
     pub fn is_known(&self, key: &ObjectKey, cached: &Arc<K>) -> bool {
         if let Some(shown) = self.in_flight().get_mut(key) {
             *shown = Some(Arc::clone(cached));
@@ -95,26 +108,32 @@ impl<K: Resource<DynamicType = ()> + 'static> OwnWrites<K> {
         if own.uid() != cached.uid() || newer(cached.as_ref(), own.as_ref()) {
             return false;
         }
-        if !newer(own.as_ref(), cached.as_ref()) {
-            // The next reconcile may be far off; until then a second copy would waste memory.
-            *own = Arc::clone(cached);
+        if newer(own.as_ref(), cached.as_ref()) {
+            return true;
         }
-        true
+        let is_complete = !write::keeps_a_field(cached.status(), own.status());
+        // The next reconcile may be far off; until then a second copy would waste memory.
+        *own = Arc::clone(cached);
+        if is_complete {
+            self.incomplete().remove(key);
+        }
+        is_complete || !self.incomplete().insert(key.clone())
     }
 
     /// Forgets a deleted object.
     pub fn forget(&self, key: &ObjectKey) {
         self.objects().remove(key);
+        self.incomplete().remove(key);
     }
 }
 
 /// Guard of a write in flight.
-struct WriteGuard<'a, K: Resource<DynamicType = ()> + 'static> {
+struct WriteGuard<'a, K: ReconciledKind> {
     own_writes: &'a OwnWrites<K>,
     key: &'a ObjectKey,
 }
 
-impl<K: Resource<DynamicType = ()> + 'static> Drop for WriteGuard<'_, K> {
+impl<K: ReconciledKind> Drop for WriteGuard<'_, K> {
     fn drop(&mut self) {
         let shown = self.own_writes.in_flight().remove(self.key).flatten();
         if shown.is_some_and(|shown| !self.own_writes.is_known(self.key, &shown)) {
@@ -134,12 +153,13 @@ fn newer(one: &impl Resource, other: &impl Resource) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::testing::Widget;
 
-    fn object(uid: &str, version: &str) -> ConfigMap {
-        let mut object = ConfigMap::default();
+    fn object(uid: &str, version: &str) -> Widget {
+        let mut object = Widget::default();
         object.metadata.uid = Some(uid.into());
         object.metadata.resource_version = Some(version.into());
         object
@@ -191,6 +211,34 @@ mod tests {
             !own_writes.is_known(&other, &Arc::new(object("1", "4"))),
             "no write is in flight"
         );
+    }
+
+    fn with_status(version: &str, status: Value) -> Widget {
+        Widget {
+            status: Some(serde_json::from_value(status).unwrap()),
+            ..object("1", version)
+        }
+    }
+
+    #[test]
+    fn field_that_a_write_left_is_unknown_once() {
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        let is_known = |version: &str, shown: Value| {
+            own_writes.record(&key, with_status(version, json!({ "a": { "b": 1 } })));
+            own_writes.is_known(&key, &Arc::new(with_status(version, shown)))
+        };
+        assert!(is_known("1", json!({ "a": { "b": 1 } })));
+        assert!(is_known("2", json!({ "a": {} })), "the CRD hides a field");
+        assert!(is_known("3", json!({ "a": { "b": 2 } })), "another value");
+        assert!(!is_known("4", json!({ "a": { "b": 1, "c": 1 } })));
+        assert!(
+            is_known("5", json!({ "a": { "b": 1 }, "d": 1 })),
+            "an admission webhook may add a field to each write"
+        );
+        assert!(is_known("6", json!({ "a": { "b": 1 } })));
+        assert!(!is_known("7", json!({ "a": { "b": 1 }, "d": 1 })));
+        own_writes.forget(&key);
+        assert!(!is_known("8", json!({ "a": { "b": 1 }, "d": 1 })));
     }
 
     #[test]

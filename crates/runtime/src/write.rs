@@ -96,6 +96,23 @@ fn null_removed(before: &Value, after: &mut Value) {
     }
 }
 
+/// Returns whether the status that is `stored` has a field that the `written` one lacks.
+pub(crate) fn keeps_a_field<S: PartialEq + Serialize>(
+    stored: Option<&S>,
+    written: Option<&S>,
+) -> bool {
+    if stored == written {
+        return false;
+    }
+    let value = |status: Option<&S>| status.and_then(|status| serde_json::to_value(status).ok());
+    let (Some(stored), Some(written)) = (value(stored), value(written)) else {
+        return false;
+    };
+    let mut both = written.clone();
+    null_removed(&stored, &mut both);
+    both != written
+}
+
 /// Sets annotations of `object`, or removes those without a value: fails with 409 if the object has changed since, so
 /// that the response contains no change that the caller has not seen. Returns the written object.
 ///

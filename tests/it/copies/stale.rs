@@ -1,6 +1,7 @@
 //! Stale caches, above all of a standby: a watch may have stalled.
 
-use testbed::proxy::{Match, Order, Proxy, Verb};
+use qm_core::conditions;
+use testbed::proxy::{Ending, Fault, Match, Order, Proxy, Times, Verb};
 
 use super::*;
 
@@ -48,6 +49,52 @@ async fn new_leader_undoes_no_later_change() {
     for name in ["deleted", "moved"] {
         assert_eq!(shop.maps(&one).get_opt(name).await.unwrap(), None);
     }
+}
+
+/// An older CRD hid a field of the status when the operator listed the syncs, and does not hide it any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn field_that_an_older_crd_hid_is_removed() {
+    let shop = Shop::without_controllers("hidden-field").await;
+    let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
+    let far = shop.open("far", json!({})).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(bed, shop.serving(&["far"]).kubeconfig(file)).await;
+    shop.map(here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    shop.reads("s", "Synced").await;
+    let mut hidden = json!(bed.api::<ConfigMapSync>().get("s").await.unwrap());
+    let copies = hidden["status"].as_object_mut().unwrap().remove("copies");
+    assert_eq!(copies, Some(json!(1)));
+
+    let list = json!({
+        "apiVersion": hidden["apiVersion"],
+        "kind": "ConfigMapSyncList",
+        "metadata": { "resourceVersion": hidden["metadata"]["resourceVersion"] },
+        "items": [hidden],
+    });
+    let of_syncs = |verb| Match::verb(verb).resource("configmapsyncs").namespace(here);
+    let listed = proxy.inject(
+        of_syncs(Verb::List),
+        Times::First(1),
+        Fault::Say(list.to_string()),
+    );
+    let watch = of_syncs(Verb::Watch);
+    proxy.end_watches(&watch, Ending::Gone);
+    listed.wait_for_hits(1, SOON).await.unwrap();
+    until("the list is read", SOON, async || {
+        Ok((proxy.running_watches(&watch) > 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    shop.drop(here, "settings").await;
+    let status_is_true = |sync: &ConfigMapSync| {
+        let status = sync.status.as_ref().unwrap();
+        let ready = conditions::ready(&status.conditions).unwrap();
+        !ready.is_true() && status.copies.is_none()
+    };
+    bed.until::<ConfigMapSync>("s", "has no copies in its status", status_is_true)
+        .await;
 }
 
 /// A sync with copies, and its successor of the same name, which the watch does not show.
