@@ -222,13 +222,39 @@ impl Scene {
             .await
     }
 
-    /// Creates `AppService`s one after the other, beside the `children` of others. Returns the milliseconds until both
-    /// children of each exist.
+    /// Creates `AppService`s one after the other, beside the `children` of others. Returns the milliseconds from the
+    /// acknowledgement of each until both children exist.
     pub async fn alone(&self, children: usize) -> Result<Sample> {
+        let make = async |number| {
+            self.make(&APPS, &format!("alone-{number}")).await?;
+            Ok(Instant::now())
+        };
+        self.one_by_one(children, make).await
+    }
+
+    /// Creates the children of `AppService`s without the operator. Returns the milliseconds from the first request of
+    /// each until both children exist.
+    pub async fn alone_without_operator(&self, children: usize) -> Result<Sample> {
+        let make = async |number| {
+            let at = Instant::now();
+            for (resource, name, content) in (APPS.children)(&format!("plain-{number}")) {
+                self.create(&resource, &name, content).await?;
+            }
+            Ok(at)
+        };
+        self.one_by_one(children, make).await
+    }
+
+    /// Runs `make`, which returns an instant, again and again. Returns the milliseconds from each instant until two
+    /// further children exist.
+    async fn one_by_one(
+        &self,
+        children: usize,
+        make: impl AsyncFn(usize) -> Result<Instant>,
+    ) -> Result<Sample> {
         let mut sample = Sample::default();
         for number in 0..ALONE {
-            self.make(&APPS, &format!("alone-{number}")).await?;
-            let at = Instant::now();
+            let at = make(number).await?;
             let last = self.children.all("children", children + (number + 1) * 2);
             let last = last.await?;
             sample = sample.and([milliseconds(at, last.max(at))].into_iter().collect());
