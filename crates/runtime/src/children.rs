@@ -24,13 +24,14 @@ pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quir
 use self::rate_limit::Basis;
 pub(super) use self::rate_limit::WriteLimiter;
 use super::child_cache::{ChildCache, KnownChild};
-use super::controller::{Context, ReconciledKind};
+use super::controller::Context;
 use super::drift::{Correction, Drift};
 use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
 use super::fields::Projection;
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership, proves_owner};
 use super::raw_object::BoundedObject;
+use super::reconciled_kind::ReconciledKind;
 use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, finalizer, version, write};
 

@@ -4,19 +4,16 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::object::HasStatus;
-use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::core::ObjectMeta;
+use kube::core::object::HasStatus as _;
 use kube::{Api, Client, Resource, ResourceExt};
-use qm_core::kind::{HasReadyCondition, Kind as _, KindInfo};
+use qm_core::kind::{HasReadyCondition as _, Kind as _, KindInfo};
 use qm_core::schema;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::cache::{CacheChange, strip};
@@ -28,50 +25,11 @@ use super::objects::Objects;
 use super::outcome::{EventPolicy, Outcome, Progress, Requeue};
 use super::own_writes::OwnWrites;
 use super::ownership::{Owner, Ownership};
+use super::reconciled_kind::{ReconciledKind, StatusOf};
 use super::runner::{Failure, Reconcile};
 use super::trigger::Trigger;
 use super::watch::SyncState;
 use super::{ObjectKey, SpecRevision, finalizer, write};
-
-/// The status of a kind.
-pub type StatusOf<K> = <K as HasStatus>::Status;
-
-/// Kind that a [`Controller`] can reconcile: its API type derives `kube::CustomResource`, and its status has
-/// conditions.
-pub trait ReconciledKind:
-    HasReadyCondition
-    + HasStatus<
-        Status: Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + Send + Sync,
-    > + Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<K> ReconciledKind for K where
-    K: HasReadyCondition
-        + HasStatus<
-            Status: Clone
-                        + Debug
-                        + Default
-                        + PartialEq
-                        + Serialize
-                        + DeserializeOwned
-                        + Send
-                        + Sync,
-        > + Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static
-{
-}
 
 /// Reconciles the objects of one kind.
 pub trait Controller: Send + Sync + 'static {

@@ -7,8 +7,8 @@ use kube::{Api, ResourceExt};
 use qm_core::kind::Kind;
 use serde::de::DeserializeOwned;
 
-use super::controller::ReconciledKind;
 use super::own_writes::OwnWrites;
+use super::reconciled_kind::ReconciledKind;
 use super::{ObjectKey, cache, write};
 
 /// Returns whether the object has the finalizer.

@@ -46,6 +46,7 @@ pub mod ownership;
 pub mod pages;
 pub mod prelude;
 pub mod raw_object;
+pub mod reconciled_kind;
 mod runner;
 mod server;
 pub mod settings;

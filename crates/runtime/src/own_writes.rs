@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::{Resource, ResourceExt};
 
-use super::controller::ReconciledKind;
+use super::reconciled_kind::ReconciledKind;
 use super::trigger::Trigger;
 use super::{ObjectKey, is_newer, write};
 
