@@ -476,7 +476,8 @@ pub async fn run_beside(
         kind.assert_outside(&scene);
     };
     let played = AssertUnwindSafe(played).catch_unwind().await;
-    let played = played.map_err(|_| last_panic());
+    let namespace = &scene.bed.namespace;
+    let played = played.map_err(|_| format!("{namespace}: {}", last_panic()));
     kind.clean(&scene, played.is_ok()).await;
     played
 }
