@@ -128,9 +128,7 @@ pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
     let latencies = latencies.into_iter().reduce(Sample::and);
     let latencies = latencies.context("no shard")?;
     tokio::time::sleep(SETTLE).await;
-    let sent = requests(&bed, mark).await?;
-    let sent = sent.iter().filter(|it| it.subject.resource != "leases");
-    let sent = number(sent.count()) / number(CHANGES * SHARDS.len());
+    let sent = number(requests_but_lease(&bed, mark).await?) / number(CHANGES * SHARDS.len());
     for (what, measured, unit) in [
         ("change -> receiver, p50", latencies.p50(), "ms"),
         ("change -> receiver, p99", latencies.p99(), "ms"),
@@ -418,9 +416,7 @@ impl Growth {
         changes: usize,
     ) -> Result<()> {
         tokio::time::sleep(SETTLE).await;
-        let sent = requests(bed, before.mark).await?;
-        let sent = sent.iter().filter(|it| it.subject.resource != "leases");
-        let sent = number(sent.count()) / number(changes);
+        let sent = number(requests_but_lease(bed, before.mark).await?) / number(changes);
         let after = reconciles(operator, self.controller).await?;
         self.line("requests a change", sent, "", f64::NAN);
         let reconciles = (after - before.reconciles) / number(changes);
@@ -445,8 +441,7 @@ impl Costs {
                 reconciles: reconciles(operator, controller).await?,
             };
             tokio::time::sleep(SETTLE).await;
-            let sent = requests(bed, costs.mark).await?;
-            let sends = sent.iter().any(|it| it.subject.resource != "leases");
+            let sends = requests_but_lease(bed, costs.mark).await? > 0;
             #[allow(clippy::float_cmp)] // a count
             if !sends && reconciles(operator, controller).await? == costs.reconciles {
                 return Ok(costs);
@@ -454,6 +449,13 @@ impl Costs {
         }
         bail!("the operator does not rest within {CHECKED:?}")
     }
+}
+
+/// Returns the number of the operators' requests since the mark, except for those of the Lease.
+async fn requests_but_lease(bed: &Bed, since: Mark) -> Result<usize> {
+    let sent = requests(bed, since).await?;
+    let sent = sent.iter().filter(|it| it.subject.resource != "leases");
+    Ok(sent.count())
 }
 
 /// Returns the number of a controller's reconciles so far.

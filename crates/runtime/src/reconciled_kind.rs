@@ -1,4 +1,4 @@
-//! What the runtime needs to know of a kind that it reconciles.
+//! Bounds of a kind that the runtime reconciles.
 
 use std::fmt::Debug;
 
