@@ -5,12 +5,14 @@ use std::time::Instant;
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Service, ServiceAccount};
 use kube::api::{Api, DeleteParams, PostParams};
-use qm_api::{AppService, ConfigMapSync};
+use qm_api::{AppService, ConfigMapSync, MyApp};
 use serde_json::json;
+use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
+use tokio::sync::watch;
 
 use super::deliveries::deliveries;
 use super::{assert_no_repeats, bed_on_own_plane};
@@ -35,6 +37,9 @@ async fn operator_waits_for_space_in_etcd_and_loses_nothing() {
     let port = json!({ "name": "http", "port": 80, "targetPort": 8080 });
     let app = json!({ "spec": { "size": 1, "image": "nginx", "ports": [port] } });
     bed.create::<AppService>("web", app).await;
+    bed.create::<ServiceAccount>("default", json!({})).await;
+    let app = json!({ "spec": { "image": "nginx:1.29" } });
+    bed.create::<MyApp>("shell", app).await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
         .await;
     let sync = json!({
@@ -52,6 +57,7 @@ async fn operator_waits_for_space_in_etcd_and_loses_nothing() {
         until("every child exists", SOON, async || {
             let exists = bed.api::<Deployment>().get_opt("web").await?.is_some()
                 && bed.api::<Service>().get_opt("web").await?.is_some()
+                && bed.api::<Pod>().get_opt("shell-pod").await?.is_some()
                 && copies.get_opt("settings").await?.is_some();
             Ok(exists.then_some(()))
         })
@@ -61,7 +67,24 @@ async fn operator_waits_for_space_in_etcd_and_loses_nothing() {
     children_exist().await;
     bed.delivered("field", &[("Created", Some("1"))]).await;
 
+    // The apiserver writes to a Pod before it deletes the Pod, so this Pod is deleted while etcd has space.
+    let (is_full, _) = watch::channel(false);
+    let until_full = {
+        let is_full = is_full.clone();
+        Fault::hook(Point::Before, move |_| {
+            let mut is_full = is_full.subscribe();
+            async move {
+                is_full.wait_for(|full| *full).await.unwrap();
+                Then::GoOn
+            }
+        })
+    };
+    let pods = Match::verb(Verb::Create).resource("pods");
+    let waiting = proxy.inject(pods, Times::Nth(1), until_full);
+    bed.delete::<Pod>("shell-pod").await;
+    waiting.wait_for_hits(1, SOON).await.unwrap();
     bed.plane.set_etcd_full(true).await.unwrap();
+    is_full.send_replace(true);
     let full = Instant::now();
     bed.delete::<Deployment>("web").await;
     copies
@@ -86,6 +109,7 @@ async fn operator_waits_for_space_in_etcd_and_loses_nothing() {
     };
     let objects = [
         "deployments web",
+        "pods shell-pod",
         "configmaps settings",
         "trackedfields field",
     ];
