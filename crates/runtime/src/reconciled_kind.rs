@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 /// The status of a kind.
 pub type StatusOf<K> = <K as HasStatus>::Status;
 
-/// Kind that a [`Controller`](crate::controller::Controller) can reconcile: its API type derives `kube::CustomResource`, and its status has
-/// conditions.
+/// Kind that a [`Controller`](crate::controller::Controller) can reconcile: its API type derives `kube::CustomResource`,
+/// and it reports the condition `Ready`.
 pub trait ReconciledKind:
     HasReadyCondition
     + HasStatus<

@@ -88,12 +88,12 @@ async fn field_that_an_older_crd_hid_is_removed() {
     .await
     .unwrap();
     shop.drop(here, "settings").await;
-    let status_is_true = |sync: &ConfigMapSync| {
+    let has_no_copies = |sync: &ConfigMapSync| {
         let status = sync.status.as_ref().unwrap();
         let ready = conditions::ready(&status.conditions).unwrap();
         !ready.is_true() && status.copies.is_none()
     };
-    bed.until::<ConfigMapSync>("s", "has no copies in its status", status_is_true)
+    bed.until::<ConfigMapSync>("s", "has no copies in its status", has_no_copies)
         .await;
 }
 

@@ -337,7 +337,7 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
     let deliveries: Vec<_> = deliveries(receiver)
         .into_iter()
-        .filter(|request| request.taken)
+        .filter(|request| request.accepted)
         .collect();
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (at, request) in deliveries.iter().enumerate() {

@@ -11,7 +11,7 @@ pub struct Delivery {
     /// The sender's `--cluster-name`.
     pub sender: String,
     /// Whether the receiver answered 2xx.
-    pub taken: bool,
+    pub accepted: bool,
     /// The request's entries, in order.
     pub entries: Vec<Entry>,
 }
@@ -50,7 +50,7 @@ pub fn deliveries(receiver: &Receiver) -> Vec<Delivery> {
         (!entries.is_empty()).then(|| Delivery {
             path: request.path.clone(),
             sender: body["cluster"].as_str().unwrap_or_default().to_owned(),
-            taken: request.answered.is_some_and(|status| status.is_success()),
+            accepted: request.answered.is_some_and(|status| status.is_success()),
             entries,
         })
     });

@@ -87,7 +87,7 @@ fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
     let (mut counted, mut entries) = (0, 0);
     for entry in deliveries
         .iter()
-        .filter(|request| request.taken)
+        .filter(|request| request.accepted)
         .flat_map(|request| &request.entries)
     {
         if entry.field == name {
@@ -164,24 +164,24 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
 
     all_delivered(&bed, "small", &CHANGES.to_string()).await;
     all_delivered(&bed, "huge", &huge(CHANGES)[..1024]).await;
-    let folded = assert_counts(&receiver, "small", CHANGES);
+    let merged = assert_counts(&receiver, "small", CHANGES);
     assert_eq!(
         metric(&operator, "quartermaster_entries_merged_total").await,
-        folded
+        merged
     );
     let deliveries: Vec<_> = deliveries(&receiver)
         .into_iter()
         .flat_map(|request| request.entries)
         .collect();
-    let cut: Vec<_> = deliveries
+    let truncated: Vec<_> = deliveries
         .iter()
         .filter(|entry| entry.field == "huge")
         .map(|it| (&*it.action, it.length))
         .collect();
     assert_eq!(
-        (cut.len(), cut[0], cut[10]),
+        (truncated.len(), truncated[0], truncated[10]),
         (11, ("Created", Some(900_001)), ("Updated", Some(900_004))),
-        "{cut:?}"
+        "{truncated:?}"
     );
 
     let largest = ledger.largest("small");
@@ -243,11 +243,11 @@ async fn thousand_changes_survive_rejected_status_writes() {
     refused.take_back();
 
     all_delivered(&bed, "small", &long(1000)).await;
-    let folded = assert_counts(&receiver, "small", 1000);
-    assert!(folded > 400, "the bounds were never reached");
+    let merged = assert_counts(&receiver, "small", 1000);
+    assert!(merged > 400, "the bounds were never reached");
     assert_eq!(
         metric(&operator, "quartermaster_entries_merged_total").await,
-        folded
+        merged
     );
     bed.event("small", "EntriesMerged").await;
     let largest = ledger.largest("small");

@@ -202,7 +202,7 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     until("the first message is delivered", SOON, async || {
         Ok(deliveries(&receiver)
             .iter()
-            .any(|request| request.taken)
+            .any(|request| request.accepted)
             .then_some(()))
     })
     .await

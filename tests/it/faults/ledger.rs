@@ -72,15 +72,15 @@ impl Ledger {
 
     /// Returns ids of entries that no receiver accepted.
     pub fn undelivered(&self, deliveries: &[Delivery]) -> Vec<String> {
-        let taken = deliveries
+        let accepted = deliveries
             .iter()
-            .filter(|request| request.taken)
+            .filter(|request| request.accepted)
             .flat_map(|request| &request.entries);
-        let taken: HashSet<&str> = taken.map(|entry| entry.id.as_str()).collect();
+        let accepted: HashSet<&str> = accepted.map(|entry| entry.id.as_str()).collect();
         let entries = self.fields().into_values().flatten();
         entries
             .filter_map(|entry| entry.id)
-            .filter(|id| !taken.contains(id.as_str()))
+            .filter(|id| !accepted.contains(id.as_str()))
             .collect()
     }
 }

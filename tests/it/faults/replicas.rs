@@ -273,7 +273,7 @@ async fn leader_frozen_past_its_lease_sends_nothing_more() {
         )
         .await;
     }
-    until("each was put off", SOON, async || {
+    until("each was postponed", SOON, async || {
         let metrics = leader.metrics().await;
         let line = "quartermaster_delivery_attempts_total{type=\"webhook\",outcome=\"retried\"} ";
         let put_off = metrics
