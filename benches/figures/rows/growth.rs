@@ -47,12 +47,22 @@ const FIELDS_OF_SHARD: usize = 16_667;
 const CHANGES: usize = 500;
 /// Syncs that copy into many namespaces, and the number of namespaces.
 const WIDE: (usize, usize) = (100, 200);
+/// Maximum latencies at every size, in milliseconds.
+const P50: f64 = 50.0;
+const P99: f64 = 250.0;
+/// Maximum latency of an `AppService`, as a multiple of the floor's: the apiserver takes longer to create a Service the
+/// more Services there are.
+const OF_FLOOR: f64 = 1.2;
+/// Maximum memory that a further object takes, in KiB.
+const MEMORY: f64 = 16.0;
+/// Maximum time by which 1,000 further objects prolong the start, in seconds.
+const START: f64 = 0.5;
 /// Time after which a standby has replaced a dead leader, beyond the rest of the Lease, in seconds.
 const TAKEOVER: f64 = 3.0;
 
 /// Measures `TrackedField`s, and a failover beside the largest number.
 pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
-    let mut growth = Growth::new("TrackedFields", "trackedfield");
+    let mut growth = Growth::new("TrackedFields", "trackedfield", 3.0);
     for count in FIELDS {
         let stage = Stage::set(program.clone(), count).await?;
         let floor = {
@@ -72,17 +82,19 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
         let changes = stage.paced(count, RATE, CHANGES).await;
         let latencies = stage.latencies(&changes, Sender::Operator).await?;
         stage.delivered(count).await?;
-        growth.line(
+        growth.promise(
             "change -> receiver, p50",
             latencies.p50(),
             "ms",
             floor.p50(),
+            P50,
         );
-        growth.line(
+        growth.promise(
             "change -> receiver, p99",
             latencies.p99(),
             "ms",
             floor.p99(),
+            P99,
         );
         growth.costs(before, &stage.bed, &operator, CHANGES).await?;
         if Some(&count) == FIELDS.last() {
@@ -94,13 +106,19 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
     Ok(growth.lines)
 }
 
-/// Measures operators that share one apiserver, each with a namespace of its own.
+/// Measures operators that share one apiserver, each with a namespace of its own. The floor is that of the first
+/// namespace alone, at the rate of all.
 pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
     let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
-    let mut shards = Vec::new();
+    let (mut shards, mut floor) = (Vec::new(), None);
     for number in 0..SHARDS.len() {
         let bed = Bed::on(bed.plane.clone(), "shard").await;
         let stage = Stage::on(bed, program.clone(), FIELDS_OF_SHARD).await?;
+        if floor.is_none() {
+            let (_floor, _) = Floor::start(&stage).await?;
+            let changes = stage.paced(FIELDS_OF_SHARD, RATE, CHANGES).await;
+            floor = Some(stage.latencies(&changes, Sender::Floor).await?);
+        }
         let mut settings = with_plain_metrics(program.clone())
             .flag(&format!("--leader-election-id=shard-{number}"));
         settings.whole_cluster = false;
@@ -111,12 +129,16 @@ pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
     }
     let mut lines = Vec::new();
     for ((stage, settings, operator), kind) in shards.iter_mut().zip(SHARDS) {
-        let mut growth = Growth::new(kind, "trackedfield");
+        let mut growth = Growth::new(kind, "trackedfield", 3.0);
         let (bed, settings) = (&stage.bed, settings.clone());
         growth
             .rest(FIELDS_OF_SHARD, bed, settings, operator)
             .await?;
         lines.extend(growth.lines);
+    }
+    let floor = floor.context("no shard")?;
+    for (stage, _, operator) in &shards {
+        Costs::of(&stage.bed, operator, "trackedfield").await?;
     }
     let mark = bed.plane.audit().mark().await?;
     let rate = RATE / u32::try_from(SHARDS.len())?;
@@ -129,19 +151,26 @@ pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
     let latencies = latencies.context("no shard")?;
     tokio::time::sleep(SETTLE).await;
     let sent = number(requests_but_lease(&bed, mark).await?) / number(CHANGES * SHARDS.len());
-    for (what, measured, unit) in [
-        ("change -> receiver, p50", latencies.p50(), "ms"),
-        ("change -> receiver, p99", latencies.p99(), "ms"),
-        ("requests a change", sent, ""),
-    ] {
+    let line = |what, measured, unit| {
         let what = format!("{} shards: {what}", SHARDS.len());
-        lines.push(Line::new(&what, measured, unit));
-    }
+        Line::new(&what, measured, unit)
+    };
+    lines.push(
+        line("change -> receiver, p50", latencies.p50(), "ms")
+            .floor(floor.p50())
+            .at_most(P50),
+    );
+    lines.push(
+        line("change -> receiver, p99", latencies.p99(), "ms")
+            .floor(floor.p99())
+            .at_most(P99),
+    );
+    lines.push(line("requests a change", sent, ""));
     Ok(lines)
 }
 
-/// Measures from a kill of the leader, beyond the rest of its Lease, until the standby's first message. All changes
-/// meanwhile must arrive.
+/// Measures from a kill of the leader, beyond the rest of its Lease, until the standby's first message. Every change
+/// must arrive.
 async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Result<Line> {
     let standby = standby(stage).await?;
     let load = tokio::spawn({
@@ -153,8 +182,8 @@ async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Res
     leader.kill();
     let left = lease_left(stage).await?;
     let resumed = first_message(stage, &standby).await? - began;
-    load.await?;
-    // The net change of each field arrives: the entries of a field that follow each other may be merged.
+    // No field changes twice, so no entries are merged.
+    stage.arrivals(&load.await?, Sender::Operator).await?;
     stage.delivered(count).await?;
     let beyond = resumed.as_secs_f64() - left;
     let what = format!("{count} TrackedFields: failover beyond the rest of the Lease");
@@ -163,7 +192,7 @@ async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Res
 
 /// Measures `ConfigMapSync`s with one copy each, and some with many copies.
 pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
-    let mut growth = Growth::new("ConfigMapSyncs", "configmapsync");
+    let mut growth = Growth::new("ConfigMapSyncs", "configmapsync", 6.0);
     for count in SYNCS {
         let scene = Arc::new(copies::Scene::set().await);
         let settings = with_plain_metrics(program.clone());
@@ -177,17 +206,19 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
             .await?;
         let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
         let (latencies, floor) = scene.edited(&names, CHANGES).await?;
-        growth.line(
+        growth.promise(
             "edit -> copy matches, p50",
             latencies.p50(),
             "ms",
             floor.p50(),
+            P50,
         );
-        growth.line(
+        growth.promise(
             "edit -> copy matches, p99",
             latencies.p99(),
             "ms",
             floor.p99(),
+            P99,
         );
         growth.costs(before, &scene.bed, &operator, CHANGES).await?;
     }
@@ -231,7 +262,11 @@ async fn wide(program: PathBuf) -> Result<Vec<Line>> {
     for name in &names {
         all = all.max(last(name, "first").await?);
     }
-    let mut growth = Growth::new("ConfigMapSyncs with 200 copies each", "configmapsync");
+    let mut growth = Growth::new(
+        "ConfigMapSyncs with 200 copies each",
+        "configmapsync",
+        600.0,
+    );
     growth
         .rest(syncs, &scene.bed, settings, &mut operator)
         .await?;
@@ -249,7 +284,7 @@ async fn wide(program: PathBuf) -> Result<Vec<Line>> {
 
 /// Measures `AppService`s.
 pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
-    let mut growth = Growth::new("AppServices", "appservice");
+    let mut growth = Growth::new("AppServices", "appservice", 4.0);
     for count in APPS {
         let scene = apps::Scene::set(&[&apps::APPS]).await?;
         let settings = with_plain_metrics(program.clone());
@@ -267,11 +302,12 @@ pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
         let floor = scene
             .alone_without_operator((count + sample.len()) * 2)
             .await?;
-        growth.line(
+        growth.promise(
             "one more -> both children, p50",
             sample.p50(),
             "ms",
             floor.p50(),
+            floor.p50() * OF_FLOOR,
         );
         growth.line(
             "one more -> both children, p99",
@@ -285,7 +321,7 @@ pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
 
 /// Measures `MyIngress`es, whose load balancers are in a stand-in for AWS.
 pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
-    let mut growth = Growth::new("MyIngresses", "myingress");
+    let mut growth = Growth::new("MyIngresses", "myingress", 4.0);
     for count in INGRESSES {
         let bed = Bed::on_own_plane_with(Options::apiserver_only(), "bench").await;
         let aws = Aws::start().await?;
@@ -323,6 +359,7 @@ pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
         let latencies: Sample = latencies.into_iter().collect();
         let calls = number(aws.calls().len() - calls) / number(EDITS);
         growth.line("edit -> AWS, p50", latencies.p50(), "ms", f64::NAN);
+        growth.line("edit -> AWS, p99", latencies.p99(), "ms", f64::NAN);
         growth.line("AWS requests a change", calls, "", f64::NAN);
         growth.costs(before, &bed, &operator, EDITS).await?;
     }
@@ -354,21 +391,34 @@ fn with_plain_metrics(program: PathBuf) -> Settings {
     settings
 }
 
+/// What a number of objects costs at rest.
+#[derive(Clone, Copy)]
+struct Size {
+    count: usize,
+    /// MiB of anonymous memory.
+    memory: f64,
+    /// Seconds until the operator is ready and leads.
+    start: f64,
+}
+
 /// The lines of one kind, size by size.
 struct Growth {
     kind: &'static str,
     controller: &'static str,
     count: usize,
-    /// Number of objects and MiB of the size before.
-    smaller: Option<(usize, f64)>,
+    /// Maximum number of requests a change.
+    requests: f64,
+    /// The size before.
+    smaller: Option<Size>,
     lines: Vec<Line>,
 }
 
 impl Growth {
-    fn new(kind: &'static str, controller: &'static str) -> Self {
+    fn new(kind: &'static str, controller: &'static str, requests: f64) -> Self {
         Self {
             kind,
             controller,
+            requests,
             count: 0,
             smaller: None,
             lines: Vec::new(),
@@ -381,6 +431,13 @@ impl Growth {
             .push(Line::new(&what, measured, unit).floor(floor));
     }
 
+    fn promise(&mut self, what: &str, measured: f64, unit: &str, floor: f64, most: f64) {
+        self.line(what, measured, unit, floor);
+        if let Some(line) = self.lines.pop() {
+            self.lines.push(line.at_most(most));
+        }
+    }
+
     /// Begins a size: measures the start, and CPU and memory at rest.
     async fn rest(
         &mut self,
@@ -391,7 +448,7 @@ impl Growth {
     ) -> Result<()> {
         const WINDOW: Duration = Duration::from_secs(30);
         self.count = count;
-        tokio::time::sleep(SETTLE).await;
+        Costs::of(bed, operator, self.controller).await?;
         let memory = Memory::of(operator.child().id())?.anonymous;
         let (used, began) = (cpu_seconds(operator.child().id())?, Instant::now());
         tokio::time::sleep(WINDOW).await;
@@ -400,9 +457,19 @@ impl Growth {
         self.line("start -> ready and leading", started, "s", f64::NAN);
         self.line("CPU at rest", share * 100.0, "% of a core", f64::NAN);
         self.line("RssAnon", memory, "MiB", f64::NAN);
-        if let Some((smaller, before)) = self.smaller.replace((count, memory)) {
-            let each = (memory - before) * 1024.0 / number(count - smaller);
-            self.line("RssAnon for each further object", each, "KiB", f64::NAN);
+        let size = Size {
+            count,
+            memory,
+            start: started,
+        };
+        if let Some(smaller) = self.smaller.replace(size) {
+            let further = number(count - smaller.count);
+            let memory = (memory - smaller.memory) * 1024.0 / further;
+            let what = "RssAnon for each further object";
+            self.promise(what, memory, "KiB", f64::NAN, MEMORY);
+            let start = (started - smaller.start) * 1000.0 / further;
+            let what = "start for each 1,000 further objects";
+            self.promise(what, start, "s", f64::NAN, START);
         }
         Ok(())
     }
@@ -418,7 +485,8 @@ impl Growth {
         tokio::time::sleep(SETTLE).await;
         let sent = number(requests_but_lease(bed, before.mark).await?) / number(changes);
         let after = reconciles(operator, self.controller).await?;
-        self.line("requests a change", sent, "", f64::NAN);
+        let what = "requests a change";
+        self.promise(what, sent, "", f64::NAN, self.requests);
         let reconciles = (after - before.reconciles) / number(changes);
         self.line("reconciles a change", reconciles, "", f64::NAN);
         Ok(())
