@@ -17,6 +17,8 @@ pub enum Times {
     First(u64),
     /// Only the request with this number, from 1.
     Nth(u64),
+    /// The request with this number, from 1, and all after it.
+    From(u64),
 }
 
 impl Times {
@@ -25,6 +27,7 @@ impl Times {
             Self::Always => true,
             Self::First(first) => count <= first,
             Self::Nth(nth) => count == nth,
+            Self::From(first) => count >= first,
         }
     }
 }

@@ -15,8 +15,9 @@ use crate::torture::{Case, Fault, Kind, Place, Setting, observe, run};
 /// Number of runs of each workload, which go side by side, and of the writes from one fault of a run to the next.
 const RUNS: usize = FAULTS.len();
 
-/// Time in which nothing may be written after a fault. A slow machine only waits longer for such a time.
-const REST: std::time::Duration = std::time::Duration::from_secs(1);
+/// Time in which nothing may be written after a fault: three times the longest backoff, so that a write that is retried
+/// for ever shows. A slow machine only waits longer for such a time.
+const REST: std::time::Duration = std::time::Duration::from_secs(3);
 
 const FAULTS: [Fault; 3] = [Fault::KillApplied, Fault::KillAnswered, Fault::LostAnswer];
 

@@ -33,8 +33,9 @@ const LANES: usize = 6;
 /// Maximum number of writes for each accepted change, including the change back: children, statuses and Events.
 const WRITES: usize = 16;
 
-/// Time in which nothing may be written at the end.
-const REST: Duration = Duration::from_secs(1);
+/// Time in which nothing may be written at the end: three times the longest backoff, so that a write that is retried for
+/// ever shows.
+const REST: Duration = Duration::from_secs(3);
 
 /// Reason and message of an object whose current spec the operator has observed, and whether the object is ready.
 type State = (Readiness, String, String);

@@ -1,4 +1,4 @@
-//! Every fault at every request and watch of the operator, for every kind: `make torture`.
+//! Every fault at every write, call of AWS and watch of the operator, for every kind: `make torture`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 // As in tests/it.
 #![allow(
@@ -32,14 +32,14 @@ use self::progress::Progress;
 use self::soak::{Soak, SoakFault};
 use self::state::{Outcome, State};
 use self::torture::{
-    Case, Fault, Kind, Part, Place, Reference, Setting, keep_panics, observe, run,
+    Case, Fault, Kind, Place, PlaceKind, Reference, Setting, catch_panic, keep_panics, observe, run,
 };
 
 /// Number of cases that exist for each one that acts. The others rest.
 const EXISTING: usize = 5;
 
-/// Kills the operator at each of its requests, loses the answer of each, and rejects each; makes each of its watches
-/// stale in each step; compares the states with those of a run without faults.
+/// Kills the operator at each of its writes and calls of AWS, loses the answer of each, and rejects each; makes each of
+/// its watches stale in each step; compares the states with those of a run without faults.
 #[derive(Parser)]
 #[command(name = "torture")]
 struct Arguments {
@@ -51,7 +51,7 @@ struct Arguments {
     kinds: Vec<Kind>,
     /// Run the cases at these places only: write, call or watch; repeatable
     #[arg(long = "at", value_name = "PLACE")]
-    parts: Vec<Part>,
+    parts: Vec<PlaceKind>,
     /// Run the cases with this fault only, such as kill-applied or 403-lasting; repeatable
     #[arg(long = "fault", value_name = "FAULT", value_parser = Fault::parse_name)]
     faults: Vec<String>,
@@ -107,6 +107,7 @@ fn main() -> ExitCode {
     let replays = !arguments.cases.is_empty();
     let harness = std::env::current_exe().unwrap();
     let build = state::digest(&[&arguments.program, &harness]).unwrap();
+    let build = format!("{build}-{}s", arguments.rest);
     // A copy, because a campaign lasts longer than cargo leaves the program as it is.
     let program = Folder::new().unwrap();
     let copied = |file: &Path, name: &str| {
@@ -137,7 +138,7 @@ fn main() -> ExitCode {
             }
         })
         .collect();
-    let mut references = Vec::new();
+    let (mut references, mut unreached) = (Vec::new(), Vec::new());
     for kind in kinds {
         let began = Instant::now();
         let reference = match campaign.observe(kind) {
@@ -165,11 +166,17 @@ fn main() -> ExitCode {
         }
         if replays {
             let cases = arguments.cases.iter().filter(|case| case.kind == kind);
-            campaign.play(cases.cloned().collect(), &reference, true);
+            let cases: Vec<_> = cases.cloned().collect();
+            campaign.play(cases.clone(), &reference, true);
+            unreached.extend(
+                cases
+                    .into_iter()
+                    .filter(|case| campaign.progress.outcome(case) == Some(Outcome::Unreached)),
+            );
         } else {
             let is_wanted = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
             campaign.play_requests(kind, &reference, is_wanted);
-            if is_wanted(Part::Watch) {
+            if is_wanted(PlaceKind::Watch) {
                 campaign.play(reference.watch_cases(kind), &reference, false);
             }
             campaign.progress.print_counts(kind, began.elapsed());
@@ -192,7 +199,10 @@ fn main() -> ExitCode {
             }
         };
     }
-    if campaign.progress.failures() > 0 {
+    for case in &unreached {
+        eprintln!("{case} is not reached: name a write, a call or a watch of the list above");
+    }
+    if campaign.progress.failures() > 0 || !unreached.is_empty() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -218,21 +228,31 @@ impl Campaign {
     }
 
     fn observe(&self, kind: Kind) -> Result<Reference, String> {
-        block_on(observe(kind, &self.setting(None)))
+        block_on(catch_panic(observe(kind, &self.setting(None))))
     }
 
     /// Plays every fault at every request. A run with faults may have more requests than the one without, so each fault
     /// continues until a request does not come.
-    fn play_requests(&self, kind: Kind, reference: &Reference, is_wanted: impl Fn(Part) -> bool) {
+    fn play_requests(
+        &self,
+        kind: Kind,
+        reference: &Reference,
+        is_wanted: impl Fn(PlaceKind) -> bool,
+    ) {
         type NewPlace = fn(u64) -> Place;
-        let requests: [(Part, NewPlace, usize, Vec<Fault>); 2] = [
+        let requests: [(PlaceKind, NewPlace, usize, Vec<Fault>); 2] = [
             (
-                Part::Write,
+                PlaceKind::Write,
                 Place::Write,
                 reference.writes,
                 Fault::at_writes(),
             ),
-            (Part::Call, Place::Call, reference.calls, Fault::at_calls()),
+            (
+                PlaceKind::Call,
+                Place::Call,
+                reference.calls,
+                Fault::at_calls(),
+            ),
         ];
         let requests = requests
             .into_iter()
@@ -283,12 +303,9 @@ impl Campaign {
                     };
                     while let Some(case) = next() {
                         let began = Instant::now();
-                        let result = block_on(run(
-                            case.kind,
-                            vec![case.clone()],
-                            reference,
-                            &self.setting(Some(&case)),
-                        ));
+                        let setting = self.setting(Some(&case));
+                        let run = run(case.kind, vec![case.clone()], reference, &setting);
+                        let result = block_on(catch_panic(run));
                         self.progress.finish(&case, &result, began.elapsed());
                     }
                 });

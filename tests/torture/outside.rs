@@ -8,6 +8,7 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
@@ -27,8 +28,8 @@ use testbed::wait::until;
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
 /// Changes the Service, Ingress or autoscaler of a random `AppService`, or the Pod of a random `MyApp`. (A copy would not
-/// be corrected while its source is missing.)
-pub async fn damage(bed: &Bed, random: &mut StdRng) {
+/// be corrected while its source is missing.) Returns whether there is one.
+pub async fn damage(bed: &Bed, random: &mut StdRng) -> bool {
     let port = json!([{ "name": "http", "port": 80, "targetPort": 666 }]);
     let damages = [
         (
@@ -61,15 +62,19 @@ pub async fn damage(bed: &Bed, random: &mut StdRng) {
         // In the namespaces of other kinds, objects with such names are targets.
         namespace.starts_with("soak-app-") || namespace.starts_with("soak-service-")
     });
-    if let Some(child) = children.choose(random) {
-        let namespace = child.namespace().unwrap();
-        let children: Api<DynamicObject> =
-            Api::namespaced_with(bed.client.clone(), &namespace, resource);
-        let params = PatchParams::default();
-        match children.patch(name, &params, &Patch::Merge(patch)).await {
-            // The workload has deleted the child meanwhile.
-            Err(kube::Error::Api(status)) if status.is_not_found() => {}
-            patched => drop(patched.unwrap()),
+    let Some(child) = children.choose(random) else {
+        return false;
+    };
+    let namespace = child.namespace().unwrap();
+    let children: Api<DynamicObject> =
+        Api::namespaced_with(bed.client.clone(), &namespace, resource);
+    let params = PatchParams::default();
+    match children.patch(name, &params, &Patch::Merge(patch)).await {
+        // The workload has deleted the child meanwhile.
+        Err(kube::Error::Api(status)) if status.is_not_found() => false,
+        patched => {
+            patched.unwrap();
+            true
         }
     }
 }
@@ -200,6 +205,38 @@ fn properties<'a>(
     let schema = schema.open_api_v3_schema.as_mut().unwrap();
     let part = schema.properties.as_mut().unwrap().get_mut(part).unwrap();
     part.properties.get_or_insert_default()
+}
+
+/// A rule that is missing from the operator's `ClusterRole`.
+pub struct RevokedRule {
+    roles: Api<ClusterRole>,
+    shipped: Vec<PolicyRule>,
+}
+
+impl RevokedRule {
+    const ROLE: &str = "quartermaster-manager-role";
+
+    /// Removes the rule of this number, counted from 0 again and again.
+    pub async fn begin(bed: &Bed, number: usize) -> Self {
+        let roles: Api<ClusterRole> = Api::all(bed.client.clone());
+        let shipped = roles.get(Self::ROLE).await.unwrap().rules.unwrap();
+        let revoked = Self { roles, shipped };
+        let mut rules = revoked.shipped.clone();
+        rules.remove(number % rules.len());
+        revoked.write(&rules).await;
+        revoked
+    }
+
+    pub async fn end(self) {
+        self.write(&self.shipped).await;
+    }
+
+    async fn write(&self, rules: &[PolicyRule]) {
+        let patch = Patch::Merge(json!({ "rules": rules }));
+        let params = PatchParams::default();
+        let written = self.roles.patch(Self::ROLE, &params, &patch).await;
+        written.unwrap();
+    }
 }
 
 /// API priority and fairness that rejects every request of the operator.

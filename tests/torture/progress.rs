@@ -90,22 +90,26 @@ impl Progress {
         );
     }
 
-    /// Prints a table: for each fault, how many cases held and failed.
+    /// Prints a table: for each fault, how many cases reached their place and failed, and how many did not reach it.
     pub fn print_counts(&self, kind: Kind, took: Duration) {
         let inner = self.lock();
         let outcomes = &inner.state.outcomes;
         println!("{kind}, {took:.0?}:");
-        println!("  {:22} {:>6} {:>6}", "fault", "runs", "failed");
-        let mut counts = BTreeMap::<_, (usize, usize)>::new();
+        println!(
+            "  {:22} {:>6} {:>6} {:>11}",
+            "fault", "runs", "failed", "not reached"
+        );
+        let mut counts = BTreeMap::<_, [usize; 3]>::new();
         for (case, outcome) in outcomes.iter().filter(|(case, _)| case.kind == kind) {
-            let name = format!("{} {}", case.place.part(), case.fault.group());
+            let name = format!("{} {}", case.place.kind(), case.fault.group());
             // Hidden events have one row, after the first.
-            let rows = counts.entry((case.place.part(), name)).or_default();
-            rows.0 += usize::from(*outcome != Outcome::Unreached);
-            rows.1 += usize::from(*outcome == Outcome::Failed);
+            let rows = counts.entry((case.place.kind(), name)).or_default();
+            rows[0] += usize::from(*outcome != Outcome::Unreached);
+            rows[1] += usize::from(*outcome == Outcome::Failed);
+            rows[2] += usize::from(*outcome == Outcome::Unreached);
         }
-        for ((_, name), (runs, failed)) in counts {
-            println!("  {name:22} {runs:>6} {failed:>6}");
+        for ((_, name), [runs, failed, unreached]) in counts {
+            println!("  {name:22} {runs:>6} {failed:>6} {unreached:>11}");
         }
     }
 }

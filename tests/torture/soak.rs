@@ -2,8 +2,10 @@
 //!
 //! Only the first half has faults that may end a process. The replicas rest after each half, so that a leak shows.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,17 +19,17 @@ use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 use testbed::aws::{self, Aws};
-use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Times};
+use testbed::proxy::{Ending, Fault, Lost, Match, Proxy, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::usage::Memory;
 use testbed::wait::until;
 use tokio::time::sleep;
 
-use crate::outside::{Clock, ReplacedCrd, Starved, damage};
+use crate::outside::{Clock, ReplacedCrd, RevokedRule, Starved, damage};
 use crate::support::{Bed, Operator, SOON, Settings, series};
 use crate::torture::{
-    Answer, FLAGS, Kind, Reference, is_sound, is_write, last_write, lease_aws, rests_for,
-    run_beside, writes,
+    Answer, FLAGS, Kind, Reference, catch_panic, is_sound, is_write, last_write, lease_aws,
+    rests_for, run_beside, writes,
 };
 
 /// Time between two faults, at most.
@@ -41,11 +43,16 @@ const REST: Duration = Duration::from_secs(30);
 /// Time after which a resting replica has closed its unused connections: the HTTP client keeps them for 90 s, and looks
 /// for them every 90 s.
 const IDLE: Duration = Duration::from_secs(200);
+/// Number of faults of which one must have an effect.
+const MANY: usize = 20;
 /// Maximum growth of the anonymous memory of a replica over the second half, in MiB.
 const GROWTH: f64 = 2.0;
 /// Maximum difference of the number of open connections, which varies a little even at rest. Each has a file descriptor and
 /// up to two tasks. The second half has hundreds of rounds, so a leak of each round is far above it.
 const CONNECTIONS: f64 = 4.0;
+
+/// Words of the log of a replica that ended because it lost the Lease.
+const LOST_LEASE: &str = "lost the lease";
 
 /// Flags of the replicas in addition to those of each case. The log of an hour at debug level fills disks.
 const OF_REPLICAS: [&str; 6] = [
@@ -68,6 +75,8 @@ pub enum SoakFault {
     LoseAnswers,
     /// A replica may not list or watch a resource
     Forbid,
+    /// The next rule of the operator's ClusterRole is removed, and all watches begin again
+    Revoke,
     /// The watches of a resource end, break in the middle of an event, or are answered 410
     EndWatches,
     /// The watches of a resource show nothing
@@ -135,6 +144,8 @@ struct Shared {
     /// Number of faults that can end a process, and of processes that ended because they lost the Lease. Each permits
     /// one repeated message.
     interruptions: AtomicUsize,
+    /// For each fault, how often it struck, and how often that had an effect.
+    struck: Mutex<BTreeMap<String, [usize; 2]>>,
     failed: AtomicBool,
 }
 
@@ -164,6 +175,10 @@ struct Replicas {
     /// The receivers of the workloads.
     receivers: Vec<Receiver>,
     other_program: Option<PathBuf>,
+    /// Number of the rules that were revoked so far.
+    revoked: usize,
+    /// What is wrong, apart from the oracles of the workloads.
+    problems: Vec<String>,
     /// The last address of each replica's metrics.
     addresses: [String; 2],
     /// File with these addresses for a Prometheus server, while the soak runs.
@@ -201,6 +216,7 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             time: soak.time / 2,
             faults,
             interruptions: AtomicUsize::new(0),
+            struck: Mutex::default(),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
@@ -222,6 +238,14 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
         });
         let interruptions = shared.interruptions.load(Ordering::Relaxed);
         println!("{interruptions} interruptions");
+        println!("  {:16} {:>6} {:>11}", "fault", "struck", "with effect");
+        let struck = shared.struck.into_inner().unwrap();
+        for (fault, [struck, effective]) in struck {
+            println!("  {fault:16} {struck:>6} {effective:>11}");
+            if struck >= MANY && effective == 0 {
+                problems.push(format!("{fault} had no effect"));
+            }
+        }
         if interruptions > 0 && !may_end_processes {
             problems.push(format!("{interruptions} processes ended by themselves"));
         }
@@ -233,6 +257,7 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
     }
     std::fs::write(soak.folder.join("soak.csv"), table(&samples)).unwrap();
     problems.extend(replicas.foreign_writes());
+    problems.append(&mut replicas.problems);
     match &at_rest[..] {
         [first, second, first_later, second_later] => {
             problems.extend(growth(first, first_later));
@@ -271,7 +296,7 @@ fn play(
         let kills = || shared.interruptions.load(Ordering::Relaxed) - before;
         receiver.forget();
         let round = run_beside(kind, receiver, proxies, aws, &kills, reference);
-        played = crate::block_on(round);
+        played = crate::block_on(catch_panic(round));
         rounds += 1;
     }
     let played = played.map_err(|error| format!("{kind}, round {rounds}: {error}"));
@@ -318,6 +343,8 @@ impl Replicas {
             aws,
             receivers: (0..receivers).map(|_| Receiver::start().unwrap()).collect(),
             other_program: soak.other_program.clone(),
+            revoked: 0,
+            problems: Vec::new(),
             addresses: Default::default(),
             targets: soak.folder.join("targets.json"),
         }
@@ -334,12 +361,28 @@ impl Replicas {
     ) -> Vec<Sample> {
         let (mut samples, mut sampled) = (Vec::new(), Instant::now());
         while are_playing() {
-            if !shared.is_over() {
-                self.strike(shared, random).await;
+            // The second half may have no fault.
+            if !shared.is_over()
+                && let Some(&fault) = shared.faults.choose(random)
+            {
+                if fault.ends_processes() {
+                    shared.interruptions.fetch_add(1, Ordering::Relaxed);
+                }
+                let has_effect = self.strike(fault, shared, random).await;
+                let name = fault.to_possible_value().unwrap().get_name().to_owned();
+                let mut struck = shared.struck.lock().unwrap();
+                let counts = struck.entry(name).or_default();
+                counts[0] += 1;
+                counts[1] += usize::from(has_effect);
             }
             sleep(PAUSE.mul_f64(random.random_range(0.1..1.0))).await;
             for replica in &mut self.running {
-                if replica.child().ended().unwrap().is_some() {
+                if let Some(status) = replica.child().ended().unwrap() {
+                    let log = replica.child().log_tail();
+                    if status.code() != Some(1) || !log.contains(LOST_LEASE) {
+                        self.problems
+                            .push(format!("a replica ended: {status}\n{log}"));
+                    }
                     shared.interruptions.fetch_add(1, Ordering::Relaxed);
                     replica.restart();
                 }
@@ -352,20 +395,13 @@ impl Replicas {
         samples
     }
 
-    /// Strikes with a random fault, and returns once it is over.
-    async fn strike(&mut self, shared: &Shared, random: &mut StdRng) {
+    /// Strikes a random replica, resource or child with a fault. Returns once the fault is over, whether it met anything.
+    async fn strike(&mut self, fault: SoakFault, shared: &Shared, random: &mut StdRng) -> bool {
         let at = random.random_range(0..self.running.len());
         let (replica, proxy) = (&mut self.running[at], &self.proxies[at]);
         let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
         let resource = *RESOURCES.choose(random).unwrap();
         let watches = Match::watch(resource);
-        // The second half may have none.
-        let Some(&fault) = shared.faults.choose(random) else {
-            return;
-        };
-        if fault.ends_processes() {
-            shared.interruptions.fetch_add(1, Ordering::Relaxed);
-        }
         let order = match fault {
             SoakFault::Reject => {
                 let answer = Answer::ALL.choose(random).unwrap().of_apiserver();
@@ -382,10 +418,20 @@ impl Replicas {
                 Some(proxy.inject(writes(), Times::Always, fault))
             }
             SoakFault::Forbid => Some(proxy.forbid(&Match::watches_and_lists(resource))),
+            SoakFault::Revoke => {
+                let began = Instant::now();
+                let revoked = RevokedRule::begin(&self.bed, self.revoked).await;
+                self.revoked += 1;
+                for proxy in &self.proxies {
+                    proxy.end_watches(&Match::verb(Verb::Watch), Ending::Clean);
+                }
+                sleep(lasting).await;
+                revoked.end().await;
+                return self.was_answered(StatusCode::FORBIDDEN, began);
+            }
             SoakFault::EndWatches => {
                 let endings = [Ending::Clean, Ending::MidEvent, Ending::Gone];
-                proxy.end_watches(&watches, *endings.choose(random).unwrap());
-                None
+                return proxy.end_watches(&watches, *endings.choose(random).unwrap()) > 0;
             }
             SoakFault::FreezeWatches => Some(proxy.freeze_running(watches)),
             SoakFault::Disconnect => {
@@ -419,8 +465,7 @@ impl Replicas {
             SoakFault::Damage => {
                 // Takes more random numbers if there are children.
                 let mut random = StdRng::seed_from_u64(random.random());
-                damage(&self.bed, &mut random).await;
-                None
+                return damage(&self.bed, &mut random).await;
             }
             SoakFault::ReplaceCrd => {
                 let replaced = ReplacedCrd::random(&self.bed, random).await;
@@ -429,10 +474,11 @@ impl Replicas {
                 None
             }
             SoakFault::Starve => {
+                let began = Instant::now();
                 let starved = Starved::begin(&self.bed).await;
                 sleep(lasting).await;
                 starved.end().await;
-                None
+                return self.was_answered(StatusCode::TOO_MANY_REQUESTS, began);
             }
             SoakFault::Kill => {
                 replica.kill();
@@ -443,10 +489,11 @@ impl Replicas {
             SoakFault::Freeze => {
                 // Longer than the Lease lasts, in half of the cases.
                 // The replica may have just ended, because it lost the Lease.
-                if replica.child().freeze().is_ok() {
-                    sleep(lasting * 2).await;
-                    replica.child().thaw().unwrap();
+                if replica.child().freeze().is_err() {
+                    return false;
                 }
+                sleep(lasting * 2).await;
+                replica.child().thaw().unwrap();
                 None
             }
             SoakFault::MoveClock => {
@@ -471,10 +518,19 @@ impl Replicas {
                 None
             }
         };
-        if let Some(order) = order {
-            sleep(lasting).await;
-            order.take_back();
-        }
+        let Some(order) = order else {
+            return true;
+        };
+        sleep(lasting).await;
+        order.take_back();
+        order.hits() > 0
+    }
+
+    /// Returns whether the apiserver has answered a request with this status code since then.
+    fn was_answered(&self, code: StatusCode, since: Instant) -> bool {
+        let requests = self.proxies.iter().flat_map(Proxy::requests);
+        let mut late = requests.filter(|it| it.at >= since);
+        late.any(|it| it.answer() == Some(code))
     }
 
     /// Returns the resources of each replica that is ready.
@@ -492,10 +548,14 @@ impl Replicas {
             ) else {
                 continue;
             };
+            // The replica may have ended.
+            let Ok(memory) = Memory::of(operator.child().id()) else {
+                continue;
+            };
             samples.push(Sample {
                 at: began.elapsed(),
                 replica,
-                memory: Memory::of(operator.child().id()).unwrap().anonymous,
+                memory: memory.anonymous,
                 files,
                 tasks,
             });
@@ -550,16 +610,17 @@ impl Replicas {
 }
 
 /// Resources whose watches and writes fail.
-const RESOURCES: [&str; 12] = [
+const RESOURCES: [&str; 13] = [
     "appservices",
     "configmaps",
     "configmapsyncs",
     "contactpoints",
     "deployments",
+    "horizontalpodautoscalers",
+    "ingresses",
     "myapps",
     "myingresses",
     "pods",
-    "secrets",
     "services",
     "trackedfields",
     "trackedfieldsets",

@@ -32,7 +32,7 @@ pub enum Outcome {
 /// The outcomes, by case.
 pub struct State {
     file: File,
-    /// Digest of the operator and of this program: another build begins anew.
+    /// Digest of the operator and of this program, with the settings of a run: another build begins anew.
     build: String,
     pub outcomes: BTreeMap<Case, Outcome>,
 }
@@ -62,9 +62,10 @@ impl State {
 
     /// Appends a case.
     pub fn add(&mut self, case: Case, outcome: Outcome, took: Duration) -> io::Result<()> {
-        let name = name(outcome);
-        let seconds = took.as_secs();
-        writeln!(self.file, "{} {case} {name} {seconds}s", self.build)?;
+        let (name, seconds) = (name(outcome), took.as_secs());
+        // One write, because an interruption must not leave half a line.
+        let line = format!("{} {case} {name} {seconds}s\n", self.build);
+        self.file.write_all(line.as_bytes())?;
         self.outcomes.insert(case, outcome);
         Ok(())
     }
@@ -78,7 +79,6 @@ fn name(outcome: Outcome) -> &'static str {
     }
 }
 
-/// Reads a line. An interrupted run may leave half of one.
 fn parse(line: &str, build: &str) -> Option<(Case, Outcome)> {
     let mut words = line.split(' ');
     let (of, case, outcome) = (words.next()?, words.next()?, words.next()?);

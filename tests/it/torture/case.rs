@@ -75,7 +75,7 @@ pub enum Fault {
 
 /// Kind of place that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum PlaceKind {
     /// A write to the apiserver.
     Write,
     /// A call to AWS.
@@ -104,11 +104,11 @@ pub struct Case {
 }
 
 impl Place {
-    pub fn part(&self) -> Part {
+    pub fn kind(&self) -> PlaceKind {
         match self {
-            Self::Write(_) => Part::Write,
-            Self::Call(_) => Part::Call,
-            Self::Watch(..) => Part::Watch,
+            Self::Write(_) => PlaceKind::Write,
+            Self::Call(_) => PlaceKind::Call,
+            Self::Watch(..) => PlaceKind::Watch,
         }
     }
 }
@@ -221,21 +221,23 @@ impl Fault {
         all
     }
 
-    /// Returns every fault of a watch with this number of events in a step, in a fixed order. A list `may_be_old` if
-    /// the request allows an old one.
-    pub fn of_watch(events: u64, may_be_old: bool) -> Vec<Self> {
+    /// Returns every fault of a watch with this number of events in a step, in a fixed order. `was_open` is whether the
+    /// watch was open before the step, and a list `may_be_old` if the request allows an old one.
+    pub fn of_watch(events: u64, was_open: bool, may_be_old: bool) -> Vec<Self> {
         let mut views = vec![Staleness::Frozen, Staleness::Expired, Staleness::Forbidden];
-        if may_be_old {
+        if was_open && may_be_old {
             views.push(Staleness::OldList);
         }
         let hidden = (1..=events.min(HIDDEN)).map(Staleness::Hidden);
         let gap = (events > 1).then_some(Staleness::Gap);
         let alone = views.iter().copied().chain(gap).chain(hidden);
         let first = [Staleness::Hidden(1)];
-        let standby = views.iter().copied().chain(first);
+        let mut standby: Vec<_> = views.iter().copied().chain(first).collect();
+        // A standby's watch is frozen before the step.
+        standby.retain(|view| was_open || *view != Staleness::Frozen);
         alone
             .map(Self::Stale)
-            .chain(standby.map(Self::StaleStandby))
+            .chain(standby.into_iter().map(Self::StaleStandby))
             .collect()
     }
 
@@ -244,12 +246,12 @@ impl Fault {
         let all = [
             Self::at_writes(),
             Self::at_calls(),
-            Self::of_watch(HIDDEN, true),
+            Self::of_watch(HIDDEN, true, true),
         ]
         .concat();
         let mut names = all.iter().flat_map(|it| [it.to_string(), it.group()]);
         names.find(|it| it == name).ok_or_else(|| {
-            format!("{name} is no fault; write a name of docs/testing.md, such as 403-lasting")
+            format!("unknown fault {name}: use a name from docs/testing.md, such as 403-lasting")
         })
     }
 
@@ -301,7 +303,7 @@ impl fmt::Display for Staleness {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for PlaceKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Write => "write",
@@ -311,14 +313,14 @@ impl fmt::Display for Part {
     }
 }
 
-impl FromStr for Part {
+impl FromStr for PlaceKind {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
         let found = [Self::Write, Self::Call, Self::Watch]
             .into_iter()
             .find(|part| part.to_string() == name);
-        found.ok_or_else(|| format!("{name} is no place of faults; write write, call or watch"))
+        found.ok_or_else(|| format!("unknown place {name}: use write, call or watch"))
     }
 }
 
@@ -351,7 +353,7 @@ impl FromStr for Case {
                 "call" => (Place::Call(number.parse().ok()?), Fault::at_calls()),
                 watch => (
                     Place::Watch(watch.into(), number.parse().ok()?),
-                    Fault::of_watch(HIDDEN, true),
+                    Fault::of_watch(HIDDEN, true, true),
                 ),
             };
             Some(Self {
@@ -360,6 +362,10 @@ impl FromStr for Case {
                 fault: faults.into_iter().find(|it| it.to_string() == fault)?,
             })
         };
-        parse().ok_or_else(|| format!("{name} is no case; write app_service/write-7/lost-answer"))
+        parse().ok_or_else(|| {
+            format!(
+                "unknown case {name}: use KIND/PLACE/FAULT, such as app_service/write-7/lost-answer"
+            )
+        })
     }
 }

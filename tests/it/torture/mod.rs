@@ -1,4 +1,5 @@
-//! Campaigns of faults: a workload for each kind, faults at each request and watch of the operator, and an oracle.
+//! Campaigns of faults: a workload for each kind, faults at each write, each call of AWS and each watch of the operator,
+//! and an oracle.
 //!
 //! The program `tests/torture` runs every case, and `tests/it/every_write.rs` a fixed part.
 #![allow(dead_code)] // each of them uses some parts only
@@ -13,11 +14,11 @@ mod strike;
 mod workloads;
 
 #[allow(unused_imports)] // as above
-pub use self::case::{Answer, Case, Fault, Part, Place};
+pub use self::case::{Answer, Case, Fault, Place, PlaceKind};
 #[allow(unused_imports)] // as above
 pub use self::scene::{
-    FLAGS, Reference, Report, Setting, is_sound, keep_panics, last_write, observe, rests_for, run,
-    run_beside,
+    FLAGS, Reference, Report, Setting, catch_panic, is_sound, keep_panics, last_write, observe,
+    rests_for, run, run_beside,
 };
 #[allow(unused_imports)] // as above
 pub use self::strike::{is_write, writes};

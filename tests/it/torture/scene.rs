@@ -14,7 +14,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::case::{Case, Fault, Part, Place, Staleness};
+use super::case::{Case, Fault, Place, PlaceKind, Staleness};
 use super::differences::differences;
 use super::steps::{Events, Steps, with_old_lists};
 use super::strike::{Strike, is_write, writes};
@@ -35,8 +35,8 @@ pub const FLAGS: [&str; 3] = [
 /// long.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Time without a write after which an operator with a stale view has done what it can. On a slow machine the view is
-/// current earlier.
+/// Time without a write after which an operator with a stale view has done what it can. A slower operator may still be
+/// at work when its view becomes current, which makes the case easier, not wrong.
 const CALM: Duration = Duration::from_secs(1);
 
 /// Maximum time until a state is reached although faults delay it.
@@ -46,6 +46,10 @@ const REACHED: Duration = Duration::from_mins(2);
 /// with backoffs of 50 ms that double up to a second, as many again for changes that trigger a reconcile meanwhile, and
 /// three attempts of each after a conflict.
 const REPETITIONS: u64 = 42;
+
+/// Maximum number of requests that each fault adds to twice those of a run without faults: reads before repeated writes,
+/// and the lists and watches of another process.
+const REQUESTS: usize = 300;
 
 /// Settings of a run.
 pub struct Setting<'a> {
@@ -76,8 +80,12 @@ pub struct Reference {
     performed: BTreeMap<String, usize>,
     /// Numbers of events of the watches, by step.
     pub events: Events,
+    /// The step in which each watch was opened; 0 before the workload.
+    opened: BTreeMap<String, usize>,
     /// The watches whose lists may be old.
     old_lists: BTreeSet<String>,
+    /// Number of requests but those of the Lease.
+    requests: usize,
 }
 
 impl Reference {
@@ -93,8 +101,9 @@ impl Reference {
     /// Returns every case of a watch.
     pub fn watch_cases(&self, kind: Kind) -> Vec<Case> {
         let cases = self.events.iter().flat_map(|((watch, step), events)| {
+            let was_open = self.opened.get(watch).is_some_and(|opened| opened < step);
             let may_be_old = self.old_lists.contains(watch);
-            let faults = Fault::of_watch(*events, may_be_old).into_iter();
+            let faults = Fault::of_watch(*events, was_open, may_be_old).into_iter();
             faults.map(move |fault| Case {
                 kind,
                 place: Place::Watch(watch.clone(), *step),
@@ -208,6 +217,16 @@ impl Scene<'_> {
             Checkpoints::Record(states) => {
                 let state = self.settles().await;
                 let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+                if name.ends_with("corrected")
+                    && let Some((before, expected)) = states.last()
+                {
+                    let found = differences(expected, &state);
+                    let found = found.join("\n");
+                    assert!(
+                        found.is_empty(),
+                        "\"{name}\" differs from \"{before}\":\n{found}"
+                    );
+                }
                 states.push((name, state));
             }
             Checkpoints::Compare(reference) => {
@@ -283,6 +302,12 @@ impl Scene<'_> {
         self.proxies.iter().flat_map(Proxy::requests).collect()
     }
 
+    fn requests_but_lease(&self) -> usize {
+        let requests = self.requests();
+        let counted = requests.iter().filter(|it| it.request.resource != "leases");
+        counted.count()
+    }
+
     fn last_write(&self) -> Option<Instant> {
         let written = self.proxies.iter().filter_map(last_write).max();
         let calls = self.aws.iter().flat_map(Aws::calls);
@@ -306,6 +331,13 @@ impl Scene<'_> {
             "{rejected} requests while all were rejected"
         );
         if let Some(reference) = reference {
+            let requests = self.requests_but_lease();
+            let limit = 2 * reference.requests + REQUESTS * self.struck();
+            assert!(
+                requests <= limit,
+                "{requests} requests; {} without faults",
+                reference.requests
+            );
             let writes = self.writes();
             let limit = 2 * reference.writes + 20;
             assert!(
@@ -314,7 +346,7 @@ impl Scene<'_> {
                 reference.writes
             );
         }
-        let is_stale = |case: &Case| case.place.part() == Part::Watch;
+        let is_stale = |case: &Case| case.place.kind() == PlaceKind::Watch;
         if let Some(reference) = reference
             && self.cases.iter().any(is_stale)
         {
@@ -423,7 +455,9 @@ pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, Str
         by_resource,
         performed: scene.performed(),
         events: scene.steps.events(),
+        opened: scene.steps.opened(),
         old_lists: with_old_lists(&scene.bed, proxy),
+        requests: scene.requests_but_lease(),
         states: recorded(scene.checkpoints),
         writes: report.writes,
         calls: report.calls,
@@ -478,7 +512,7 @@ pub async fn run_beside(
     let played = AssertUnwindSafe(played).catch_unwind().await;
     let namespace = &scene.bed.namespace;
     let played = played.map_err(|_| format!("{namespace}: {}", last_panic()));
-    kind.clean(&scene, played.is_ok()).await;
+    kind.clean(&scene).await;
     played
 }
 
@@ -528,7 +562,7 @@ async fn play<'a>(
         further_kills: &|| 0,
     };
     if let Checkpoints::Record(_) = &scene.checkpoints {
-        scene.steps.count_events(&scene.bed, &scene.proxies[0]);
+        scene.steps.observe(&scene.bed, &scene.proxies[0]);
     }
     let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
     prepared.map_err(|_| last_panic())?;
@@ -562,6 +596,7 @@ async fn play<'a>(
     // A leader that was killed is the first.
     let living = replicas.last_mut().unwrap();
     let played = played.and_then(|()| is_sound(living));
+    let played = played.and_then(|()| replicas.iter().try_for_each(has_no_panic));
     if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
         let logs: String = replicas.iter().map(Operator::logs).collect();
         let _ = std::fs::write(file, logs);
@@ -576,7 +611,10 @@ async fn play<'a>(
         calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
         rejected: scene.rejected(),
     };
-    kind.clean(&scene, played.is_ok()).await;
+    kind.clean(&scene).await;
+    if let (Some(aws), Ok(())) = (&scene.aws, &played) {
+        super::workloads::release_aws(aws.clone());
+    }
     played.map(|()| (scene, report))
 }
 
@@ -640,6 +678,10 @@ pub fn is_sound(operator: &mut Operator) -> Result<(), String> {
     if let Some(status) = operator.child().ended().unwrap() {
         return Err(format!("the operator ended: {status}"));
     }
+    has_no_panic(operator)
+}
+
+fn has_no_panic(operator: &Operator) -> Result<(), String> {
     let logs = operator.logs();
     // The runtime catches panics, and continues.
     let panicked = logs.lines().find(|line| line.contains("panicked"));
@@ -648,6 +690,12 @@ pub fn is_sound(operator: &mut Operator) -> Result<(), String> {
 
 thread_local! {
     static LAST_PANIC: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
+/// Runs a future, and returns the message of its panic as an error.
+pub async fn catch_panic<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let caught = AssertUnwindSafe(future).catch_unwind().await;
+    caught.unwrap_or_else(|_| Err(last_panic()))
 }
 
 /// Returns the message of the panic that this thread caught last.

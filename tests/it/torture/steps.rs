@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use testbed::proxy::{ApiRequest, Match, Proxy, Verb};
+use testbed::proxy::{ApiRequest, Fault, Match, Point, Proxy, Then, Times, Verb};
 
 use crate::support::Bed;
 
@@ -19,6 +19,8 @@ pub type Events = BTreeMap<(String, usize), u64>;
 pub struct Steps {
     current: Arc<AtomicUsize>,
     events: Arc<Mutex<Events>>,
+    /// The step of each watch's first request; 0 before the workload.
+    opened: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
 impl Steps {
@@ -31,8 +33,16 @@ impl Steps {
         self.current.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Counts the events that the operator behind this proxy gets.
-    pub fn count_events(&self, bed: &Bed, proxy: &Proxy) {
+    /// Counts the events that the operator behind this proxy gets, and notes when it opens each watch.
+    pub fn observe(&self, bed: &Bed, proxy: &Proxy) {
+        let (steps, namespace) = (self.clone(), bed.namespace.clone());
+        let note = Fault::hook(Point::Before, move |request| {
+            let name = watch_name(&request, &namespace);
+            let mut opened = steps.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            opened.entry(name).or_insert_with(|| steps.current());
+            async { Then::GoOn }
+        });
+        proxy.inject(Match::verb(Verb::Watch), Times::Always, note);
         let (steps, namespace) = (self.clone(), bed.namespace.clone());
         proxy.hide(Match::verb(Verb::Watch), move |event| {
             if event.kind != BOOKMARK {
@@ -42,6 +52,12 @@ impl Steps {
             }
             false
         });
+    }
+
+    /// Returns the step in which each watch was opened; 0 before the workload.
+    pub fn opened(&self) -> BTreeMap<String, usize> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.clone()
     }
 
     /// Returns the events of the workload's steps.

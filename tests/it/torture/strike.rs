@@ -7,7 +7,7 @@ use testbed::aws::{self, Aws, Gate};
 use testbed::proxy::{self, ApiRequest, Match, Order, Point, Proxy, Then, Times};
 use tokio::sync::watch;
 
-use super::case::{Answer, Case, Fault, Place};
+use super::case::{Case, Fault, Place};
 use super::scene::Scene;
 use super::staleness::StaleWatch;
 use crate::support::{Bed, Operator, SOON, Trap};
@@ -28,7 +28,7 @@ pub fn is_write(request: &ApiRequest) -> bool {
         && !request.group.ends_with("authentication.k8s.io")
 }
 
-/// A fault in wait.
+/// A fault that waits for its place.
 pub struct Strike {
     means: Means,
     /// True once the fault is over.
@@ -43,12 +43,7 @@ enum Means {
         first: Order,
         others: Arc<Mutex<Option<Order>>>,
     },
-    LastingCalls {
-        first: Order,
-        others: Arc<Mutex<Option<Order>>>,
-        aws: Aws,
-        fault: aws::Fault,
-    },
+    LastingCalls(Order),
     Stale(Box<StaleWatch>),
 }
 
@@ -100,17 +95,10 @@ impl Strike {
                 tokio::time::sleep(LASTING).await;
                 take_back(others);
             }
-            Means::LastingCalls {
-                first,
-                others,
-                aws,
-                fault,
-            } => {
-                hit(first).await;
-                let order = aws.fault(aws::On::all(), Times::Always, fault.clone());
-                *others.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+            Means::LastingCalls(order) => {
+                hit(order).await;
                 tokio::time::sleep(LASTING).await;
-                take_back(others);
+                order.take_back();
             }
             Means::Stale(stale) => stale.act(scene, replicas).await,
         }
@@ -145,7 +133,7 @@ impl Strike {
             Means::KillCall(gate) => gate.was_reached(),
             Means::Once(order)
             | Means::Lasting { first: order, .. }
-            | Means::LastingCalls { first: order, .. } => order.hits() > 0,
+            | Means::LastingCalls(order) => order.hits() > 0,
         }
     }
 
@@ -159,14 +147,12 @@ impl Strike {
 
     /// Returns the number of requests that a lasting fault rejected.
     pub fn rejected(&self) -> u64 {
-        let more = |others: &Mutex<Option<Order>>| {
-            let others = others.lock().unwrap_or_else(PoisonError::into_inner);
-            others.as_ref().map_or(0, Order::hits)
-        };
         match &self.means {
-            Means::Lasting { first, others } | Means::LastingCalls { first, others, .. } => {
-                first.hits() + more(others)
+            Means::Lasting { first, others } => {
+                let others = others.lock().unwrap_or_else(PoisonError::into_inner);
+                first.hits() + others.as_ref().map_or(0, Order::hits)
             }
+            Means::LastingCalls(order) => order.hits(),
             _ => 0,
         }
     }
@@ -230,17 +216,10 @@ fn of_call(fault: Fault, number: u64, aws: &Aws) -> Means {
         Fault::KillBefore => gate(aws::Point::Before),
         Fault::KillApplied | Fault::KillAnswered => gate(aws::Point::After),
         Fault::Once(answer) => once(answer.of_aws()),
-        Fault::Lasting(answer) => lasting_calls(number, aws, answer),
+        Fault::Lasting(answer) => {
+            let from = Times::From(number);
+            Means::LastingCalls(aws.fault(aws::On::all(), from, answer.of_aws()))
+        }
         _ => once(aws::Fault::CutAfter),
-    }
-}
-
-fn lasting_calls(number: u64, aws: &Aws, answer: Answer) -> Means {
-    let fault = answer.of_aws();
-    Means::LastingCalls {
-        first: aws.fault(aws::On::all(), Times::Nth(number), fault.clone()),
-        others: Arc::default(),
-        aws: aws.clone(),
-        fault,
     }
 }

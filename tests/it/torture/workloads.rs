@@ -180,19 +180,14 @@ impl Kind {
         }
     }
 
-    /// Removes the workload's namespaces. AWS goes to the next case if this one `holds`.
-    pub async fn clean(self, scene: &Scene<'_>, holds: bool) {
+    /// Removes the workload's namespaces.
+    pub async fn clean(self, scene: &Scene<'_>) {
         let namespaces: Api<Namespace> = Api::all(scene.bed.client.clone());
         for namespace in self.namespaces(&scene.bed) {
             // A namespace that is left costs memory only.
             let _ = namespaces
                 .delete(&namespace, &DeleteParams::default())
                 .await;
-        }
-        if let (Some(aws), true) = (&scene.aws, holds) {
-            aws.behave();
-            aws.clear();
-            free_aws().push(aws.clone());
         }
     }
 }
@@ -217,7 +212,7 @@ impl FromStr for Kind {
         let found = Self::ALL.into_iter().find(|kind| kind.to_string() == name);
         found.ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
-            format!("{name} is no workload; write one of {}", names.join(", "))
+            format!("unknown workload {name}: use one of {}", names.join(", "))
         })
     }
 }
@@ -235,6 +230,13 @@ pub async fn lease_aws() -> Aws {
         Some(aws) => aws,
         None => Aws::start().await.unwrap(),
     }
+}
+
+/// Passes a server on to the next case.
+pub fn release_aws(aws: Aws) {
+    aws.behave();
+    aws.clear();
+    free_aws().push(aws);
 }
 
 fn resource<K: Resource<DynamicType = ()>>() -> ApiResource {

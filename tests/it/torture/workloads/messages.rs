@@ -32,7 +32,12 @@ pub fn assert_repeats_bounded(scene: &Scene<'_>, tests: usize) {
     let is_test = |request: &&std::sync::Arc<testbed::receiver::Request>| {
         request.header("ce-type") == Some(READY)
     };
-    let more_tests = requests.iter().filter(is_test).count() - tests;
+    let sent = requests.iter().filter(is_test).count();
+    assert!(
+        sent >= tests,
+        "{sent} of {tests} test messages were delivered"
+    );
+    let more_tests = sent - tests;
     let (mut seen, mut repeated) = (BTreeSet::new(), 0);
     for request in requests.iter().filter(|it| !is_test(it)) {
         let data = request.json().unwrap();
