@@ -75,7 +75,7 @@ pub enum SoakFault {
     LoseAnswers,
     /// A replica may not list or watch a resource
     Forbid,
-    /// The next rule of the operator's ClusterRole is removed, and all watches begin again
+    /// The next rule of the operator's role is removed, and all watches begin again
     Revoke,
     /// The watches of a resource end, break in the middle of an event, or are answered 410
     EndWatches,
