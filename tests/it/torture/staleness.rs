@@ -166,17 +166,23 @@ impl StaleWatch {
         let requests = self.proxy.requests();
         let mut lists = requests.iter().map(|it| &it.request);
         let list = lists.rfind(|it| self.lists.matches(it))?;
-        let ends_soon = |pair: &str| match pair.split_once('=') {
-            Some(("timeoutSeconds", _)) => "timeoutSeconds=1".to_owned(),
-            _ => pair.to_owned(),
-        };
-        let query: Vec<_> = list.query.split('&').map(ends_soon).collect();
-        let request = http::Request::get(format!("{}?{}", list.path, query.join("&")));
-        let request = request.body(Vec::new()).unwrap();
-        let answer = scene.bed.client.request_text(request).await.unwrap();
-        let (objects, rest) = answer.split_once(LIST_END).unwrap();
-        let (end, _) = rest.split_once('\n').unwrap();
-        Some(format!("{objects}{LIST_END}{end}\n"))
+        // The watch ends after this time, in which a slow machine may not send the whole list.
+        for seconds in [1, 4, 16] {
+            let ends_soon = |pair: &str| match pair.split_once('=') {
+                Some(("timeoutSeconds", _)) => format!("timeoutSeconds={seconds}"),
+                _ => pair.to_owned(),
+            };
+            let query: Vec<_> = list.query.split('&').map(ends_soon).collect();
+            let request = http::Request::get(format!("{}?{}", list.path, query.join("&")));
+            let request = request.body(Vec::new()).unwrap();
+            let answer = scene.bed.client.request_text(request).await.unwrap();
+            if let Some((objects, rest)) = answer.split_once(LIST_END)
+                && let Some((end, _)) = rest.split_once('\n')
+            {
+                return Some(format!("{objects}{LIST_END}{end}\n"));
+            }
+        }
+        panic!("no list of {}", list.path);
     }
 
     /// Serves the list from before the step, and what came since once the operator rests.
