@@ -177,7 +177,7 @@ struct Replicas {
     other_program: Option<PathBuf>,
     /// Number of the rules that were revoked so far.
     revoked: usize,
-    /// What is wrong, apart from the oracles of the workloads.
+    /// Problems of the replicas. The oracles of the workloads report theirs themselves.
     problems: Vec<String>,
     /// The last address of each replica's metrics.
     addresses: [String; 2],

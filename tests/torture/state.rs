@@ -63,7 +63,7 @@ impl State {
     /// Appends a case.
     pub fn add(&mut self, case: Case, outcome: Outcome, took: Duration) -> io::Result<()> {
         let (name, seconds) = (name(outcome), took.as_secs());
-        // One write, because an interruption must not leave half a line.
+        // The line is one write, because an interruption must not leave half of it.
         let line = format!("{} {case} {name} {seconds}s\n", self.build);
         self.file.write_all(line.as_bytes())?;
         self.outcomes.insert(case, outcome);

@@ -82,20 +82,7 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
         let changes = stage.paced(count, RATE, CHANGES).await;
         let latencies = stage.latencies(&changes, Sender::Operator).await?;
         stage.delivered(count).await?;
-        growth.promise(
-            "change -> receiver, p50",
-            latencies.p50(),
-            "ms",
-            floor.p50(),
-            P50,
-        );
-        growth.promise(
-            "change -> receiver, p99",
-            latencies.p99(),
-            "ms",
-            floor.p99(),
-            P99,
-        );
+        growth.latencies("change -> receiver", &latencies, &floor);
         growth.costs(before, &stage.bed, &operator, CHANGES).await?;
         if Some(&count) == FIELDS.last() {
             stage.forget();
@@ -206,20 +193,7 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
             .await?;
         let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
         let (latencies, floor) = scene.edited(&names, CHANGES).await?;
-        growth.promise(
-            "edit -> copy matches, p50",
-            latencies.p50(),
-            "ms",
-            floor.p50(),
-            P50,
-        );
-        growth.promise(
-            "edit -> copy matches, p99",
-            latencies.p99(),
-            "ms",
-            floor.p99(),
-            P99,
-        );
+        growth.latencies("edit -> copy matches", &latencies, &floor);
         growth.costs(before, &scene.bed, &operator, CHANGES).await?;
     }
     growth.lines.extend(wide(program).await?);
@@ -391,7 +365,7 @@ fn with_plain_metrics(program: PathBuf) -> Settings {
     settings
 }
 
-/// What a number of objects costs at rest.
+/// Costs of a number of objects at rest.
 #[derive(Clone, Copy)]
 struct Size {
     count: usize,
@@ -426,15 +400,26 @@ impl Growth {
     }
 
     fn line(&mut self, what: &str, measured: f64, unit: &str, floor: f64) {
-        let what = format!("{} {}: {what}", self.count, self.kind);
-        self.lines
-            .push(Line::new(&what, measured, unit).floor(floor));
+        let line = self.named(what, measured, unit, floor);
+        self.lines.push(line);
     }
 
     fn promise(&mut self, what: &str, measured: f64, unit: &str, floor: f64, most: f64) {
-        self.line(what, measured, unit, floor);
-        if let Some(line) = self.lines.pop() {
-            self.lines.push(line.at_most(most));
+        let line = self.named(what, measured, unit, floor);
+        self.lines.push(line.at_most(most));
+    }
+
+    fn named(&self, what: &str, measured: f64, unit: &str, floor: f64) -> Line {
+        let what = format!("{} {}: {what}", self.count, self.kind);
+        Line::new(&what, measured, unit).floor(floor)
+    }
+
+    fn latencies(&mut self, what: &str, measured: &Sample, floor: &Sample) {
+        for (name, measured, floor, most) in [
+            ("p50", measured.p50(), floor.p50(), P50),
+            ("p99", measured.p99(), floor.p99(), P99),
+        ] {
+            self.promise(&format!("{what}, {name}"), measured, "ms", floor, most);
         }
     }
 

@@ -515,9 +515,9 @@ pub async fn run_beside(
         scene.assert_no_orphan().await;
         kind.assert_outside(&scene);
     };
-    let played = AssertUnwindSafe(played).catch_unwind().await;
+    let played = catch_panic(played.map(Ok)).await;
     let namespace = &scene.bed.namespace;
-    let played = played.map_err(|_| format!("{namespace}: {}", last_panic()));
+    let played = played.map_err(|error| format!("{namespace}: {error}"));
     kind.clean(&scene).await;
     played
 }
@@ -570,8 +570,7 @@ async fn play<'a>(
     if let Checkpoints::Record(_) = &scene.checkpoints {
         scene.steps.observe(&scene.bed, &scene.proxies[0]);
     }
-    let prepared = AssertUnwindSafe(kind.prepare(&scene)).catch_unwind().await;
-    prepared.map_err(|_| last_panic())?;
+    catch_panic(kind.prepare(&scene).map(Ok)).await?;
     let mut settings = FLAGS
         .into_iter()
         .chain([LOG])
@@ -596,13 +595,12 @@ async fn play<'a>(
                 () = scene.strike(&mut replicas) => unreachable!("does not return"),
             }
         };
-        let both = AssertUnwindSafe(both).catch_unwind();
-        both.await.map_err(|_| last_panic())
+        catch_panic(both.map(Ok)).await
     };
     // A leader that was killed is the first.
-    let living = replicas.last_mut().unwrap();
+    let (living, killed) = replicas.split_last_mut().unwrap();
     let played = played.and_then(|()| is_sound(living));
-    let played = played.and_then(|()| replicas.iter().try_for_each(has_no_panic));
+    let played = played.and_then(|()| killed.iter().try_for_each(has_no_panic));
     if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
         let logs: String = replicas.iter().map(Operator::logs).collect();
         let _ = std::fs::write(file, logs);
