@@ -20,7 +20,7 @@ pub async fn memory(program: PathBuf) -> Result<Vec<Line>> {
     let (idle, with_fields, paced, _) = worked(program.clone(), Some(100)).await?;
     let (_, _, flooded, all_delivered) = worked(program, None).await?;
     let lines = [
-        lines("idle", idle, 6.0, 20.0),
+        lines("idle", idle, 6.0, 22.0),
         lines("with 1,000 TrackedFields", with_fields, 16.0, 30.0),
         lines("after 10,000 changes, 100/s", paced, 16.0, 30.0),
         lines("after 10,000 changes at once", flooded, 16.0, 30.0),

@@ -219,6 +219,6 @@ async fn answers_ok(operator: &Operator) -> bool {
 pub fn size(program: &Path) -> Result<Vec<Line>> {
     let kibibytes = u32::try_from(std::fs::metadata(program)?.len() >> 10)?;
     Ok(vec![
-        Line::new("release binary", f64::from(kibibytes) / 1024.0, "MiB").below(20.0),
+        Line::new("release binary", f64::from(kibibytes) / 1024.0, "MiB").below(24.0),
     ])
 }
