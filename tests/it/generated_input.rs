@@ -1,10 +1,13 @@
 //! Values derived from each CRD's own schema, inside and beyond every bound: what is accepted reaches an end state, what
-//! is rejected says what to write, and the object recovers once the value is changed back.
+//! is rejected says what to write, and the object and its children recover once the value is changed back.
 
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject};
@@ -23,7 +26,7 @@ use testbed::wait::until;
 use self::values::{Change, changes, pairs};
 use crate::pins::metrics::reconciles;
 use crate::support::{Bed, Operator, SOON, Settings};
-use crate::torture::{is_sound, last_write, rests_for, writes};
+use crate::torture::{differences, is_sound, last_write, rests_for, snapshot, writes};
 
 mod values;
 
@@ -43,6 +46,8 @@ type State = (Readiness, String, String);
 /// A kind under test.
 struct Subject {
     kind: ApiResource,
+    /// Kinds of the children.
+    children: Vec<ApiResource>,
     /// Minimum number of accepted changes, and of all.
     at_least: (usize, usize),
     /// Controller whose reconciles show that a spec is observed, for a kind whose status has no generation. The objects
@@ -60,11 +65,31 @@ impl Subject {
     {
         Self {
             kind: ApiResource::erase::<K>(&()),
+            children: Vec::new(),
             at_least,
             counts_reconciles: None,
             spec,
             state: state::<K>,
         }
+    }
+
+    /// Says that the kind has children of kind `K`.
+    fn with<K: kube::Resource<DynamicType = ()>>(mut self) -> Self {
+        self.children.push(ApiResource::erase::<K>(&()));
+        self
+    }
+
+    /// Returns the children of all objects, without what shows how often they changed.
+    async fn children(&self, bed: &Bed) -> Value {
+        let namespaces = std::slice::from_ref(&bed.namespace);
+        let mut children = snapshot::take(bed, namespaces, &self.children)
+            .await
+            .unwrap();
+        for child in children.as_object_mut().unwrap().values_mut() {
+            let child = child.as_object_mut().unwrap();
+            child.retain(|name, _| name != "status" && name != "generation");
+        }
+        children
     }
 
     fn lanes(&self) -> usize {
@@ -231,6 +256,7 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
     let played = [all, both].concat();
     let start = |number| Lane::start(bed, &operator, &subject, receiver, number);
     let lanes = join_all((0..subject.lanes()).map(start)).await;
+    let children = subject.children(bed).await;
     let before = proxy.count(&writes());
     let results = lanes.iter().enumerate().map(|(number, lane)| {
         let changes = played.iter().skip(number).step_by(lanes.len());
@@ -266,6 +292,11 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
         "{written} writes for {accepted} changes"
     );
     rests_for(REST, || last_write(&proxy)).await.unwrap();
+    assert_eq!(
+        differences(&children, &subject.children(bed).await),
+        [""; 0],
+        "the children are as before the changes"
+    );
     is_sound(&mut operator).unwrap();
 }
 
@@ -304,7 +335,8 @@ async fn tracked_field_set_survives_generated_input() {
     let subject = Subject::of::<TrackedFieldSet>((100, 700), |_, name, _| {
         let target = json!({ "kind": "Deployment", "names": { "include": [name] } });
         json!({ "target": target, "fields": ["replicas"], "template": { "contactPoint": "hook" } })
-    });
+    })
+    .with::<TrackedField>();
     survives(&bed, subject, Settings::default(), &receiver.url()).await;
 }
 
@@ -318,7 +350,8 @@ async fn config_map_sync_survives_generated_input() {
             "sourceNamespace": bed.namespace, "configMapName": "settings",
             "destinationNamespace": bed.namespace, "destinationName": format!("{name}-copy"),
         })
-    });
+    })
+    .with::<ConfigMap>();
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -329,7 +362,8 @@ async fn my_app_survives_generated_input() {
     let subject = Subject::of::<MyApp>(
         (20, 80),
         |_, _, _| json!({ "image": "nginx:1", "banner": "b" }),
-    );
+    )
+    .with::<Pod>();
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -340,7 +374,11 @@ async fn app_service_survives_generated_input() {
     let subject = Subject::of::<AppService>(
         (200, 2000),
         |_, _, _| json!({ "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }] }),
-    );
+    )
+    .with::<Deployment>()
+    .with::<Service>()
+    .with::<Ingress>()
+    .with::<HorizontalPodAutoscaler>();
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -352,4 +390,12 @@ async fn my_ingress_survives_generated_input() {
     );
     let subject = Subject::of::<MyIngress>((30, 350), |_, _, _| json!({ "subnets": SUBNETS[..2] }));
     survives(&bed, subject, Settings::default().aws(&aws), "").await;
+    let balancers = aws.balancers().await.unwrap();
+    assert_eq!(balancers.len(), LANES);
+    for balancer in balancers {
+        assert_eq!(balancer.subnets, SUBNETS[..2]);
+        let mut tags = balancer.tags.keys();
+        let is_ours = |key: &String| key == "ManagedBy" || key.contains("quartermaster.dev/");
+        assert!(tags.all(is_ours), "{:?}", balancer.tags);
+    }
 }

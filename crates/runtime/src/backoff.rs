@@ -115,6 +115,20 @@ mod tests {
     }
 
     #[test]
+    fn lasting_failure_costs_at_most_31_attempts_an_hour() {
+        let timings = crate::settings::RuntimeTimings::default();
+        let (min, max) = (timings.backoff_min, timings.backoff_max);
+        let mut backoff = BackoffPolicy { min, max }.start();
+        let (mut attempts, mut elapsed) = (0, Duration::ZERO);
+        while elapsed < Duration::from_hours(1) {
+            attempts += 1;
+            elapsed += backoff.least;
+            backoff.next_delay();
+        }
+        assert_eq!(attempts, 31);
+    }
+
+    #[test]
     fn delays_stay_within_a_narrow_policy() {
         let second = Duration::from_secs(1);
         for (min, max) in [(second, second), (second, second * 3 / 2)] {

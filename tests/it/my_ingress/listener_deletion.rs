@@ -201,13 +201,16 @@ async fn protected_load_balancer_follows_the_nodes() {
     );
 }
 
-/// Each call is rejected, or its answer is lost, once: the end state is the same as without faults.
+/// Each call is rejected once or for longer than the longest backoff, or its answer is lost: the end state is the same
+/// as without faults.
 #[rstest]
-#[case::throttled(Fault::Throttled)]
-#[case::failing(Fault::internal_failure())]
-#[case::cut_after(Fault::CutAfter)]
+#[case::throttled(Fault::Throttled, 1)]
+#[case::throttled_for_long(Fault::Throttled, 7)]
+#[case::failing(Fault::internal_failure(), 1)]
+#[case::failing_for_long(Fault::internal_failure(), 7)]
+#[case::cut_after(Fault::CutAfter, 1)]
 #[tokio::test]
-async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
+async fn each_call_is_retried_after_faults(#[case] fault: Fault, #[case] times: u64) {
     let site = Site::with_nodes("faults", &["i-1", "i-2"]).await;
     let _operator = site.reaching().await;
     let calls = [
@@ -225,7 +228,7 @@ async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
     ];
     let orders = calls.map(|call| {
         site.aws
-            .fault(On::action(call), Times::First(1), fault.clone())
+            .fault(On::action(call), Times::First(times), fault.clone())
     });
     site.service("shop", 30_080).await;
     site.ingress(
@@ -255,7 +258,7 @@ async fn each_call_is_retried_after_one_fault(#[case] fault: Fault) {
     assert_never_without_targets(&site.aws.calls());
     site.nothing_remains(&[]).await;
     for (call, order) in calls.iter().zip(orders) {
-        assert!(order.hits() >= 1, "{call} was never called");
+        assert_eq!(order.hits(), times, "{call}");
     }
 }
 

@@ -7,7 +7,7 @@
 mod case;
 mod differences;
 mod scene;
-mod snapshot;
+pub mod snapshot;
 mod staleness;
 mod steps;
 mod strike;
@@ -15,6 +15,8 @@ mod workloads;
 
 #[allow(unused_imports)] // as above
 pub use self::case::{Answer, Case, Fault, Place, PlaceKind};
+#[allow(unused_imports)] // as above
+pub use self::differences::differences;
 #[allow(unused_imports)] // as above
 pub use self::scene::{
     FLAGS, Reference, Report, Setting, catch_panic, is_sound, keep_panics, last_write, observe,
