@@ -76,6 +76,14 @@ async fn deployment_becomes_available_and_is_deleted_with_its_pods() {
         .await
         .unwrap();
     assert_eq!(ready, "3");
+    // kwok may delete Pods only because somebody else does.
+    let delete = ["-n=deploys", "delete", "pods", "--all", "--wait=false"];
+    let as_kwok = ["--as=kwok", "--as-group=system:masters"];
+    let denied = plane
+        .run_kubectl(&[delete.as_slice(), &as_kwok].concat(), "")
+        .await
+        .unwrap_err();
+    assert!(denied.to_string().contains("not terminating"), "{denied}");
     plane
         .run_kubectl(&["delete", "namespace", "deploys", "--timeout=60s"], "")
         .await

@@ -55,7 +55,7 @@ struct Arguments {
     /// Run the cases with this fault only, such as kill-applied or 403-lasting; repeatable
     #[arg(long = "fault", value_name = "FAULT", value_parser = Fault::parse_name)]
     faults: Vec<String>,
-    /// Number of cases that act side by side
+    /// Number of cases that act side by side. With more than 8, kube-controller-manager retries Deployments minutes late
     #[arg(long, value_name = "NUMBER", default_value_t = 6)]
     side_by_side: usize,
     /// Seconds after a fault in which nothing may be written

@@ -14,7 +14,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use kube::api::PostParams;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use tokio::io::AsyncWriteExt as _;
@@ -172,7 +176,14 @@ impl ControlPlane {
         let client = plane.client().await?;
         if options.kwok {
             Api::all(client.clone())
-                .create(&kube::api::PostParams::default(), &node()?)
+                .create(&PostParams::default(), &node()?)
+                .await?;
+            let (policy, binding) = kubelet_policy()?;
+            Api::all(client.clone())
+                .create(&PostParams::default(), &policy)
+                .await?;
+            Api::all(client.clone())
+                .create(&PostParams::default(), &binding)
                 .await?;
             let file = plane.kubeconfig_for_user("kwok", &["system:masters"])?;
             plane.running().clients.push(plane.servers.kwok(&file)?);
@@ -455,4 +466,28 @@ fn node() -> Result<Node> {
             "labels": {"kubernetes.io/hostname": "node-1", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"},
         },
     }))?)
+}
+
+/// Returns a policy by which kwok deletes only Pods that are being deleted. A kubelet names the Pod's UID; kwok, when
+/// late, would delete the next Pod of the same name.
+fn kubelet_policy() -> Result<(ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding)> {
+    let name = "kwok-deletes-terminating-pods";
+    let policy = serde_json::json!({
+        "metadata": { "name": name },
+        "spec": {
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["pods"],
+            }] },
+            "matchConditions": [{ "name": "kwok", "expression": "request.userInfo.username == 'kwok'" }],
+            "validations": [{ "expression": "has(oldObject.metadata.deletionTimestamp)", "message": "not terminating" }],
+        },
+    });
+    let binding = serde_json::json!({
+        "metadata": { "name": name },
+        "spec": { "policyName": name, "validationActions": ["Deny"] },
+    });
+    Ok((
+        serde_json::from_value(policy)?,
+        serde_json::from_value(binding)?,
+    ))
 }
