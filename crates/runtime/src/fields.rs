@@ -45,12 +45,11 @@ pub struct Projection {
 }
 
 /// Returns an object without its status and without the fields that `managedFields` never cover.
-pub fn content(object: &Value) -> Value {
-    let mut content = object.clone();
-    if let Some(object) = content.as_object_mut() {
-        object.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
+pub fn content(mut object: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
     }
-    if let Some(metadata) = content["metadata"].as_object_mut() {
+    if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.retain(|name, _| {
             matches!(
                 name.as_str(),
@@ -58,7 +57,7 @@ pub fn content(object: &Value) -> Value {
             )
         });
     }
-    content
+    object
 }
 
 /// Returns the values of `object` at the fields that `desired` sets. Both are [contents](content); `managed` are the

@@ -204,7 +204,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     fn content(&self) -> &Value {
-        self.content.get_or_init(|| fields::content(&self.sent))
+        self.content
+            .get_or_init(|| fields::content(self.sent.clone()))
     }
 
     /// Returns the live child's values at the desired fields.
@@ -502,5 +503,5 @@ pub(crate) fn managed_fields_of(object: &impl Resource) -> &[ManagedFieldsEntry]
 /// Returns the object's [content](fields::content).
 pub(crate) fn content(object: &impl Serialize) -> Value {
     // Serialization cannot fail: the object came from JSON.
-    fields::content(&serde_json::to_value(object).unwrap_or_default())
+    fields::content(serde_json::to_value(object).unwrap_or_default())
 }
