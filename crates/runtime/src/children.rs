@@ -19,7 +19,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
 use tokio::sync::SetOnce;
 
-use self::desired::{Applied, classified, content, managed_fields_of, title};
+use self::desired::{Applied, classified, managed_fields_of, title};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
 use self::rate_limit::Basis;
 pub(super) use self::rate_limit::WriteLimiter;
@@ -27,7 +27,7 @@ use super::child_cache::{ChildCache, KnownChild};
 use super::controller::Context;
 use super::drift::{Correction, Drift};
 use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
-use super::fields::Projection;
+use super::fields::{Projection, content};
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership, proves_owner};
 use super::raw_object::BoundedObject;

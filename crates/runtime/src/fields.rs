@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::field_set::{covers_content, fields, find, is_element};
@@ -45,7 +46,9 @@ pub struct Projection {
 }
 
 /// Returns an object without its status and without the fields that `managedFields` never cover.
-pub fn content(mut object: Value) -> Value {
+pub fn content(object: &impl Serialize) -> Value {
+    // Serialization cannot fail: the object came from JSON.
+    let mut object = serde_json::to_value(object).unwrap_or_default();
     if let Some(fields) = object.as_object_mut() {
         fields.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
     }

@@ -55,7 +55,7 @@ pub fn upgraded(
     released: &[&[&str]],
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
-    let desired = content(desired.clone());
+    let desired = content(desired);
     let covers = |entry: &ManagedFieldsEntry| {
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         here && entry.api_version.as_deref() == Some(api_version)
@@ -279,7 +279,7 @@ pub(crate) fn conflicting_fields(
     desired: &Value,
     field: &str,
 ) -> BTreeSet<Path> {
-    let (desired, steps) = (content(desired.clone()), steps(field));
+    let (desired, steps) = (content(desired), steps(field));
     let (own, others): (Vec<_>, Vec<_>) = managed
         .iter()
         .filter(|entry| covers_content(entry))

@@ -64,8 +64,6 @@ impl DesiredChild<ConfigMap, ()> for DesiredCopy<'_> {
     }
 
     fn values(&self, live: &ConfigMap) -> Projection {
-        // Serialization cannot fail: the object came from JSON.
-        let live = serde_json::to_value(live).unwrap_or_default();
         fields::all(&fields::content(live))
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::child_cache::ConfirmedMatch;
 use crate::drift::Drift;
 use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED};
-use crate::fields::{self, Projection};
+use crate::fields::{self, Projection, content};
 use crate::ownership::{Owner, Ownership};
 use crate::raw_object::BoundedObject;
 use crate::{ObjectKey, managed_fields, short_digest, write};
@@ -160,7 +160,7 @@ pub struct Applied<'a, K> {
     object: K,
     /// The object as JSON, as it is sent.
     sent: Value,
-    /// The [content](fields::content) of the object, once a live child has been compared with it: most reconciles find
+    /// The [content] of the object, once a live child has been compared with it: most reconciles find
     /// a cached match.
     content: OnceLock<Value>,
     /// Digest of the object without the annotation that contains the digest.
@@ -204,8 +204,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
     }
 
     fn content(&self) -> &Value {
-        self.content
-            .get_or_init(|| fields::content(self.sent.clone()))
+        self.content.get_or_init(|| content(&self.sent))
     }
 
     /// Returns the live child's values at the desired fields.
@@ -498,10 +497,4 @@ pub(crate) fn classified<K: Resource<DynamicType = ()>, T>(
 
 pub(crate) fn managed_fields_of(object: &impl Resource) -> &[ManagedFieldsEntry] {
     object.meta().managed_fields.as_deref().unwrap_or_default()
-}
-
-/// Returns the object's [content](fields::content).
-pub(crate) fn content(object: &impl Serialize) -> Value {
-    // Serialization cannot fail: the object came from JSON.
-    fields::content(serde_json::to_value(object).unwrap_or_default())
 }

@@ -356,8 +356,8 @@ fn renumbered_port_differs_from_a_foreign_port(#[case] live: Value, #[case] expe
         renumbered(
             &managed,
             MANAGER,
-            &content(object.clone()),
-            &content(service()),
+            &content(&object),
+            &content(&service()),
             &["port"],
             false
         ),
