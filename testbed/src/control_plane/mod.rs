@@ -468,12 +468,14 @@ fn node() -> Result<Node> {
     }))?)
 }
 
+/// Name of the policy that denies kwok what a kubelet does not do.
+pub const KUBELET_POLICY: &str = "kwok-deletes-terminating-pods";
+
 /// Returns a policy by which kwok deletes only Pods that are being deleted. A kubelet names the Pod's UID; kwok, when
 /// late, would delete the next Pod of the same name.
 fn kubelet_policy() -> Result<(ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding)> {
-    let name = "kwok-deletes-terminating-pods";
     let policy = serde_json::json!({
-        "metadata": { "name": name },
+        "metadata": { "name": KUBELET_POLICY },
         "spec": {
             "matchConstraints": { "resourceRules": [{
                 "apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["pods"],
@@ -483,8 +485,8 @@ fn kubelet_policy() -> Result<(ValidatingAdmissionPolicy, ValidatingAdmissionPol
         },
     });
     let binding = serde_json::json!({
-        "metadata": { "name": name },
-        "spec": { "policyName": name, "validationActions": ["Deny"] },
+        "metadata": { "name": KUBELET_POLICY },
+        "spec": { "policyName": KUBELET_POLICY, "validationActions": ["Deny"] },
     });
     Ok((
         serde_json::from_value(policy)?,
