@@ -4,10 +4,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
-use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject};
@@ -26,7 +23,7 @@ use testbed::wait::until;
 use self::values::{Change, changes, pairs};
 use crate::pins::metrics::reconciles;
 use crate::support::{Bed, Operator, SOON, Settings};
-use crate::torture::{differences, is_sound, last_write, rests_for, snapshot, writes};
+use crate::torture::{Kind, differences, is_sound, last_write, rests_for, snapshot, writes};
 
 mod values;
 
@@ -46,8 +43,8 @@ type State = (Readiness, String, String);
 /// A kind under test.
 struct Subject {
     kind: ApiResource,
-    /// Kinds of the children.
-    children: Vec<ApiResource>,
+    /// The workload with the kinds of the object and its children.
+    workload: Kind,
     /// Minimum number of accepted changes, and of all.
     at_least: (usize, usize),
     /// Controller whose reconciles show that a spec is observed, for a kind whose status has no generation. The objects
@@ -59,13 +56,13 @@ struct Subject {
 }
 
 impl Subject {
-    fn of<K>(at_least: (usize, usize), spec: fn(&Bed, &str, &str) -> Value) -> Self
+    fn of<K>(workload: Kind, at_least: (usize, usize), spec: fn(&Bed, &str, &str) -> Value) -> Self
     where
         K: kube::Resource<DynamicType = ()> + HasReadyCondition + DeserializeOwned,
     {
         Self {
             kind: ApiResource::erase::<K>(&()),
-            children: Vec::new(),
+            workload,
             at_least,
             counts_reconciles: None,
             spec,
@@ -73,23 +70,17 @@ impl Subject {
         }
     }
 
-    /// Says that the kind has children of kind `K`.
-    fn with<K: kube::Resource<DynamicType = ()>>(mut self) -> Self {
-        self.children.push(ApiResource::erase::<K>(&()));
-        self
-    }
-
-    /// Returns the children of all objects, without what shows how often they changed.
-    async fn children(&self, bed: &Bed) -> Value {
+    /// Returns all objects and their children, without what shows how often they changed.
+    async fn objects(&self, bed: &Bed) -> Value {
         let namespaces = std::slice::from_ref(&bed.namespace);
-        let mut children = snapshot::take(bed, namespaces, &self.children)
+        let mut objects = snapshot::take(bed, namespaces, &self.workload.resources())
             .await
             .unwrap();
-        for child in children.as_object_mut().unwrap().values_mut() {
-            let child = child.as_object_mut().unwrap();
-            child.retain(|name, _| name != "status" && name != "generation");
+        for object in objects.as_object_mut().unwrap().values_mut() {
+            let object = object.as_object_mut().unwrap();
+            object.retain(|name, _| name != "status" && name != "generation");
         }
-        children
+        objects
     }
 
     fn lanes(&self) -> usize {
@@ -256,7 +247,7 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
     let played = [all, both].concat();
     let start = |number| Lane::start(bed, &operator, &subject, receiver, number);
     let lanes = join_all((0..subject.lanes()).map(start)).await;
-    let children = subject.children(bed).await;
+    let objects = subject.objects(bed).await;
     let before = proxy.count(&writes());
     let results = lanes.iter().enumerate().map(|(number, lane)| {
         let changes = played.iter().skip(number).step_by(lanes.len());
@@ -293,9 +284,9 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
     );
     rests_for(REST, || last_write(&proxy)).await.unwrap();
     assert_eq!(
-        differences(&children, &subject.children(bed).await),
+        differences(&objects, &subject.objects(bed).await),
         [""; 0],
-        "the children are as before the changes"
+        "the objects and their children are as before the changes"
     );
     is_sound(&mut operator).unwrap();
 }
@@ -306,6 +297,7 @@ async fn contact_point_survives_generated_input() {
     bed.secret("token", "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw")
         .await;
     let subject = Subject::of::<ContactPoint>(
+        Kind::ContactPoint,
         (50, 500),
         |_, _, receiver| json!({ "type": "Webhook", "webhookSpec": { "url": receiver } }),
     );
@@ -317,7 +309,7 @@ async fn tracked_field_survives_generated_input() {
     let (bed, receiver) = (Bed::shared("input-field").await, Receiver::start().unwrap());
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 0).await;
-    let mut subject = Subject::of::<TrackedField>((40, 350), |bed, _, _| {
+    let mut subject = Subject::of::<TrackedField>(Kind::ContactPoint, (40, 350), |bed, _, _| {
         let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
         json!({ "target": target, "field": "replicas", "contactPoint": "hook" })
     });
@@ -332,11 +324,14 @@ async fn tracked_field_set_survives_generated_input() {
     for number in 0..LANES {
         bed.deployment(&format!("lane-{number}"), 0).await;
     }
-    let subject = Subject::of::<TrackedFieldSet>((100, 700), |_, name, _| {
-        let target = json!({ "kind": "Deployment", "names": { "include": [name] } });
-        json!({ "target": target, "fields": ["replicas"], "template": { "contactPoint": "hook" } })
-    })
-    .with::<TrackedField>();
+    let subject = Subject::of::<TrackedFieldSet>(
+        Kind::TrackedFieldSet,
+        (100, 700),
+        |_, name, _| {
+            let target = json!({ "kind": "Deployment", "names": { "include": [name] } });
+            json!({ "target": target, "fields": ["replicas"], "template": { "contactPoint": "hook" } })
+        },
+    );
     survives(&bed, subject, Settings::default(), &receiver.url()).await;
 }
 
@@ -345,13 +340,12 @@ async fn config_map_sync_survives_generated_input() {
     let bed = Bed::shared("input-sync").await;
     bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } }))
         .await;
-    let subject = Subject::of::<ConfigMapSync>((15, 350), |bed, name, _| {
+    let subject = Subject::of::<ConfigMapSync>(Kind::ConfigMapSync, (15, 350), |bed, name, _| {
         json!({
             "sourceNamespace": bed.namespace, "configMapName": "settings",
             "destinationNamespace": bed.namespace, "destinationName": format!("{name}-copy"),
         })
-    })
-    .with::<ConfigMap>();
+    });
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -360,10 +354,10 @@ async fn my_app_survives_generated_input() {
     let bed = Bed::shared("input-app").await;
     bed.accepts_pods().await;
     let subject = Subject::of::<MyApp>(
+        Kind::MyApp,
         (20, 80),
         |_, _, _| json!({ "image": "nginx:1", "banner": "b" }),
-    )
-    .with::<Pod>();
+    );
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -372,13 +366,10 @@ async fn app_service_survives_generated_input() {
     let bed = Bed::shared("input-service").await;
     bed.accepts_pods().await;
     let subject = Subject::of::<AppService>(
+        Kind::AppService,
         (200, 2000),
         |_, _, _| json!({ "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }] }),
-    )
-    .with::<Deployment>()
-    .with::<Service>()
-    .with::<Ingress>()
-    .with::<HorizontalPodAutoscaler>();
+    );
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -388,7 +379,11 @@ async fn my_ingress_survives_generated_input() {
         Bed::shared("input-ingress").await,
         Aws::start().await.unwrap(),
     );
-    let subject = Subject::of::<MyIngress>((30, 350), |_, _, _| json!({ "subnets": SUBNETS[..2] }));
+    let subject = Subject::of::<MyIngress>(
+        Kind::MyIngress,
+        (30, 350),
+        |_, _, _| json!({ "subnets": SUBNETS[..2] }),
+    );
     survives(&bed, subject, Settings::default().aws(&aws), "").await;
     let balancers = aws.balancers().await.unwrap();
     assert_eq!(balancers.len(), LANES);
