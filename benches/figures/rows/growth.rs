@@ -164,6 +164,7 @@ async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Res
         let stage = Arc::clone(stage);
         async move { stage.paced(count, RATE, CHANGES * 3).await }
     });
+    // The leader dies while changes come.
     tokio::time::sleep(SETTLE).await;
     let began = Instant::now();
     leader.kill();
@@ -436,6 +437,7 @@ impl Growth {
         Costs::of(bed, operator, self.controller).await?;
         let memory = Memory::of(operator.child().id())?.anonymous;
         let (used, began) = (cpu_seconds(operator.child().id())?, Instant::now());
+        // Nothing changes meanwhile.
         tokio::time::sleep(WINDOW).await;
         let share = (cpu_seconds(operator.child().id())? - used) / began.elapsed().as_secs_f64();
         let started = restart(bed, settings, operator).await?;
